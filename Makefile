@@ -131,8 +131,8 @@ proto: $(STAMP)
 
 ## make docs           the reference pages that are made from the code
 docs: $(STAMP)
-	$(BIN)/python -m ftis_node.config.reference > docs/reference/configuration.md
-	$(BIN)/python -m ftis_node.telemetry.reference > docs/reference/metrics.md
+	$(BIN)/python -m tests.documented.configuration > docs/reference/configuration.md
+	$(BIN)/python -m tests.documented.metrics
 	$(BIN)/python -m tests.documented.cli_reference > docs/reference/cli.md
 
 # The report's head needs Chromium; without it that picture is left as it is.

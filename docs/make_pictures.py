@@ -38,7 +38,6 @@ from rich.text import Text
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.dashboard.widgets import TextLines
 from ftis_node.telemetry.events import read_events
@@ -124,9 +123,9 @@ async def picture_dashboard(home: Home, out: Path) -> None:
 
 async def picture_swarm(home: Home, out: Path) -> None:
     """Write the view of the swarm as this node sees it."""
-    app = SwarmApp(lambda: read_document(home, "/swarm"))
+    app = DashboardApp(home, None, read_swarm=lambda: read_document(home, "/swarm"))
     async with app.run_test(size=SWARM_SIZE) as pilot, asyncio.timeout(READ_LIMIT_S):
-        while len(app.query_one("#swarm", TextLines).lines) < 2:
+        while len(app.query_one("#text", TextLines).lines) < 2:
             await pilot.pause(0.1)
         await pilot.pause(0.5)
         write(out / "swarm.svg", app.export_screenshot(title="ftis-node dashboard --swarm"))

@@ -46,7 +46,6 @@ def find_pages() -> dict[str, Path]:
 
 
 def title_of(source: str) -> str:
-    """Return the first heading of a page."""
     found = HEADING.search(source)
     return found[2] if found else ""
 
@@ -68,6 +67,5 @@ def sections(source: str) -> dict[str, str]:
 
 
 def slug(heading: str) -> str:
-    """Return the anchor of a heading."""
     text = LINK.sub(r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")

@@ -1,30 +1,7 @@
-"""Every exception of the project, as one tree.
+"""Every exception of the project, as one tree. `exit_code` is that of a command which the exception ends.
 
-Each class has one sentence and one exit code. `str(error)` is the line for the user: what is wrong and what to do.
-
-    FtisError                     1  an internal fault
-    +-- UsageError                2  wrong use or configuration
-    |   +-- ConfigError           2  a setting is unknown, out of bounds or contradicts another
-    |   |   +-- DamagedError      2  a file of the home is damaged
-    |   |   `-- FileError         2  a file is a folder, link or device, too large, or not of its format
-    |   +-- HomeInUseError        2  another node owns this home
-    |   +-- TaskError             2  unknown task, or a data file that cannot be read
-    |   `-- ModelError            2  a model folder is missing or incomplete
-    +-- MachineError              3  this machine lacks memory, an engine or disk space
-    |   +-- OutOfMemoryError      3  memory is exhausted at the moment
-    |   `-- EngineError           3  the generation engine cannot be loaded here
-    |       `-- UnknownArchitectureError  3  the engine does not implement the model
-    +-- NetworkError              4  something beyond this machine cannot be reached
-    |   `-- ModelFetchError       4  the model cannot be downloaded from the hub
-    +-- RecordError               1  bytes that are not a valid record; `.reason` names the rejection
-    |   `-- SchemaRecordError     1  bytes of another version of the wire format; `.schema` is its number
-    +-- WorkerError               1  a worker process failed
-    |   +-- WorkerDiedError       1  a worker ended or stopped answering
-    |   +-- WorkerTaskError       1  a running worker reports that one request failed
-    |   `-- SharingError          1  a worker cannot read weights in another process' memory
-    `-- NonFiniteError            1  a loss, gradient or update is NaN or infinite; the step was rejected
-
-Stale, rejected and failed rollouts are not exceptions but counters (`records.Refusal`, `replay.ReleaseReason`).
+`str(error)` is the line for the user: what is wrong and what to do. Stale, rejected and failed rollouts are not
+exceptions but counters (`records.Refusal`, `replay.ReleaseReason`).
 """
 
 from __future__ import annotations
@@ -151,3 +128,8 @@ def says_out_of_memory(text: str) -> bool:
     """Return whether the text of an error, of any class, reports exhausted memory."""
     lowered = text.lower()
     return any(words in lowered for words in OUT_OF_MEMORY_TEXTS)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its class if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import FileError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 MAX_SMALL_BYTES = 16 << 20
@@ -67,51 +68,49 @@ def read_text(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> str:
         raise FileError(f"{path} is not UTF-8 text (byte {error.start})") from None
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """Return the JSON value in a file. Raises as `read_text`, FileError also for invalid or deeply nested JSON."""
-    return parse_json(read_file(path, max_bytes=max_bytes), source=str(path))
+    return parse_json(read_file(path), source=str(path))
 
 
-def read_object(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises as `read_json`, FileError also for any other value."""
-    value = read_json(path, max_bytes=max_bytes)
+    value = read_json(path)
     if not isinstance(value, dict):
         raise FileError(f"{path} is not a JSON object")
     return value
 
 
-def read_toml(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises as `read_json`."""
-    return parse_toml(read_text(path, max_bytes=max_bytes), source=str(path))
+    return parse_toml(read_text(path), source=str(path))
 
 
 def parse_json(data: bytes | str, *, source: str) -> Any:
     """Return the value of a JSON text; `source` names it in errors. Raises FileError."""
-    try:
-        value = json.loads(data)
-    except RecursionError:
-        raise FileError(f"{source} is nested too deep") from None
-    except ValueError as error:
-        raise FileError(f"{source} is not JSON: {error}") from None
-    check_depth(value, source=source)
-    return value
+    return _parse(json.loads, data, "JSON", source)
 
 
 def parse_toml(text: str, *, source: str) -> dict[str, Any]:
     """Return the tables of a TOML text; `source` names it in errors. Raises FileError."""
     import tomllib
 
-    try:
-        tables = tomllib.loads(text)
-    except RecursionError:
-        raise FileError(f"{source} is nested too deep") from None
-    except ValueError as error:
-        raise FileError(f"{source} is not TOML: {error}") from None
-    check_depth(tables, source=source)
+    tables: dict[str, Any] = _parse(tomllib.loads, text, "TOML", source)
     return tables
 
 
-def check_depth(value: Any, *, source: str) -> None:
+def _parse(parser: Callable[[Any], Any], text: bytes | str, language: str, source: str) -> Any:
+    try:
+        value = parser(text)
+    except RecursionError:
+        raise FileError(f"{source} is nested too deep") from None
+    except ValueError as error:
+        raise FileError(f"{source} is not {language}: {error}") from None
+    _check_depth(value, source=source)
+    return value
+
+
+def _check_depth(value: Any, *, source: str) -> None:
     """Raise FileError for nesting deeper than MAX_DEPTH, because later code may recurse."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):

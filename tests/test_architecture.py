@@ -196,7 +196,6 @@ SHARED_FILE_NAMES = {
     "messages": "messages between two parts",
     "peers": "peers: the command, the screen",
     "process": "one child process",
-    "reference": "generators of the reference pages",
     "registry": "entries by name",
     "report": "a report: of a step, a trial, a run",
     "settings": "settings of a package's own",
@@ -255,7 +254,7 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
 
 NODE_FOLDERS = ("supervision", "storage", "peers", "training", "loops", "exchange", "http_api", "startup")
 """Folders of the daemon, lowest first: each imports only folders below it."""
-UPWARD = {"peers/operator_actions.py", "storage/export.py", "storage/identity_backup.py", "storage/cleanup.py"}
+UPWARD = {"peers/operator_actions.py", "storage/export.py", "storage/identity_backup.py"}
 """Files that still import a folder above their own. This list only gets shorter."""
 
 

@@ -1,8 +1,8 @@
 """`ftis-node`: the table of commands. It converts an error to one line and an exit code.
 
-Command modules import only what parsing needs, and import the rest when the command runs. So `--help` and `status` load
-neither torch, vllm nor hivemind. Help is plain text, because Rich's boxes double its start-up time. `short_help` is the
-line in the list of commands, which would otherwise cut the docstring's first sentence.
+Command modules import only what parsing needs, so `--help` and `status` load neither torch, vllm nor hivemind. Help is
+plain text, because Rich's boxes double its start-up time. `short_help` is the line in the list of commands, which would
+otherwise cut the docstring's first sentence.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Shell completion of option values and arguments.
 
-Completion must be fast and must not disturb the user. It imports nothing heavy, so it repeats some names; a test
-compares them with those in the code. If the home cannot be read or the node does not reply, there are no suggestions.
-Shells evaluate suggestions, so from peers' data only ids of letters and digits are suggested.
+Completion imports nothing heavy, so it repeats some names; a test compares them with those in the code. If the home
+cannot be read or the node does not reply, there are no suggestions. Shells evaluate suggestions, so from peers' data
+only ids of letters and digits are suggested.
 
 Bash splits `arithmetic:a` at the colon, and Typer's script does not rejoin it. `joined_words` joins the words of the
 request before Typer reads them, and removes from each suggestion the part that bash keeps.
-`__ltrim_colon_completions` of the bash-completion package does the same. This is Python, so it also works with scripts
-that were installed earlier.
 """
 
 from __future__ import annotations
@@ -47,8 +45,6 @@ BREAKS = re.compile(r"[:=]+")  # the characters of COMP_WORDBREAKS in names of t
 
 
 def one_of(*choices: str) -> Callable[[str], list[str]]:
-    """Return a completer for one of the choices."""
-
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(incomplete)]
 
@@ -88,7 +84,6 @@ def task_specs(incomplete: str) -> list[str]:
 
 
 def page_names(incomplete: str) -> list[str]:
-    """Suggest pages of the documentation."""
     from ftis_node.documentation import find_pages
 
     try:
@@ -104,11 +99,8 @@ def group_ids(context: typer.Context, incomplete: str) -> list[str]:
     from ftis_node.replay.reader import ReplayReader
 
     try:
-        reader = ReplayReader(_home(context).replay)
-        try:
+        with contextlib.closing(ReplayReader(_home(context).replay)) as reader:
             found = [group.id for group in reader.list_groups(limit=NUM_GROUPS)]
-        finally:
-            reader.close()
     except (FtisError, OSError, sqlite3.Error):
         return []
     return _offered([group_id[: max(NUM_ID_CHARACTERS, len(incomplete))] for group_id in found], incomplete)

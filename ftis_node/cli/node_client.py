@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import TOKEN_HEADER
@@ -10,6 +11,8 @@ from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
 from ftis_node.files import read_object, read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ftis_node.config.home import Home
 
 TIMEOUT_S = 5.0
@@ -22,24 +25,34 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     For a node that is stopped or still starting, it returns the last documents in the home.
     """
     if url := home.running_url():
-        return _get(url, path, timeout_s)
+        status, document = _call(url, "GET", path, timeout_s)
+        if status != OK:
+            raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
+        return document
     is_starting = home.is_held()
     if is_starting and not home.status.exists():
-        return _as_starting("{}") if path == "/status" else []
+        return _as_starting({}) if path == "/status" else []
     if not home.status.exists():
         raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     saved = _last_words(home)
     peers, swarm = saved.pop("peers", []), saved.pop("swarm_view", [])
     if path != "/status":
         return swarm if path == "/swarm" else peers
-    return _as_starting(json.dumps(saved)) if is_starting else _as_stopped(saved, home)
+    return _as_starting(saved) if is_starting else _as_stopped(saved, home)
 
 
-def _get(url: str, path: str, timeout_s: float) -> Any:
-    status, document = _call(url, "GET", path, None, {}, timeout_s)
-    if status != OK:
-        raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
-    return document
+def repeated(read: Callable[[], Any], interval_s: float) -> Iterator[Any]:
+    """Yield what `read` returns, or its FtisError, every `interval_s`. Raises the ConfigError of the first read."""
+    seen_before = False
+    while True:
+        try:
+            yield read()
+        except FtisError as error:
+            if isinstance(error, ConfigError) and not seen_before:
+                raise
+            yield error
+        seen_before = True
+        time.sleep(interval_s)
 
 
 def _last_words(home: Home) -> dict[str, Any]:
@@ -60,22 +73,20 @@ def post_document(home: Home, path: str, document: dict[str, Any]) -> Any:
     if url is None or not home.control_token.exists():
         raise ConfigError(f"no running node in {home.root} accepts changes")
     headers = {TOKEN_HEADER: read_text(home.control_token)}
-    status, answer = _call(url, "POST", path, json.dumps(document), headers, TIMEOUT_S)
+    status, answer = _call(url, "POST", path, TIMEOUT_S, body=json.dumps(document), headers=headers)
     if status != OK:
         raise UsageError(str(answer.get("error", answer)))
     return answer
 
 
-def _call(
-    url: str, method: str, path: str, body: str | None, headers: dict[str, str], timeout_s: float
-) -> tuple[int, Any]:
+def _call(url: str, method: str, path: str, timeout_s: float, **content: Any) -> tuple[int, Any]:
     import http.client  # imports a mail parser, so load it only for a change
     from urllib.parse import urlsplit
 
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=timeout_s)
     try:
-        connection.request(method, path, body, headers)
+        connection.request(method, path, **content)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     except (OSError, ValueError) as error:
@@ -84,19 +95,17 @@ def _call(
         connection.close()
 
 
-def _as_starting(saved: str) -> dict[str, Any]:
+def _as_starting(saved: dict[str, Any]) -> Any:
     from ftis_node.telemetry.status import Status, starting
 
-    document: dict[str, Any] = json.loads(starting(Status.from_json(saved.encode())).to_json())
-    return document
+    return json.loads(starting(Status.from_json(json.dumps(saved).encode())).to_json())
 
 
-def _as_stopped(saved: dict[str, Any], home: Home) -> dict[str, Any]:
+def _as_stopped(saved: dict[str, Any], home: Home) -> Any:
     from ftis_node.config.home_files import raised_budgets, start_command
     from ftis_node.telemetry.status import EndWord, Status, stopped
 
     status = stopped(Status.from_json(json.dumps(saved).encode()))
     is_finished = status.node.end == EndWord.FINISHED  # if the node did not finish, it did not use up its budget
     command = start_command(home, raised=raised_budgets(saved.get("budget", {})) if is_finished else None)
-    document: dict[str, Any] = json.loads(stopped(status, resume=command).to_json())
-    return document
+    return json.loads(stopped(status, resume=command).to_json())

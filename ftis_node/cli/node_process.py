@@ -180,7 +180,6 @@ class Node:
 
 
 def _as_words(options: Mapping[str, Any]) -> list[str]:
-    """Return options as arguments of the command."""
     words: list[str] = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -45,8 +46,6 @@ DATA_FILES = ("data/train.*",)
 
 
 class LogFormat(StrEnum):
-    """Form of log lines."""
-
     TEXT = "text"
     JSON = "json"
 
@@ -94,6 +93,12 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
+def print_line(document: Any) -> None:
+    """Print a document, or an error, as one line of JSON."""
+    shown = {"error": str(document)} if isinstance(document, FtisError) else document
+    typer.echo(json.dumps(shown, separators=(",", ":")))
+
+
 def push_target(
     repo: str | None,
     kind: Literal["model", "dataset"],
@@ -121,13 +126,17 @@ def push_target(
     return target
 
 
-def push_and_report(folder: Path, target: PushTarget) -> None:
-    """Push the folder and print its address. A failure names the folder, which stays, and a command to push it."""
+def push_and_report(folder: Path, target: PushTarget, *, message: str) -> None:
+    """Push the folder and print its address. A failure names the folder, which stays, and a command to push it.
+
+    `message` is for the commit if `target` has none.
+    """
     from ftis_node.models.hub_push import push_folder
 
     folder = folder.expanduser()
     try:
         with show_fraction("push") as progress:
+            target = replace(target, message=target.message or message)
             result = push_folder(folder, target, on_progress=progress)
     except FtisError as error:
         by_hand = target.by_hand.replace("FOLDER", shlex.quote(str(folder)))

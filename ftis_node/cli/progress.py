@@ -1,7 +1,6 @@
 """Progress of long work on stderr: on a terminal a bar with the time left, in a log one line per period.
 
-The bar disappears at the end, and log lines appear above it. A dumb terminal or a file gets only whole lines. Short
-work writes no log line, because the first one comes after a full period.
+The bar disappears at the end. A dumb terminal or a file gets only whole lines, the first after a full period.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.progress import Progress, Task, TaskID
+    from rich.progress import Task
 
     from ftis_node.telemetry.log import OnProgress
 
@@ -54,7 +53,6 @@ class ProgressState:
         return f"about {_length(elapsed_s * (1 - self.fraction) / self.fraction)} left"
 
     def line(self) -> str:
-        """Return the line for a log."""
         done = "" if self.fraction is None else f"{self.fraction:.0%}"
         told = ", ".join(filter(None, (" ".join(filter(None, (done, self.what))), self.time())))
         return f"{self.title}: {told}"
@@ -104,8 +102,6 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
             return Text(work.time(), style="dim")
 
     class MeasuredBar(BarColumn):
-        """Bar that is hidden if the fraction is unknown."""
-
         def render(self, task: Task) -> Any:
             return Text("") if task.total is None else super().render(task)
 
@@ -123,20 +119,20 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
     )
     bar = bars.add_task(work.title, total=None, what=work.what)
     bars.start()
+
+    def draw(fraction: float | None, what: str) -> None:
+        work.update(fraction, what)
+        if not what:
+            bars.stop()
+            return
+        if not bars.live.is_started:
+            bars.start()
+        bars.update(bar, total=None if fraction is None else 1.0, completed=fraction or 0.0, what=what)
+
     try:
-        yield lambda fraction, what: _draw(bars, bar, work, fraction, what)
+        yield draw
     finally:
         bars.stop()
-
-
-def _draw(bars: Progress, bar: TaskID, work: ProgressState, fraction: float | None, what: str) -> None:
-    work.update(fraction, what)
-    if not what:
-        bars.stop()
-        return
-    if not bars.live.is_started:
-        bars.start()
-    bars.update(bar, total=None if fraction is None else 1.0, completed=fraction or 0.0, what=what)
 
 
 def _length(seconds: float) -> str:

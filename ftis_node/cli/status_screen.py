@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.telemetry.health_summary import OFF, AnswerWord, duration, summarize_health
-from ftis_node.telemetry.terminal_text import printable, size, wrapped
+from ftis_node.telemetry.terminal_text import labeled, printable, size, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 HEIGHT = 23  # one of the 24 lines is for the prompt
-INDENT = 12
 ID_TAIL = 8
 SKEW_WORTH_SAYING_S = 1.0
 MAX_EVALUATIONS = 3
@@ -43,10 +42,7 @@ def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
         lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
     for explanation in _explanations(verdict):
         lines += wrapped(explanation, width, indent=2)
-    for name, text in _facts(document, now):
-        names = (name, *[""] * HEIGHT)
-        lines += [f"{head:{INDENT}}{part}" for head, part in zip(names, wrapped(text, width - INDENT), strict=False)]
-    return lines[:HEIGHT]
+    return [*lines, *labeled(_facts(document, now), width)][:HEIGHT]
 
 
 def log_line(document: Document, *, now: float) -> str:
@@ -121,7 +117,6 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _budget(budget: Document) -> str:
-    """Return the used part of each limited budget."""
     amounts = {"generate_tokens": "tokens generated", "learn_steps": "steps", "learn_tokens": "tokens trained on"}
     return ", ".join(
         f"{amount['used']:,} of {amount['limit']:,} {what}"
@@ -142,7 +137,6 @@ def _generation(generation: Document) -> str:
 
 
 def _trainer(generation: Document, learner: Document) -> str:
-    """Return the figures of the trainer beside an exchange node."""
     return (
         f"step {generation['policy_version']}, groups in all: {generation['groups_made']} shared, "
         f"{learner['foreign_groups']} foreign given to it"
@@ -182,7 +176,6 @@ def _state(document: Document, now: float) -> str:
 
 
 def _disk(limits: Document) -> Iterator[tuple[str, str]]:
-    """Yield the disk use of the home and of its groups, each with its limit."""
     if limits.get("home_bytes") is not None:
         used = {part: size(limits[f"{part}_bytes"]) for part in ("home", "buffer", "disk_free")}
         most = {part: size(limits[f"{part}_limit_bytes"]) for part in ("home", "buffer")}
@@ -203,7 +196,6 @@ def _restarts(worker: Document) -> str:
 
 
 def _skew(swarm: Document) -> str:
-    """Return the clock's error if it is relevant."""
     skew_s = swarm["clock_skew_s"]
     if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
         return ""
@@ -211,7 +203,6 @@ def _skew(swarm: Document) -> str:
 
 
 def _weights(swarm: Document) -> str:
-    """Return the weights that a learner and its generators exchanged."""
     age_s, refused = swarm["weights_age_s"], sum(swarm["weights_refused"].values())
     age = "" if age_s is None else f", those served are {duration(age_s)} old"
     megabytes = f"{swarm['weights_bytes_in'] / 1e6:.1f} MB in, {swarm['weights_bytes_out'] / 1e6:.1f} MB out"

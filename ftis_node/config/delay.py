@@ -35,7 +35,6 @@ class Delay:
     unit: Unit = "steps"
 
     def draw(self, source: random.Random) -> float:
-        """Return a random delay."""
         if self.least == self.most:
             return self.least
         low, high = math.log(self.least), math.log(self.most)

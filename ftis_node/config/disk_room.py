@@ -39,7 +39,6 @@ def is_disk_full(error: BaseException, root: Path) -> bool:
 
 
 def disk_full(root: Path) -> MachineError:
-    """Return the error of a full disk."""
     return MachineError(
         f"the disk is full: {free_bytes(root) / 1e6:.1f} MB are free at {root}; free disk space and start "
         "again; the node resumes"

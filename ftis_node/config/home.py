@@ -18,7 +18,7 @@
     logs/          the workers' output
     backups/       the state before an upgrade
     damaged/       corrupt databases as they were found, the newest two of each
-    lock           held while a node runs, with its pid
+    lock           held while a node runs, with its pid and the address of its status port
 
 The folder's mode is 0700 and that of the files 0600, for any umask.
 
@@ -52,107 +52,45 @@ TOKEN_HEADER = "X-Ftis-Token"  # of HTTP requests that carry the token of `contr
 
 
 def default_home() -> Path:
-    """Return the platform's data folder for ftis-node."""
     import platformdirs  # slow to import: most commands get --home
 
     return Path(platformdirs.user_data_dir("ftis-node"))
 
 
 @dataclass(frozen=True, slots=True)
+class _Inside:
+    """The path of an entry of the home, as an attribute of `Home`."""
+
+    name: str
+
+    def __get__(self, home: Home, _: type[Home]) -> Path:
+        return home.root / self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Home:
-    """Paths in a node's home. The constructor reads and writes nothing."""
+    """Paths in a node's home, as at the top of this file. The constructor reads and writes nothing."""
 
     root: Path
 
-    @property
-    def identity(self) -> Path:
-        """The private key."""
-        return self.root / "identity.key"
-
-    @property
-    def marker(self) -> Path:
-        """Version of ftis-node that the home was made for."""
-        return self.root / "home.json"
-
-    @property
-    def backups(self) -> Path:
-        """State before an upgrade."""
-        return self.root / "backups"
-
-    @property
-    def damaged(self) -> Path:
-        """Corrupt databases as they were found."""
-        return self.root / "damaged"
-
-    @property
-    def node_toml(self) -> Path:
-        """Settings of this node."""
-        return self.root / "node.toml"
-
-    @property
-    def run_toml(self) -> Path:
-        """The manifest of the run that this home belongs to."""
-        return self.root / "run.toml"
-
-    @property
-    def settings(self) -> Path:
-        """The settings of the last start, all sources together."""
-        return self.root / "settings.json"
-
-    @property
-    def replay(self) -> Path:
-        """The replay buffer."""
-        return self.root / "replay.sqlite"
-
-    @property
-    def peers(self) -> Path:
-        """Peers' scores, bans and trust."""
-        return self.root / "peers.sqlite"
-
-    @property
-    def control_token(self) -> Path:
-        """Token of requests that change the running node."""
-        return self.root / "control.token"
-
-    @property
-    def observe_token(self) -> Path:
-        """Token of requests for the metrics, if other machines can send them."""
-        return self.root / "observe.token"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints, one folder a step."""
-        return self.root / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        """Weights for the generator, one folder a version."""
-        return self.root / "weights"
-
-    @property
-    def events(self) -> Path:
-        """The event log, JSON lines."""
-        return self.root / "events.jsonl"
-
-    @property
-    def event_log_snapshot(self) -> Path:
-        """The summary of the event log up to a position."""
-        return self.root / "events.snapshot"
-
-    @property
-    def status(self) -> Path:
-        """The last status snapshot."""
-        return self.root / "status.json"
-
-    @property
-    def logs(self) -> Path:
-        """Output of the processes."""
-        return self.root / "logs"
-
-    @property
-    def lock(self) -> Path:
-        """The lock file; holds the running node's pid and the address of its status port."""
-        return self.root / "lock"
+    identity = _Inside("identity.key")
+    marker = _Inside("home.json")
+    backups = _Inside("backups")
+    damaged = _Inside("damaged")
+    node_toml = _Inside("node.toml")
+    run_toml = _Inside("run.toml")
+    settings = _Inside("settings.json")
+    replay = _Inside("replay.sqlite")
+    peers = _Inside("peers.sqlite")
+    control_token = _Inside("control.token")
+    observe_token = _Inside("observe.token")
+    checkpoints = _Inside("checkpoints")
+    weights = _Inside("weights")
+    events = _Inside("events.jsonl")
+    event_log_snapshot = _Inside("events.snapshot")
+    status = _Inside("status.json")
+    logs = _Inside("logs")
+    lock = _Inside("lock")
 
     @property
     def sockets(self) -> Path:

@@ -1,15 +1,9 @@
 """Two files of a home: the version of its schema, and the settings of its last start with the command that resumes it.
 
-`home.json` has one number:
-
-    {"schema": 5}
-
-The number rises when a version can no longer read what an older one wrote. Examples are a new column of the buffer and
-a new field of the checkpoints. A new setting of the run is another, because it changes the run id of old manifests. The
-steps from each number to the next are in `node/startup/migrations.py`. A home without the file is recognized by its
-content.
-
-`settings.json` has what a home remembers of its last start.
+The schema's number in `home.json` rises when a version can no longer read what an older one wrote. Examples are a new
+column of the buffer and a new field of the checkpoints. A new setting of the run is another, because it changes the run
+id of old manifests. `node/startup/migrations.py` has the steps from each number to the next. A home without the file is
+recognized by its content.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""`[limits]` of node.toml: how much of its machine the node may use. `[budget]`: its total work.
-
-`[buffer]`: how many groups the replay buffer keeps.
+"""Sections of node.toml that bound the node's use of its machine, its work, its buffer, and what it accepts of peers.
 
 Limits of one part are in the section of that part: `buffer.max_disk_bytes`, `buffer.max_ready_bytes`,
 `swarm.max_upload_bytes_per_s`, `swarm.max_download_bytes_per_s`, `generation.threads`, `learner.threads`.
-
-Sections `[access]`, `[rate_limits]` and `[validation]`: which peers and groups a node accepts.
 """
 
 from __future__ import annotations
@@ -86,7 +82,6 @@ class LimitsSection(Section):
 
     @property
     def num_daemon_threads(self) -> int:
-        """CPU threads of the daemon on this machine."""
         return self.daemon_threads or max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // 4)
 
 

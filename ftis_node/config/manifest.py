@@ -66,13 +66,9 @@ class SamplingSection(Section):
     )
 
     @model_validator(mode="after")
-    def _limits_leave_room(self) -> SamplingSection:
+    def _settings_agree(self) -> SamplingSection:
         if self.max_total_tokens <= self.max_prompt_tokens:
             raise ValueError("max_total_tokens must be above max_prompt_tokens, or no completion fits")
-        return self
-
-    @model_validator(mode="after")
-    def _cut_is_chosen(self) -> SamplingSection:
         if self.is_cut and self.truncated_sampling == "refuse":
             raise ValueError(
                 "top_p below 1 or top_k above 0 biases every importance ratio: turn them off (top_p = 1, top_k = 0), "

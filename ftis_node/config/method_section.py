@@ -120,15 +120,11 @@ class MethodSection(Section):
         return document if self.package else {key: value for key, value in document.items() if key != "package"}
 
     @model_validator(mode="after")
-    def _threshold_has_its_estimator(self) -> MethodSection:
+    def _settings_agree(self) -> MethodSection:
         if (self.kl_estimator is None) != (self.kl_threshold is None):
             raise ValueError(
                 "kl_estimator and kl_threshold go together: set both or neither, because a threshold fits one estimator"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _settings_agree(self) -> MethodSection:
         if self.floor is not None and self.cap is not None and self.floor > self.cap:
             raise ValueError(f"floor must not exceed cap, but {self.floor} > {self.cap}")
         if self.keep_share is not None and self.filter != "quantile":

@@ -205,15 +205,11 @@ class NodeSettings(BaseSettings):
         return read_peers(value) if is_text else value
 
     @model_validator(mode="after")
-    def _generators_follow(self) -> NodeSettings:
+    def _settings_fit_the_role(self) -> NodeSettings:
         if self.role == "generator" and not self.roles.follow:
             raise ValueError("role 'generator' takes its weights from a learner: name it, --follow PEER_ID")
         if self.role != "generator" and self.roles.follow:
             raise ValueError(f"role {self.role!r} follows no learner: remove roles.follow, or use --role generator")
-        return self
-
-    @model_validator(mode="after")
-    def _budgets_belong_to_the_role(self) -> NodeSettings:
         if self.role == "generator" and (self.budget.learn_steps, self.budget.learn_tokens) != (None, None):
             raise ValueError(
                 "a generator takes no steps: remove --steps and --learn-tokens, and [budget] learn_steps and "
@@ -246,17 +242,14 @@ class NodeSettings(BaseSettings):
 
     @property
     def admission(self) -> Admission:
-        """The sections that decide which peers and groups are accepted."""
         return Admission(access=self.access, rate_limits=self.rate_limits, validation=self.validation)
 
     @property
     def generates(self) -> bool:
-        """Whether the node has a generation worker."""
         return ROLES[self.role].generates
 
     @property
     def learns(self) -> bool:
-        """Whether the node has a learner worker."""
         return ROLES[self.role].learns
 
     @model_validator(mode="after")

@@ -106,7 +106,6 @@ class ObserveSection(Section):
 
     @property
     def needs_token(self) -> bool:
-        """Whether `/metrics` asks for a token."""
         return self.address is not None and (bool(self.token_file) or not is_loopback(self.address[0]))
 
     @property

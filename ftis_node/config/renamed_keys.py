@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 NODE_KEYS = {
     "door.allow": "access.allow",
@@ -77,11 +77,8 @@ def refuse_old_keys(tables: Mapping[str, Any], renamed: Mapping[str, str], *, so
 
 def refuse_old_values(tables: Mapping[str, Any], *, source: str) -> None:
     """Raise ConfigError for the first old value of a node setting, with its new name."""
-    for key, values in NODE_VALUES.items():
-        section, _, name = key.rpartition(".")
-        value = _table(tables, section).get(name)
-        if isinstance(value, str) and value in values:
-            raise ConfigError(f"{source}: {key} = {value!r} is now {values[value]!r}: rename it")
+    for section, name, old, new in _old_values(tables):
+        raise ConfigError(f"{source}: {section}.{name} = {old!r} is now {new!r}: rename it")
 
 
 def refuse_old_variables(environment: Mapping[str, str]) -> None:
@@ -108,12 +105,18 @@ def with_new_keys(tables: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
             if not changed[old_section]:
                 del changed[old_section]
     if renamed is NODE_KEYS:
-        for key, values in NODE_VALUES.items():
-            section, _, name = key.rpartition(".")
-            table = _table(changed, section)
-            if isinstance(value := table.get(name), str) and value in values:
-                changed[section][name] = values[value]
+        for section, name, _, value in _old_values(changed):
+            changed[section][name] = value
     return changed
+
+
+def _old_values(tables: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield section, name, old value and new value of each setting with an old value."""
+    for key, values in NODE_VALUES.items():
+        section, _, name = key.rpartition(".")
+        value = _table(tables, section).get(name)
+        if isinstance(value, str) and value in values:
+            yield section, name, value, values[value]
 
 
 def _has(tables: Mapping[str, Any], key: str) -> bool:

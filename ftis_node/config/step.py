@@ -185,7 +185,7 @@ class StepSection(Section):
     )
 
     @model_validator(mode="after")
-    def _some_need_prompts_of_their_own(self) -> StepSection:
+    def _settings_agree(self) -> StepSection:
         given = {
             "backfill_with_own": self.backfill_with_own,
             "own_domain_fraction": self.own_domain_fraction is not None,
@@ -197,33 +197,21 @@ class StepSection(Section):
                     f'{name} has no effect with prompt_sharing = "horizontal", where all nodes answer the same '
                     "prompts: remove it"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _useful_is_of_more_than_is_taken(self) -> StepSection:
         if self.group_selection == "useful" and (self.prompt_sharing == "horizontal" or self.backfill_with_own):
             raise ValueError('group_selection = "useful" needs prompt_sharing = "vertical", and no backfill_with_own')
+        if self.generated_groups is not None:
+            if self.group_selection != "sapo" or self.backfill_with_own:
+                raise ValueError('generated_groups needs group_selection = "sapo", and no backfill_with_own')
+            if self.generated_groups < self.own_groups:
+                raise ValueError(
+                    f"generated_groups is {self.generated_groups}: {self.own_groups} own_groups cannot be drawn from "
+                    "so few"
+                )
+        if self.own_groups + self.foreign_groups < 1:
+            raise ValueError("own_groups and foreign_groups are both 0: a step would take nothing")
         return self
 
     @property
     def num_generated(self) -> int:
         """Groups that a node generates for a step."""
         return self.generated_groups or self.own_groups
-
-    @model_validator(mode="after")
-    def _draws_from_what_is_generated(self) -> StepSection:
-        if self.generated_groups is None:
-            return self
-        if self.group_selection != "sapo" or self.backfill_with_own:
-            raise ValueError('generated_groups needs group_selection = "sapo", and no backfill_with_own')
-        if self.generated_groups < self.own_groups:
-            raise ValueError(
-                f"generated_groups is {self.generated_groups}: {self.own_groups} own_groups cannot be drawn from so few"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _takes_something(self) -> StepSection:
-        if self.own_groups + self.foreign_groups < 1:
-            raise ValueError("own_groups and foreign_groups are both 0: a step would take nothing")
-        return self

@@ -186,23 +186,18 @@ class LearnerSection(Section):
     )
 
     @model_validator(mode="after")
-    def _each_gpu_has_a_process(self) -> LearnerSection:
+    def _settings_agree(self) -> LearnerSection:
         if len(set(self.gpus)) != len(self.gpus):
             raise ValueError("learner.gpus names a GPU twice")
         if self.gpus and self.processes not in (0, len(self.gpus)):
             raise ValueError(
                 f"learner.processes is {self.processes} and learner.gpus names {len(self.gpus)}: remove one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _hosts_can_meet(self) -> LearnerSection:
-        if self.hosts == 1:
-            return self
-        for name in ("rendezvous", "rendezvous_secret_file"):
-            if not getattr(self, name):
-                raise ValueError(f"learner.hosts is {self.hosts}, which needs learner.{name}: set it, or hosts = 1")
-        parse_endpoint(self.rendezvous, name="learner.rendezvous")
+        if self.hosts > 1:
+            for name in ("rendezvous", "rendezvous_secret_file"):
+                if not getattr(self, name):
+                    raise ValueError(f"learner.hosts is {self.hosts}, which needs learner.{name}: set it, or hosts = 1")
+            parse_endpoint(self.rendezvous, name="learner.rendezvous")
         return self
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from textual.events import InputEvent
 
@@ -17,17 +17,9 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from ftis_node.config.home import Home
-    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import Watcher
 
 PERIOD_S = 1.0
-
-
-class NodeReader(Protocol):
-    """Source of snapshots; implemented by `Watcher`."""
-
-    def poll(self, *, with_history: bool = True) -> NodeSnapshot:
-        """Return the current state of the node."""
-        ...
 
 
 class DashboardApp(DashboardContext):
@@ -40,18 +32,17 @@ class DashboardApp(DashboardContext):
     def __init__(
         self,
         home: Home,
-        open_watcher: Callable[[], NodeReader],
+        open_watcher: Callable[[], Watcher] | None,
         *,
         read_swarm: Callable[[], Any] = list,
         period_s: float = PERIOD_S,
         once: bool = False,
     ) -> None:
-        """Store the two sources of the screens, and paint nothing yet.
+        """Store the sources of the screens, and paint nothing yet.
 
-        `open_watcher` runs in the watcher's thread. `read_swarm` returns the document of `/swarm` and runs in the
-        thread of its screen.
-
-        `once` ends the application after the first paint.
+        `open_watcher` runs in the watcher's thread. Without it, the only screen is that of the whole swarm.
+        `read_swarm` returns the document of `/swarm` and runs in the thread of its screen. `once` ends the application
+        after the first paint.
         """
         super().__init__(home)
         self.theme = "ansi-dark"
@@ -62,19 +53,19 @@ class DashboardApp(DashboardContext):
         self._is_over = threading.Event()
 
     def get_default_screen(self) -> Screen[None]:
-        return MainScreen(str(self._home.root))
+        return self._swarm_screen() if self._open_watcher is None else MainScreen(str(self._home.root))
 
     def on_mount(self) -> None:
-        """Start the watcher after the first frame."""
-        self.call_after_refresh(self.exit if self._once else self._start)
+        if self._once:
+            self.call_after_refresh(self.exit)
+        elif self._open_watcher is not None:
+            self.call_after_refresh(self.run_worker, self._watch, thread=True, group="watcher", name="watcher")
 
     def on_unmount(self) -> None:
         self._is_over.set()
 
-    def _start(self) -> None:
-        self.run_worker(self._watch, thread=True, group="watcher", name="watcher")
-
     def _watch(self) -> None:
+        assert self._open_watcher is not None
         watcher = self._open_watcher()
         self.post_message(NodeSeen(watcher.poll(with_history=False)))
         while not self._is_over.is_set():
@@ -110,9 +101,12 @@ class DashboardApp(DashboardContext):
         self.open_page(EventsScreen())
 
     def action_show_swarm(self) -> None:
+        self.open_page(self._swarm_screen())
+
+    def _swarm_screen(self) -> Screen[None]:
         from ftis_node.dashboard.screens.whole_swarm import SwarmScreen
 
-        self.open_page(SwarmScreen(self._read_swarm))
+        return SwarmScreen(self._read_swarm)
 
     def action_show_help(self) -> None:
         from ftis_node.dashboard.screens.help import HelpScreen

@@ -25,7 +25,6 @@ class NodePhase(StrEnum):
 class GpuUsage:
     """Usage of one GPU. `busy` is a fraction, 0 to 1."""
 
-    name: str
     used_bytes: int
     total_bytes: int
     busy: float
@@ -39,7 +38,6 @@ class MachineUsage:
     resident_bytes: int = 0
     ram_used_bytes: int = 0
     ram_total_bytes: int = 0
-    disk_free_bytes: int = 0
     gpus: tuple[GpuUsage, ...] = ()
 
 

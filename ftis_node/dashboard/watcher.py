@@ -13,9 +13,9 @@ Each snapshot starts from the lock file, so it also finds a node that was restar
 
 from __future__ import annotations
 
-import shutil
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -28,6 +28,8 @@ from ftis_node.telemetry.history import HistoryFollower
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ftis_node.config.home import Home
 
 NUM_EVENTS = 1000  # of all events, and as many notable ones
@@ -54,8 +56,7 @@ class MachineMeter:
     def __init__(self) -> None:
         self._nvml = _open_nvml()
 
-    def read(self, home: Home, process: psutil.Process | None) -> MachineUsage:
-        """Return the current values. `process` is the node's, None if it is not running."""
+    def read(self, process: psutil.Process | None) -> MachineUsage:
         memory = psutil.virtual_memory()
         resident = _resident_bytes(process) if process else []
         return MachineUsage(
@@ -63,7 +64,6 @@ class MachineMeter:
             resident_bytes=sum(resident),
             ram_used_bytes=memory.total - memory.available,
             ram_total_bytes=memory.total,
-            disk_free_bytes=_disk_free_bytes(home),
             gpus=self._gpus(),
         )
 
@@ -76,26 +76,13 @@ class MachineMeter:
             return ()
 
 
-def _disk_free_bytes(home: Home) -> int:
-    """Return the free disk space of the home; 0, which the screen omits, if the home no longer exists."""
-    try:
-        return shutil.disk_usage(home.root).free
-    except OSError:
-        return 0
-
-
 def _resident_bytes(process: psutil.Process) -> list[int]:
     """Return the resident memory of the node and each child process, without processes that end meanwhile."""
-    sizes = []
-    try:
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
-    for member in family:
-        try:
-            sizes.append(int(member.memory_info().rss))
-        except psutil.Error:
-            continue
+    sizes: list[int] = []
+    with suppress(psutil.Error):
+        for member in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                sizes.append(int(member.memory_info().rss))
     return sizes
 
 
@@ -113,25 +100,19 @@ def _open_nvml() -> Any:
 
 def _gpu(nvml: Any, index: int) -> GpuUsage:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return GpuUsage(
-        name=name.decode() if isinstance(name, bytes) else str(name),
         used_bytes=int(memory.used),
         total_bytes=int(memory.total),
         busy=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     )
 
 
-class ReadDocument(Protocol):
-    """Function that reads `/status` or `/peers` of a running or stopped node. Raises FtisError if the home has none."""
-
-    def __call__(self, home: Home, path: str) -> Any: ...
-
-
 class Watcher:
     """Poller of one node. `poll` takes about as long as the node's port needs to reply."""
 
-    def __init__(self, home: Home, read: ReadDocument) -> None:
+    def __init__(self, home: Home, read: Callable[[Home, str], Any]) -> None:
+        """`read` returns `/status` or `/peers` of a running or stopped node, or raises FtisError if there is none."""
         self._home = home
         self._read = read
         self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS, is_notable=is_notable)
@@ -159,7 +140,7 @@ class Watcher:
             reported_at=reported_at,
             peers=peers,
             history=self._follower.history,
-            machine=self._meter.read(self._home, process),
+            machine=self._meter.read(process),
             start_command=status.node.resume or start_command(self._home),
             logs=str(self._home.logs),
             problem=problem,

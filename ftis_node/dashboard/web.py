@@ -1,7 +1,5 @@
 """Dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
 
-By default it listens only on the loopback interface. It changes nothing in the node.
-
 The server checks the `Origin` header, so that pages of other sites in the same browser cannot use it. It checks the
 `Host` header, because foreign names can resolve to 127.0.0.1. If other machines can reach the port, it requires a token
 that is new at every start. The printed address contains the token; the first response moves it into a cookie.
@@ -13,11 +11,10 @@ import asyncio
 import secrets
 import shlex
 import signal
-import socket
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -86,16 +83,14 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         host: str,
         port: int,
         token: str | None = None,
-        max_pages: int = MAX_PAGES,
         is_swarm: bool = False,
     ) -> None:
-        command = shlex.join([sys.executable, "-m", "ftis_node", "dashboard", "--home", str(home.root)])
-        command += " --swarm" if is_swarm else ""
+        words = [sys.executable, "-m", "ftis_node", "dashboard", "--home", str(home.root)]
+        command = shlex.join([*words, "--swarm"] if is_swarm else words)
         super().__init__(command, host=host, port=port, title="ftis-node", templates_path=PAGES)
         self._token = token
         self._cookie = COOKIE.format(port=port)
         self.guard = HttpGuard()
-        self._max_pages = max_pages
         self._num_pages = 0
 
     def initialize_logging(self) -> None:
@@ -117,24 +112,26 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[int]:
-        """Serve while the block runs; yield the port. Raises OSError if the port cannot be opened."""
+        """Serve while the block runs; yield the port. Raises UsageError if the port cannot be opened."""
         runner = self.guard.runner(await self._make_app())
         await runner.setup()
         try:
-            await self.guard.listen(runner, self.host, self.port)
+            try:
+                await self.guard.listen(runner, self.host, self.port)
+            except OSError as error:
+                where = f"{self.host}, port {self.port} ({error.strerror})"
+                raise UsageError(f"cannot listen on {where}: select others with --host and --port") from None
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
 
-    def serve(self, debug: bool = False) -> None:
-        """Serve until SIGINT or SIGTERM."""
-        asyncio.run(self._until_signalled())
-
-    async def _until_signalled(self) -> None:
+    async def serve_until_signal(self, on_ready: Callable[[], None]) -> None:
+        """Serve until SIGINT or SIGTERM; call `on_ready` when the port is open."""
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         async with self.opened():
+            on_ready()
             await ended.wait()
 
     async def _make_app(self) -> web.Application:
@@ -155,8 +152,8 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
             response = await handler(request)
             response.headers["Content-Security-Policy"] = CONTENT_POLICY
             return response
-        if self._num_pages >= self._max_pages:
-            return web.Response(status=503, text=f"{self._max_pages} pages are open, the maximum: close one")
+        if self._num_pages >= MAX_PAGES:
+            return web.Response(status=503, text=f"{MAX_PAGES} pages are open, the maximum: close one")
         self._num_pages += 1
         try:
             return await handler(request)
@@ -177,20 +174,12 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         return answer
 
 
-def serve_dashboard(home: Home, *, host: str, port: int, token: str | None, is_swarm: bool = False) -> None:
-    """Serve until ctrl-C. `token` comes from `new_token`. `is_swarm`: serve the view of the whole swarm."""
-    DashboardServer(home, host=host, port=port, token=token, is_swarm=is_swarm).serve()
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise UsageError if the port cannot be opened."""
-    try:
-        found: list[Any] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on {host}, port {port} ({error.strerror}): select others with --host and --port"
-        ) from None
+def serve_dashboard(home: Home, *, host: str, port: int, is_swarm: bool, show: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM. `show` gets lines for the operator. Raises UsageError if the port is taken."""
+    if warning := warning_of(host, port):
+        show(f"ftis-node: {warning}")
+    token = new_token(host)
+    address = f"http://{host}:{port}" + (f"/?token={token}" if token else "")
+    server = DashboardServer(home, host=host, port=port, token=token, is_swarm=is_swarm)
+    line = f"the dashboard is at {address} (ctrl-C ends it; the node keeps running)"
+    asyncio.run(server.serve_until_signal(lambda: show(line)))

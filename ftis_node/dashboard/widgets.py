@@ -1,10 +1,6 @@
 """Widgets. Each draws what `view/` returns for a snapshot. Only this file maps tones to styles.
 
-**Lines** of spans: styles are the terminal's sixteen colors, bold and dim, so they work on any terminal. Color is never
-the only sign of a meaning. A span is never parsed as markup. The bottom line of a screen has its keys. A click presses
-one. Textual's own footer stays empty in a browser page without focus.
-
-**Tables** of spans keep their cursor on the same row while rows are added and removed. Enter opens the row.
+Styles are the terminal's sixteen colors, bold and dim, so they work on any terminal. A span is never parsed as markup.
 """
 
 from __future__ import annotations
@@ -17,7 +13,8 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from ftis_node.dashboard.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_row, sorted_peers
-from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
+from ftis_node.dashboard.view.spans import Span, Tone, line
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -86,18 +83,16 @@ class TextLines(Static):
     TextLines.-wraps { text-wrap: wrap; text-overflow: fold; }
     """
 
-    def __init__(self, *, wraps: bool = False, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
+    def __init__(self, *, id: str, wraps: bool = False) -> None:
+        super().__init__(id=id)
         self.set_class(wraps, "-wraps")
         self.lines: tuple[Line, ...] = ()
 
     def write(self, lines: Iterable[Line]) -> None:
-        """Replace the lines."""
-        shown: Sequence[Line] = tuple(lines)
-        if shown == self.lines:
-            return
-        self.lines = tuple(shown)
-        self.update(Text("\n").join(as_text(spans) for spans in shown))
+        shown = tuple(lines)
+        if shown != self.lines:
+            self.lines = shown
+            self.update(Text("\n").join(map(as_text, shown)))
 
 
 class Scroller(VerticalScroll):
@@ -151,7 +146,6 @@ class RowsTable(DataTable[Text]):
         self._shown: dict[str, Row] = {}
 
     def on_mount(self) -> None:
-        """Show the labels before rows arrive."""
         self._refill({})
 
     def show_rows(self, rows: Mapping[str, Row]) -> None:
@@ -171,7 +165,6 @@ class RowsTable(DataTable[Text]):
             self._refill(self._shown)
 
     def selected_key(self) -> str | None:
-        """Return the id of the row under the cursor."""
         if not self.row_count:
             return None
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
@@ -222,7 +215,7 @@ class PeersTable(RowsTable):
         self._snapshot = snapshot
         found = [row for row in snapshot.peers if is_found(row, self._search_text)]
         order = "" if self._order == "accepted" else f", by {self._order}"
-        search = f", {len(found)} with {sanitized(self._search_text)!r}" if self._search_text else ""
+        search = f", {len(found)} with {printable(self._search_text)!r}" if self._search_text else ""
         connected = f"{snapshot.status.swarm.peers_connected} connected, " if snapshot.is_live else ""
         self.border_title = Text(f"peers: {connected}{len(snapshot.peers)} known{order}{search}")
         shown = sorted_peers(found, self._order)[:MAX_ROWS]
@@ -234,7 +227,6 @@ class PeersTable(RowsTable):
         self._again()
 
     def sort_next(self) -> None:
-        """Select the next order."""
         orders = list(ORDERS)
         self._order = orders[(orders.index(self._order) + 1) % len(orders)]
         self._again()

@@ -1,11 +1,7 @@
-"""`doctor`: the list of checks and their time limits.
+"""`doctor`: the list of checks, which run in parallel, each within its time limit.
 
-A check changes nothing. Only those of engine, model and peers import torch.
-
-Run checks in parallel, each within its time limit, so that a hanging check delays no other result.
-
-A check is a function that yields results. It runs in a daemon thread, because a name server, a disk or a driver may
-ignore time-outs. A check that exceeds its limit stays in its thread and ends with the process.
+A check is a function that yields results and changes nothing. It runs in a daemon thread, because a name server, a disk
+or a driver may ignore time-outs. A check that exceeds its limit stays in its thread and ends with the process.
 """
 
 from __future__ import annotations
@@ -19,28 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.doctor.machine import (
-    TORCH_LIMIT_S,
-    VLLM_LIMIT_S,
-    check_disk,
-    check_engines,
-    check_gpus,
-    check_limits,
-    check_memory,
-    check_python,
-)
+from ftis_node.doctor import machine, network
+from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult, worst_first
 from ftis_node.doctor.model import check_model
-from ftis_node.doctor.network import (
-    check_kernels_clock,
-    check_listen_ports,
-    check_peers,
-    check_routes,
-    check_running,
-    examine_network,
-    nat_kind,
-    own_address,
-)
-from ftis_node.doctor.table import NETWORK_CHECKS, CheckResult, worst_first
 from ftis_node.errors import FtisError, NetworkError
 
 if TYPE_CHECKING:
@@ -56,7 +33,6 @@ MODEL_LIMIT_S = 30.0
 DIALS_LIMIT_S = 30.0  # plus this for each peer
 GRACE_S = 5.0
 NVIDIA_DEVICE = Path("/dev/nvidia0")
-CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
 NETWORK_FAILED, MACHINE_FAILED = 4, 3
 QUIET_S = 2.0  # seconds until progress names the open checks
 PROGRESS_EVERY_S = 5.0
@@ -65,7 +41,7 @@ REPEAT_PROGRESS_S = 30.0  # the same checks are named again after this time
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One check. `look` may take `limit_s`. `title` is the text shown while it runs."""
+    """One check. `run` may take `limit_s`. `title` is the text shown while it runs."""
 
     name: str
     title: str
@@ -97,7 +73,8 @@ def run_checks(
         now = time.monotonic()
         for check in [check for check in open_checks.values() if began_at + check.limit_s <= now]:
             del open_checks[check.name]
-            found[check.name] = [_cut(check)]
+            text = f"{check.title}: no answer within {check.limit_s:g} s, stopped"
+            found[check.name] = [CheckResult("check.cut", "warn", text, "run doctor again")]
         if open_checks and now >= next_word_at:
             next_word_at = now + PROGRESS_EVERY_S
             text = f"still checking: {', '.join(check.title for check in open_checks.values())}"
@@ -122,12 +99,6 @@ def _run(check: DoctorCheck, answers: queue.SimpleQueue[tuple[str, list[CheckRes
     answers.put((check.name, findings))
 
 
-def _cut(check: DoctorCheck) -> CheckResult:
-    return CheckResult(
-        "check.cut", "warn", f"{check.title}: no answer within {check.limit_s:g} s, stopped", "run doctor again"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class DoctorTarget:
     """What to check. `question`: the model and the run to plan for; None if the user named no model.
@@ -144,28 +115,29 @@ class DoctorTarget:
 
 
 def examine(
-    target: DoctorTarget, *, only: Collection[str] = CHECKS, on_progress: Callable[[str], None] = lambda text: None
+    target: DoctorTarget, *, only: Collection[str], on_progress: Callable[[str], None] = lambda text: None
 ) -> list[CheckResult]:
-    """Return all results, the worst first. An exception in a check becomes a result."""
+    """Return the results of the checks named in `only`, the worst first. An exception in a check becomes a result."""
     return worst_first(
         run_checks([check for check in checks_of(target) if check.name in only], on_progress=on_progress)
     )
 
 
 def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
-    """Return the checks for this target, one for each of `CHECKS`."""
+    """Return the checks for this target. Their names are the values of `--only` (`cli/commands/doctor.py`)."""
     url = target.home.running_url()
     dials_s = DIALS_LIMIT_S * max(1, len(target.peers))
     has_gpu = True if NVIDIA_DEVICE.exists() else None
-    ports = partial(check_listen_ports, target.listen, target.status_port, runs_here=url is not None)
-    engines_s = TORCH_LIMIT_S + VLLM_LIMIT_S + GRACE_S
+    ports = partial(network.check_listen_ports, target.listen, target.status_port, runs_here=url is not None)
+    limits = partial(machine.check_limits, target.home, target.settings)
+    engines_s = machine.TORCH_LIMIT_S + machine.VLLM_LIMIT_S + GRACE_S
     return [
-        DoctorCheck("python", "Python", QUICK_S, check_python),
-        DoctorCheck("gpu", "the GPU's driver", QUICK_S, check_gpus),
-        DoctorCheck("ram", "memory", QUICK_S, check_memory),
-        DoctorCheck("disk", "the disk", QUICK_S, partial(check_disk, target.home.root)),
-        DoctorCheck("limits", "the node's limits", QUICK_S, partial(check_limits, target.home, target.settings)),
-        DoctorCheck("engine", "importing torch and vLLM", engines_s, partial(check_engines, has_gpu=has_gpu)),
+        DoctorCheck("python", "Python", QUICK_S, machine.check_python),
+        DoctorCheck("gpu", "the GPU's driver", QUICK_S, machine.check_gpus),
+        DoctorCheck("ram", "memory", QUICK_S, machine.check_memory),
+        DoctorCheck("disk", "the disk", QUICK_S, partial(machine.check_disk, target.home.root)),
+        DoctorCheck("limits", "the node's limits", QUICK_S, limits),
+        DoctorCheck("engine", "importing torch and vLLM", engines_s, partial(machine.check_engines, has_gpu=has_gpu)),
         DoctorCheck("port", "ports", QUICK_S, ports),
         DoctorCheck("route", "the network", QUICK_S, partial(_network, target, url)),
         DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, target, dials_s)),
@@ -182,12 +154,12 @@ def exit_code_of(findings: list[CheckResult]) -> int:
 
 
 def _network(target: DoctorTarget, url: str | None) -> Iterator[CheckResult]:
-    yield from check_routes()
+    yield from network.check_routes()
     if url:
-        yield from check_running(url)
+        yield from network.check_running(url)
     if not target.peers:
-        yield nat_kind(own_address(socket.AF_INET), own_address(socket.AF_INET6))
-        yield from check_kernels_clock()
+        yield network.nat_kind(network.own_address(socket.AF_INET), network.own_address(socket.AF_INET6))
+        yield from network.check_kernels_clock()
 
 
 def _peers(target: DoctorTarget, limit_s: float) -> Iterator[CheckResult]:
@@ -195,8 +167,8 @@ def _peers(target: DoctorTarget, limit_s: float) -> Iterator[CheckResult]:
         advice = "give --peers ADDRESS as you would to join; without one the node runs alone until a peer dials it"
         yield CheckResult("peer.none", "ok", "no peers were named, so doctor dialed none", advice)
         return
-    yield from check_peers(target.peers)
-    yield from examine_network(target.peers, listen=ANY_PORT, limit_s=limit_s)
+    yield from network.check_peers(target.peers)
+    yield from network.examine_network(target.peers, listen=ANY_PORT, limit_s=limit_s)
 
 
 def _model(question: MemoryQuestion | None) -> Iterator[CheckResult]:

@@ -1,8 +1,7 @@
-"""Checks of the machine: Python, packages, GPUs, memory, disk. This module imports nothing heavy.
+"""Checks of the machine: Python, packages, GPUs, memory, disk, engines. This module imports nothing heavy.
 
-Check that torch and vLLM can be imported, each in a separate process.
-
-An import can crash, hang, or leave gigabytes in memory. An installed package may also be the build for another machine.
+A separate process imports torch and another one vLLM. An import can crash, hang, or leave gigabytes in memory, and an
+installed package may be the build for another machine.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ import psutil
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.limits import usual_home_bytes
-from ftis_node.doctor.table import CheckResult, Level
-from ftis_node.node.storage.usage import measure_usage
+from ftis_node.doctor.check_result import CheckResult, Level
+from ftis_node.memory.choice import CHECKPOINT_PREFIX
+from ftis_node.node.storage.disk_space import measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size
 from ftis_node.workers.durable import newest_complete
 from ftis_node.workers.weight_store import MEMORY_DISK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ftis_node.config.home import Home
@@ -43,7 +43,6 @@ DRIVER_ANSWERS_WITHIN_S = 8.0
 DRIVER_QUESTION = "--query-gpu=driver_version,name,memory.total,memory.used"
 MIN_DRIVER = 580  # of CUDA 13, as the torch of the vLLM in pyproject.toml needs it
 NO_GPU_ADVICE = "use a tiny model, or a machine with a GPU"
-CHECKPOINT_PREFIX = "step-"  # as in learner/checkpoint/checkpoint.py, which imports torch
 TORCH_LIMIT_S = 45.0
 VLLM_LIMIT_S = 75.0
 TORCH_PROBE = (
@@ -65,7 +64,6 @@ def check_limits(home: Home, settings: NodeSettings | None) -> Iterator[CheckRes
 
 
 def files_in(reachable: int) -> CheckResult:
-    """Return the result for this limit of open files."""
     text = f"a process may open {reachable} files"
     if reachable < MIN_OPEN_FILES:
         advice = f"{MIN_OPEN_FILES} are needed: raise `ulimit -Hn`, LimitNOFILE of a unit, --ulimit of a container"
@@ -102,7 +100,6 @@ def _usual(home: Home, settings: NodeSettings) -> int | None:
 
 
 def check_python() -> Iterator[CheckResult]:
-    """Yield the version of Python and of the packages that ftis-node needs."""
     yield CheckResult(
         "python.version", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
@@ -166,7 +163,6 @@ def read_driver(code: int, output: str) -> Iterator[CheckResult]:
 
 
 def check_memory() -> Iterator[CheckResult]:
-    """Yield the machine's memory."""
     memory = psutil.virtual_memory()
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     short = memory.available < SHORT_RAM_BYTES
@@ -222,7 +218,6 @@ def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
 
 
 def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[CheckResult]:
-    """Yield the results that torch's answer means."""
     if answer.was_cut:
         yield _slow_import("torch", answer)
         return
@@ -259,7 +254,7 @@ def vllm_result(answer: ProbeAnswer, *, on_gpu: bool) -> CheckResult:
     return CheckResult("engine.vllm", "ok", f"vLLM {answer.facts['version']} is installed and generates")
 
 
-def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = os.environ) -> ProbeAnswer:
+def run_probe(program: str, *, limit_s: float) -> ProbeAnswer:
     """Run Python code that prints one JSON object as its last line. Kill it at the limit."""
     try:
         done = subprocess.run(
@@ -268,7 +263,6 @@ def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = 
             text=True,
             errors="replace",
             timeout=limit_s,
-            env=dict(environment),
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -1,7 +1,6 @@
 """Checks of a model: whether it is complete and readable here, or available on the hub, and whether it fits.
 
-Only a configuration of a few kilobytes is downloaded, which the plan needs. The memory plan as `doctor` prints it: the
-trained weights, the workers' places, each part in GiB, and changes.
+Only a configuration of a few kilobytes is downloaded, which the memory plan needs.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import psutil
 
 from ftis_node.config.manifest import load_manifest, read_own_manifest
 from ftis_node.config.node import load_node_settings
-from ftis_node.doctor.table import CheckResult
+from ftis_node.doctor.check_result import CheckResult
 from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
 from ftis_node.files import read_text
 from ftis_node.memory.choice import (
@@ -35,7 +35,7 @@ from ftis_node.models.source import check_name
 from ftis_node.telemetry.terminal_text import GIB, in_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
@@ -119,19 +119,15 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         yield CheckResult("memory.plan", "fail", str(error))
         return
     name = chosen.name if chosen else training_label(choice.settings)
-    title = f"{manifest.name}, {name}"
-    yield from report(made, title=title, advice=advice, place=_place(made, machine, choice.settings))
+    title = f"{manifest.name}, {name}: {_place(made, machine, choice.settings)}"
+    yield from _report(made, title=title, advice=advice)
     if len(choice.options) > 1:
         yield from (_option(option, is_taken=option is chosen and made.fits) for option in choice.options)
 
 
-def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Iterator[CheckResult]:
-    """Yield a plan as results: the verdict, its parts, the cache's share, and the changes.
-
-    `place`: each GPU's worker.
-    """
-    needs = f"{in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
-    verdict = f"{title}: {place or PLACES[made.placement]}: {needs}"
+def _report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[CheckResult]:
+    """Yield a plan as results: the verdict, its parts, the cache's share, and the changes."""
+    verdict = f"{title}: {in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
     yield CheckResult("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
     for name, num_bytes in made.parts.items():
         if num_bytes:
@@ -146,7 +142,7 @@ def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Ite
 
 
 def _place(made: MemoryPlan, machine: Machine, settings: NodeSettings) -> str:
-    """Return each GPU's worker, if there are several GPUs."""
+    """Return the workers' devices in words."""
     num_gpus = len(machine.devices_bytes)
     if num_gpus < 2 or made.placement in ("cpu", "does_not_fit"):
         return PLACES[made.placement]
@@ -206,7 +202,7 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
         return
     if source is not None:
         yield from _files(source)
-        yield from _planned(question, source)
+        yield from _planned(question, partial(read_shape, source))
         return
     try:
         on_hub = ask_about(model)
@@ -218,12 +214,8 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
         yield CheckResult("hub.reached", "fail", str(error), "check the name, and HF_TOKEN")
         return
     yield from _offered(model, on_hub)
-    try:
-        shape = shape_of(on_hub.config, where=f"{model}: config.json", num_parameters=on_hub.num_parameters)
-    except ModelError as error:
-        yield CheckResult("memory.plan", "warn", str(error), "it may work all the same: join tries it")
-        return
-    yield from memory_results(question, shape)
+    where = f"{model}: config.json"
+    yield from _planned(question, partial(shape_of, on_hub.config, where=where, num_parameters=on_hub.num_parameters))
 
 
 def _on_this_machine(model: str) -> ModelSource | None:
@@ -286,9 +278,9 @@ def _licence_in(card: Path) -> str:
     return found[1] if found else ""
 
 
-def _planned(question: MemoryQuestion, source: ModelSource) -> Iterator[CheckResult]:
+def _planned(question: MemoryQuestion, read: Callable[[], ModelShape]) -> Iterator[CheckResult]:
     try:
-        shape: ModelShape = read_shape(source)
+        shape = read()
     except ModelError as error:
         yield CheckResult("memory.plan", "warn", str(error), "it may work all the same: join tries it")
         return

@@ -1,6 +1,4 @@
-"""Checks of the given peers, of the clock, and of how peers can reach this machine. Facts in, results out.
-
-Checks with plain sockets: free ports, routes to the outside, and TCP to peers by IPv4 and IPv6.
+"""Checks of ports, routes, the given peers, the clock, and of how peers can reach this machine.
 
 p2pd dials a peer by its preferred address and does not report which address families work. A TCP connection shows it.
 """
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ftis_node.doctor.table import CheckResult, Level
+from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.errors import UsageError
 from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
@@ -42,10 +40,8 @@ SMALL_RELAY_BYTES = GIB >> 6
 BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a forwarded port makes transfers faster"
 CONNECT_WITHIN_S = 4.0
 NAMES = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
-OUTSIDE = {
-    socket.AF_INET: "192.0.2.1",
-    socket.AF_INET6: "2001:db8::1",
-}  # reserved for documentation; receives nothing
+# reserved for documentation (RFC 5737, RFC 3849): nothing receives what is sent to it
+OUTSIDE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 CARRIERS_NAT = ipaddress.ip_network("100.64.0.0/10")
 NO_CLOCK = 5  # TIME_ERROR of adjtimex(2): the clock is not synchronized
 TIMEX_BYTES = 256
@@ -238,7 +234,6 @@ def _peer(probe: AddressProbe, *, others_are_reached: bool) -> CheckResult:
 
 
 def _advice(error: str) -> str:
-    """Return what to do about an error of p2pd."""
     if "connection refused" in error:
         return "nothing listens there: check the port, and that the peer runs"
     if "peer id mismatch" in error:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from ftis_node.errors import ConfigError, MachineError, ModelError, TaskError
-from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, PartsProgress, Study, check_engine_name
+from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, PartsProgress, Study
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
     EnsembleResult,
@@ -39,6 +39,7 @@ from ftis_node.models import list_accelerators, load_tokenizer, parameter_count,
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
+from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +58,6 @@ DEFAULT_DEV_PROMPTS: Final = 32
 DEFAULT_GATE_PROMPTS: Final = 256
 DEFAULT_DECAY: Final = 0.9
 TRAINING_USE: Final = {"cached": "takes its prior from", "gate": "learns from"}
-GIB = 1 << 30
 USABLE_SHARE = 0.95  # as in the memory plan
 ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
 BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
@@ -98,7 +98,6 @@ async def evaluate_ensemble(
 
     Raises ConfigError, ModelError, TaskError, MachineError, EngineError and NetworkError.
     """
-    check_engine_name(engine)
     _check_modes(modes, dev_prompts=dev_prompts, gate_prompts=gate_prompts, decay=decay)
     open_engine = choose_engine(engine)
     experts = _load_experts(as_members(models), on_progress)
@@ -213,16 +212,15 @@ def _selection_rows(
     """Return the rows of the modes that choose among the answers of the single models."""
     answers = [each.answered for each in seen]
     makers: dict[str, Callable[[], EvaluationRow]] = {
-        "vote": lambda: vote_row("vote", answers, problems, k=k),
-        "confidence": lambda: confidence_row("confidence", answers, problems, names=names, k=k),
-        "route": lambda: route_row("route", answers, [each.prompts for each in seen], problems, names=names, k=k),
+        "vote": lambda: vote_row(answers, problems, k=k),
+        "confidence": lambda: confidence_row(answers, problems, names=names, k=k),
+        "route": lambda: route_row(answers, [each.prompts for each in seen], problems, names=names, k=k),
         "gate": lambda: chosen_row("gate", answers, _gate_chances(seen, eval_items), problems, names=names, k=k),
     }
     return {mode: make() for mode, make in makers.items() if mode in modes}
 
 
 def _gate_chances(seen: Sequence[ExpertOutputs], eval_items: Sequence[TaskItem]) -> list[list[float]]:
-    """Return the probability `[J][N]` that each expert is right about each problem."""
     from ftis_node.generation.gate import train_gate
 
     rewarded = [[is_right(problem) for problem in each.gated] for each in seen]
@@ -243,7 +241,6 @@ def _read_text(path: Path) -> str:
 def _mixture_weights(
     mixtures: Sequence[str], seen: Sequence[ExpertOutputs], *, decay: float
 ) -> dict[str, MixtureWeights]:
-    """Return how each of the mixtures weights the experts."""
     if not mixtures:
         return {}
     from ftis_node.generation.engines.mixture_engine import cached_mixture_weights, uniform_mixture_weights

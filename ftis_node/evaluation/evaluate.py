@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ConfigError
@@ -21,7 +22,7 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from ftis_node.evaluation.members import Member
     from ftis_node.generation.engines import OpenEngine
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.telemetry.log import OnProgress
-
-ENGINE_NAMES = ("auto", "vllm", "torch")
 
 
 def evaluate_model(
@@ -50,14 +49,7 @@ def evaluate_model(
 
     Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
     """
-    check_engine_name(engine)
     return asyncio.run(_evaluate(model, task, engine, max_tokens, limit=limit, k=k, on_progress=on_progress))
-
-
-def check_engine_name(engine: Any) -> None:
-    """Raise ConfigError if no engine has this name."""
-    if engine not in ENGINE_NAMES:
-        raise ConfigError(f"no engine {engine!r}: use one of {', '.join(ENGINE_NAMES)}")
 
 
 @asynccontextmanager
@@ -117,16 +109,6 @@ class ExpertOutputs:
     windows: list[list[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Answerer:
-    """A model or a mixture that answers problems, with the tokenizer and task that read and score its answers."""
-
-    opened: Engine
-    tokenizer: PromptTokenizer
-    eos_ids: Iterable[int]
-    scorer: IsolatedScorer
-
-
 class PartsProgress:
     """One progress bar over all parts of the work."""
 
@@ -140,7 +122,6 @@ class PartsProgress:
         self.on_progress((self._num_done + done / total) / self._num_parts, f"{name}: {done} of {total} problems")
 
     def end_part(self) -> None:
-        """Begin the next part."""
         self._num_done += 1
 
 
@@ -164,19 +145,17 @@ class Study:
     text: str
 
     async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
-        """One model alone; it is in memory only during its evaluation."""
+        """Return the outputs of one model alone, which is in memory only during its evaluation."""
         settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
         name = expert.member.name
         self.progress.on_progress(None, f"loading {name} into the engine")
         async with serving(open_engine, expert.source, settings) as opened:
-            answerer = _Answerer(opened, expert.tokenizer, expert.tokenizer.eos_ids, scorer)
+            ask = partial(self._answers, opened, expert.tokenizer, scorer)
             return ExpertOutputs(
-                answered=await self._answers(name, answerer, self.problems, limit=self.limit, k=self.k),
+                answered=await ask(name, self.problems, limit=self.limit, k=self.k),
                 prompts=[await self._likelihood(opened, expert, item) for item in self.routed],
                 dev=[await self._likelihood(opened, expert, item) for item in self.dev],
-                gated=await self._answers(f"{name} for the gate", answerer, self.gated, limit=len(self.gated), k=1)
-                if self.gated
-                else [],
+                gated=await ask(f"{name} for the gate", self.gated, limit=len(self.gated), k=1) if self.gated else [],
                 windows=[await opened.probe(ids) for ids in windows],
             )
 
@@ -189,34 +168,38 @@ class Study:
         sources = [expert.source for expert in self.experts]
         first = next(iter(weights_by_mode.values()))
         opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.progress.on_progress)
-        answerer = _Answerer(opened, tokenizer, eos_ids, scorer)
+        ask = partial(self._answers, opened, tokenizer, scorer, eos_ids=eos_ids)
         entries = {}
         try:
             for mode, weights in weights_by_mode.items():
                 opened.weigh(weights)
-                answered = await self._answers(mode, answerer, self.problems, limit=self.limit, k=self.k)
+                answered = await ask(mode, self.problems, limit=self.limit, k=self.k)
                 entries[mode] = evaluation_row(mode, answered, self.problems, k=self.k, num_models=len(sources))
         finally:
             await opened.close()
         return entries
 
     def alone(self, expert: Expert, seen: ExpertOutputs) -> EvaluationRow:
-        """Return an expert's own row."""
         member = expert.member
         entry = evaluation_row(member.name, seen.answered, self.problems, k=self.k)
         return replace(entry, model=member.model, domain=member.domain)
 
     async def _answers(
-        self, name: str, answerer: _Answerer, problems: Task | Sequence[TaskItem], *, limit: int, k: int
+        self,
+        opened: Engine,
+        tokenizer: PromptTokenizer,
+        scorer: IsolatedScorer,
+        name: str,
+        problems: Task | Sequence[TaskItem],
+        **options: Any,
     ) -> list[Answered]:
+        """Return the answers of a model or mixture; `options` as for `answer_problems`."""
         answered = await answer_problems(
-            answerer.opened,
+            opened,
             problems,
-            answerer.tokenizer,
-            scorer=answerer.scorer,
-            eos_ids=answerer.eos_ids,
-            limit=limit,
-            k=k,
+            tokenizer,
+            scorer=scorer,
+            **options,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
             on_progress=lambda done, total: self.progress.part(name, done, total),
         )
@@ -233,7 +216,7 @@ class Study:
 
     def _prompt_ids(self, expert: Expert, item: TaskItem) -> list[int]:
         """Return the first expert's prompt for all of them; if their tokenizers differ, the prompt's plain text."""
-        if has_one_tokenizer(self.experts):
+        if len({expert.tokenizer.fingerprint for expert in self.experts}) == 1:
             return self.experts[0].tokenizer.encode_prompt(item.prompt)
         tokenizer = expert.tokenizer
         words = tokenizer.encode_text("\n\n".join(message["content"] for message in item.prompt))
@@ -250,8 +233,3 @@ class Study:
             raise ConfigError("the text of --text has fewer than two tokens: there is nothing to predict")
         step = max(self.max_tokens - 2, 1)
         return [ids[start : start + step + 1] for start in range(0, len(ids) - 1, step)]
-
-
-def has_one_tokenizer(experts: Sequence[Expert]) -> bool:
-    """Return whether all of them have one tokenizer."""
-    return len({expert.tokenizer.fingerprint for expert in experts}) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import newest_complete
+from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.log import OnProgress
 
 log = logging.getLogger(__name__)
-
-ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,8 @@ def as_members(models: Iterable[str | Member]) -> list[Member]:
     for model in models:
         member = model if isinstance(model, Member) else Member(_short_name(model), model)
         taken = {other.name for other in members}
-        number = 2
-        name = member.name
-        while name in taken:
-            name = f"{member.name}-{number}"
-            number += 1
-        members.append(replace(member, name=name))
+        names = chain([member.name], (f"{member.name}-{number}" for number in count(2)))
+        members.append(replace(member, name=next(name for name in names if name not in taken)))
     if not members:
         raise ConfigError("an ensemble needs models: name them with --models A,B or --swarm FOLDER")
     return members
@@ -85,7 +81,7 @@ def _members_of(folder: Path, scratch: Path, on_progress: OnProgress) -> list[Me
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file() or (folder / ADAPTER_FILE).is_file()
+    return (folder / CONFIG_FILE).is_file() or (folder / ADAPTER_CONFIG_FILE).is_file()
 
 
 def _is_home(folder: Path) -> bool:

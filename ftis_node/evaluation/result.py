@@ -69,7 +69,6 @@ class TextFigures:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats per token)."""
         return exp(min(self.nats_per_token, MAX_EXPONENT))
 
 
@@ -117,7 +116,7 @@ def evaluation_row(
     )
 
 
-def vote_row(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, k: int) -> EvaluationRow:
+def vote_row(by_model: Sequence[Sequence[Answered]], task: Task, *, k: int) -> EvaluationRow:
     """Return the row of the majority over the models' own answers. `by_model` has the answers to the same problems."""
     ballots = list(zip(*by_model, strict=True))
     elected, right = [], []
@@ -128,7 +127,7 @@ def vote_row(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, k
         samples = [answer for problem in ballot for answer in problem.samples[:k]]
         right.append(_is_majority_right(task, ballot[0].item, samples))
     return EvaluationRow(
-        name=name,
+        name="vote",
         result=replace(summarize(elected, k=1), k=k),
         majority_at_k=sum(right) / len(right) if k > 1 else None,
         generated_tokens=sum(_generated(problem) for ballot in ballots for problem in ballot),
@@ -137,7 +136,6 @@ def vote_row(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, k
 
 
 def route_row(
-    name: str,
     by_model: Sequence[Sequence[Answered]],
     likelihoods: Sequence[Sequence[float]],
     task: Task,
@@ -149,20 +147,20 @@ def route_row(
 
     `likelihoods` are log p_j(prompt), in the order of `by_model`. To choose, all models read every prompt.
     """
-    entry = chosen_row(name, by_model, likelihoods, task, names=names, k=k)
+    entry = chosen_row("route", by_model, likelihoods, task, names=names, k=k)
     read_to_choose = sum(problem.num_prompt_tokens for answered in by_model for problem in answered)
     return replace(entry, forward_tokens=entry.forward_tokens + read_to_choose)
 
 
 def confidence_row(
-    name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, names: Sequence[str], k: int
+    by_model: Sequence[Sequence[Answered]], task: Task, *, names: Sequence[str], k: int
 ) -> EvaluationRow:
     """Return the row of answers by the model whose greedy answer has the highest mean log-prob by its own measure.
 
     A model without an answer, or with log-probs that are NaN, comes last. All models give a greedy answer.
     """
     confidences = [[_confidence(problem) for problem in answered] for answered in by_model]
-    return chosen_row(name, by_model, confidences, task, names=names, k=k, all_answer=True)
+    return chosen_row("confidence", by_model, confidences, task, names=names, k=k, all_answer=True)
 
 
 def chosen_row(
@@ -212,7 +210,6 @@ def is_right(problem: Answered) -> bool:
 
 
 def _confidence(problem: Answered) -> float:
-    """Return nats per token."""
     logprob = -inf if problem.greedy is None else problem.greedy.mean_logprob
     return logprob if isfinite(logprob) else -inf
 
@@ -253,11 +250,9 @@ def elect(votes: Sequence[Vote]) -> int | None:
             by_answer[vote.answer].append(position)
     if not by_answer:
         return 0 if votes else None
-    # max() returns the first of equals, and answers are in order of their first vote
-    return max(by_answer.values(), key=lambda positions: (len(positions), sum(_sureness(votes[p]) for p in positions)))[
-        0
-    ]
 
+    def support(positions: list[int]) -> tuple[int, float]:
+        means = [votes[position].mean_logprob for position in positions]
+        return len(positions), sum(mean if isfinite(mean) else UNSURE for mean in means)
 
-def _sureness(vote: Vote) -> float:
-    return vote.mean_logprob if isfinite(vote.mean_logprob) else UNSURE
+    return max(by_answer.values(), key=support)[0]  # the first of equals: answers are in order of their first vote

@@ -22,18 +22,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
-from ftis_node.generation.messages import (
-    Asleep,
-    Awake,
-    Describe,
-    Description,
-    EngineBroken,
-    Generate,
-    Generated,
-    Sleep,
-    TokensMade,
-    Wake,
-)
+from ftis_node.generation import messages
 from ftis_node.generation.time_limits import Throughput, TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource, known
 from ftis_node.workers.preload import WorkerSpec
@@ -94,7 +83,7 @@ class GenerationClient(WorkerClient):
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(TokensMade, EngineBroken),
+            event_types=(messages.TokensMade, messages.EngineBroken),
             environment=({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
             | dict(environment or {}),
             preloading=preloading,
@@ -122,8 +111,6 @@ class GenerationClient(WorkerClient):
         self._may_discard = boot.settings.can_sleep and boot.settings.lora_rank is None
         self._throughput = Throughput()
         self.engine: str = boot.engine
-        self.groups_made = 0
-        self.tokens_made = 0
 
     @property
     def newest(self) -> GenerationClient:
@@ -132,7 +119,6 @@ class GenerationClient(WorkerClient):
 
     @property
     def state(self) -> WorkerState:
-        """Return the worker's state."""
         return self.worker_state
 
     @property
@@ -142,7 +128,6 @@ class GenerationClient(WorkerClient):
 
     @property
     def load_s(self) -> float | None:
-        """Return the seconds that the worker took to load the newest weights."""
         return self._loader.load_s
 
     @property
@@ -177,15 +162,10 @@ class GenerationClient(WorkerClient):
         """
         try:
             async with self._time_limits.of_a_call():
-                generated = await self._supervisor.call(Generate(request), Generated)
+                return (await self._supervisor.call(request, messages.Generated)).to_result()
         except TimeoutError:
-            limit_s = self._request_timeout_s
-            raise WorkerTaskError(
-                f"the generation worker did not answer the generation request within {limit_s} s"
-            ) from None
-        self.groups_made += 1
-        self.tokens_made += sum(generated.lengths)
-        return generated.to_result()
+            message = f"the generation worker did not answer the generation request within {self._request_timeout_s} s"
+            raise WorkerTaskError(message) from None
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Return when the worker serves these weights and, if there is a proof, has proved it.
@@ -251,7 +231,7 @@ class GenerationClient(WorkerClient):
             self._time_limits.pause()
             discard = discard and self._may_discard and self._loader.newest is not None
             try:
-                await self._supervisor.call(Sleep(discard=discard), Asleep)
+                await self._supervisor.call(messages.Sleep(discard=discard), messages.Done)
                 self._has_discarded = discard
             except WorkerDiedError as error:
                 if not self.is_alive:
@@ -274,8 +254,7 @@ class GenerationClient(WorkerClient):
         self._time_limits.resume()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
-        """Prepare a new worker process before calls reach it."""
-        self.engine = (await life.call(Describe(), Description)).engine
+        self.engine = (await life.call(messages.Describe(), messages.Description)).engine
         self._loader.served_version = 0
         self._has_discarded = False
         newest = self._loader.newest
@@ -299,7 +278,7 @@ class GenerationClient(WorkerClient):
             if self._has_discarded:
                 problem = await self._serve_newest(self._supervisor.call)
             else:
-                await self._supervisor.call(Wake(), Awake)
+                await self._supervisor.call(messages.Wake(), messages.Done)
         except WorkerDiedError:
             await self._supervisor.wait_ready()  # the new process has loaded them and is awake
         except FtisError as error:
@@ -319,8 +298,8 @@ class GenerationClient(WorkerClient):
             self._has_discarded = False
         return problem
 
-    def _take_event(self, event: TokensMade | EngineBroken) -> None:
-        if isinstance(event, TokensMade):
+    def _take_event(self, event: messages.TokensMade | messages.EngineBroken) -> None:
+        if isinstance(event, messages.TokensMade):
             self._throughput.reach(event.total, at_s=time.monotonic())
             return
         problem = f"is started again, because its engine {event.reason}"

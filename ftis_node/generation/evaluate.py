@@ -10,8 +10,10 @@ It accepts any object with the client's `generate`: the client in a daemon, the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import comb, inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings()
 RIGHT_REWARD = 1.0
+PROBLEMS_IN_FLIGHT = 64
+SAMPLES_PER_K = 2
+ATTEMPTS = 3
+RETRY_PAUSE_S = 1.0
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 
@@ -86,57 +92,6 @@ class Answered:
     samples: tuple[ScoredAnswer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Asker:
-    """The generator and settings of one evaluation; the fields are the arguments of `evaluate`."""
-
-    generator: Generator
-    tokenizer: PromptTokenizer
-    scorer: Scorer
-    completion_limit: Callable[[int], int]
-    eos_ids: frozenset[int]
-    k: int
-    num_samples: int
-    sampling: SamplingSettings
-    attempts: int
-    retry_pause_s: float
-
-    async def ask(self, item: TaskItem) -> Answered:
-        """Answer one problem."""
-        prompt_ids = self.tokenizer.encode_prompt(item.prompt)
-        if self.completion_limit(len(prompt_ids)) < 1:
-            return Answered(item, len(prompt_ids))
-        (greedy,) = await self._answer(item, prompt_ids, num_completions=1, sampling=GREEDY)
-        samples: tuple[ScoredAnswer, ...] = ()
-        if self.k > 1:
-            samples = await self._answer(item, prompt_ids, num_completions=self.num_samples, sampling=self.sampling)
-        return Answered(item, len(prompt_ids), greedy, samples)
-
-    async def _answer(
-        self, item: TaskItem, prompt_ids: list[int], *, num_completions: int, sampling: SamplingSettings
-    ) -> tuple[ScoredAnswer, ...]:
-        """Return completions with their scores."""
-        for attempt in range(1, self.attempts + 1):
-            try:
-                result = await self.generator.generate(
-                    GenerateRequest(
-                        prompt_ids=tuple(prompt_ids),
-                        num_completions=num_completions,
-                        sampling=sampling,
-                        max_tokens=self.completion_limit(len(prompt_ids)),
-                        eos_ids=self.eos_ids,
-                    )
-                )
-                break
-            except WorkerError:
-                if attempt == self.attempts:
-                    raise
-                await asyncio.sleep(self.retry_pause_s)  # until a broken engine is detected
-        texts = [self.tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
-        scores = await self.scorer.score(item, texts)
-        return tuple(map(_as_answer, result.completions, texts, scores))
-
-
 async def evaluate(
     generator: Generator, task: Task, tokenizer: PromptTokenizer, *, k: int = 1, **options: Any
 ) -> EvalResult:
@@ -170,30 +125,76 @@ async def answer_problems(
     completion_limit: Callable[[int], int],
     eos_ids: Iterable[int] | None = None,
     k: int = 1,
-    num_samples: int | None = None,
-    sampling: SamplingSettings = SAMPLED,
-    problems_in_flight: int = 64,
-    attempts: int = 3,
-    retry_pause_s: float = 1.0,
     on_progress: OnProgress | None = None,
 ) -> list[Answered]:
     """Return the answers to the first `limit` problems of `task`, in order.
 
     `completion_limit` returns a completion's token limit for a prompt's length. One of `eos_ids` ends a completion;
-    None: the tokenizer's. For k > 1, `num_samples` (default 2 k) at `sampling` are drawn for each problem, in addition
-    to the greedy one. `on_progress(done, of)` is called after every problem. If the worker died or its engine broke, a
-    problem is repeated: `attempts` times in all, `retry_pause_s` seconds apart. Raises ValueError for a limit or k
-    below 1 and num_samples below k, and the errors of `generate`.
+    None: the tokenizer's. For k > 1, 2 k samples are drawn for each problem, in addition to the greedy answer.
+    `on_progress(done, of)` is called after every problem. If the worker died or its engine broke, a request is
+    repeated. Raises ValueError for a limit or k below 1, and the errors of `generate`.
     """
-    num_samples = 2 * k if num_samples is None else num_samples
-    if limit < 1 or k < 1 or num_samples < k:
-        raise ValueError("limit and k must be at least 1 and num_samples at least k")
+    if limit < 1 or k < 1:
+        raise ValueError("limit and k must be at least 1")
     ends = frozenset(tokenizer.eos_ids if eos_ids is None else eos_ids)
-    asker = _Asker(
-        generator, tokenizer, scorer, completion_limit, ends, k, num_samples, sampling, attempts, retry_pause_s
-    )
-    items = [task[index] for index in range(min(limit, len(task)))]
-    return await _ask_all(asker, items, problems_in_flight, on_progress)
+    room = asyncio.Semaphore(PROBLEMS_IN_FLIGHT)
+
+    async def sample(
+        item: TaskItem, prompt_ids: list[int], num_completions: int, sampling: SamplingSettings
+    ) -> tuple[ScoredAnswer, ...]:
+        make_request = partial(
+            GenerateRequest,
+            prompt_ids=tuple(prompt_ids),
+            num_completions=num_completions,
+            sampling=sampling,
+            max_tokens=completion_limit(len(prompt_ids)),
+            eos_ids=ends,
+        )
+        completions = (await _generate(generator, make_request)).completions
+        texts = [tokenizer.decode(completion.token_ids.tolist()) for completion in completions]
+        return tuple(map(_as_answer, completions, texts, await scorer.score(item, texts)))
+
+    async def answer(item: TaskItem) -> Answered:
+        async with room:
+            prompt_ids = tokenizer.encode_prompt(item.prompt)
+            if completion_limit(len(prompt_ids)) < 1:
+                return Answered(item, len(prompt_ids))
+            (greedy,) = await sample(item, prompt_ids, 1, GREEDY)
+            samples = await sample(item, prompt_ids, SAMPLES_PER_K * k, SAMPLED) if k > 1 else ()
+            return Answered(item, len(prompt_ids), greedy, samples)
+
+    return await _answer_all([task[index] for index in range(min(limit, len(task)))], answer, on_progress)
+
+
+async def _generate(generator: Generator, make_request: Callable[[], GenerateRequest]) -> GenerationResult:
+    """Return the completions of a request, which is repeated if the worker died or its engine broke."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(WorkerError):
+            return await generator.generate(make_request())
+        await asyncio.sleep(RETRY_PAUSE_S)  # until a broken engine is detected
+    return await generator.generate(make_request())
+
+
+async def _answer_all(
+    items: Sequence[TaskItem], answer: Callable[[TaskItem], Awaitable[Answered]], on_progress: OnProgress | None
+) -> list[Answered]:
+    """Return answers in the order of `items`. The first error ends all and is raised unchanged."""
+    num_done = 0
+
+    async def report(item: TaskItem) -> Answered:
+        nonlocal num_done
+        answered = await answer(item)
+        num_done += 1
+        if on_progress is not None:
+            on_progress(num_done, len(items))
+        return answered
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            asking = [tasks.create_task(report(item), name=f"eval-{item.ref}") for item in items]
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group
+    return [task.result() for task in asking]
 
 
 def estimate_pass_at_k(*, num_samples: int, num_right: int, k: int) -> float:
@@ -213,27 +214,3 @@ def _as_answer(completion: Completion, text: str, score: tuple[float, Completion
     num_tokens = len(completion.token_ids)
     mean_logprob = float(completion.logprobs.mean()) if num_tokens else -inf
     return ScoredAnswer(text, num_tokens, mean_logprob, completion.finish_reason, reward, status)
-
-
-async def _ask_all(
-    asker: _Asker, items: Sequence[TaskItem], problems_in_flight: int, on_progress: OnProgress | None
-) -> list[Answered]:
-    """Return answers in the order of `items`. The first error ends all and is raised unchanged."""
-    room = asyncio.Semaphore(problems_in_flight)
-    num_done = 0
-
-    async def ask(item: TaskItem) -> Answered:
-        nonlocal num_done
-        async with room:
-            answered = await asker.ask(item)
-        num_done += 1
-        if on_progress is not None:
-            on_progress(num_done, len(items))
-        return answered
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            asking = [tasks.create_task(ask(item), name=f"eval-{item.ref}") for item in items]
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from group
-    return [task.result() for task in asking]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.base import EngineSettings, GenerationResult
 from ftis_node.records.group import FinishReason  # noqa: TC001  msgspec reads the annotations
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
@@ -19,14 +19,8 @@ class GenerationBoot(Message, frozen=True):
     engine: Literal["auto", "vllm", "torch"] = "auto"
 
 
-class Generate(Message, frozen=True):
-    """A request for one group."""
-
-    request: GenerateRequest
-
-
 class Generated(Message, frozen=True):
-    """The sampled completions of a request: a `TokenBatch` as bytes, and the other fields of a `GenerationResult`."""
+    """The reply to a `GenerateRequest`: a `TokenBatch` as bytes, and the other fields of a `GenerationResult`."""
 
     token_ids: bytes
     logprobs: bytes
@@ -37,7 +31,6 @@ class Generated(Message, frozen=True):
 
     @classmethod
     def from_result(cls, result: GenerationResult) -> Generated:
-        """Return the message for `result`."""
         tokens = result.tokens
         return cls(
             token_ids=tokens.token_ids.astype("<i4", copy=False).tobytes(),
@@ -75,7 +68,7 @@ class LoadWeights(Message, frozen=True):
 class WeightsLoaded(Message, frozen=True):
     """The version that the engine reports as served, and the seconds that loading took.
 
-    `difference` names the tensors with wrong checksums, as `workers.weights.store.find_difference` does.
+    `difference` names the tensors with wrong checksums, as `workers.weight_store.find_difference` does.
     """
 
     version: int
@@ -92,16 +85,12 @@ class Sleep(Message, frozen=True):
     discard: bool = False
 
 
-class Asleep(Message, frozen=True):
-    """The engine sleeps; requests wait."""
-
-
 class Wake(Message, frozen=True):
     """A request to continue with the served weights. New weights wake the engine, too."""
 
 
-class Awake(Message, frozen=True):
-    """The engine serves requests."""
+class Done(Message, frozen=True):
+    """The reply to `Sleep` and `Wake`."""
 
 
 class Probe(Message, frozen=True):

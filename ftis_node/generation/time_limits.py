@@ -61,7 +61,6 @@ class TimeLimits:
                 self._left_s.pop(timeout, None)
 
     def pause(self) -> None:
-        """Pause all clocks; no-op if they are paused."""
         if self._is_halted:
             return
         self._is_halted = True
@@ -73,7 +72,6 @@ class TimeLimits:
                 timeout.reschedule(None)
 
     def resume(self) -> None:
-        """Resume the clocks; no-op if they run."""
         if not self._is_halted:
             return
         self._is_halted = False

@@ -189,7 +189,6 @@ class WeightLoader:
 
 
 def known(proof: WeightProof | None) -> ProofToCome:
-    """Return a future with a proof that is already computed."""
     to_come: ProofToCome = asyncio.get_running_loop().create_future()
     to_come.set_result(proof)
     return to_come

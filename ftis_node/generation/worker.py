@@ -16,24 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import ModelError, WorkerTaskError
+from ftis_node.generation import messages
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.messages import (
-    Asleep,
-    Awake,
-    Describe,
-    Description,
-    EngineBroken,
-    Generate,
-    Generated,
-    GenerationBoot,
-    LoadWeights,
-    Probe,
-    Probed,
-    Sleep,
-    TokensMade,
-    Wake,
-    WeightsLoaded,
-)
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
@@ -56,11 +41,10 @@ class Service:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def generate(self, request: Generate, emit: Emitter) -> Generated:
-        """Generate one group."""
-        return Generated.from_result(await self._engine.generate(request.request))
+    async def generate(self, request: GenerateRequest, emit: Emitter) -> messages.Generated:
+        return messages.Generated.from_result(await self._engine.generate(request))
 
-    async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
+    async def load_weights(self, request: messages.LoadWeights, emit: Emitter) -> messages.WeightsLoaded:
         """Load new weights and return the version that the engine reports.
 
         The engine is awake afterwards, also on ModelError, unless it has discarded the old weights. On SharingError it
@@ -79,35 +63,30 @@ class Service:
         load_s = time.monotonic() - began_s
         published = request.checksums or await asyncio.to_thread(file_checksums, path)
         difference = find_difference(published, held)
-        return WeightsLoaded(version=self._engine.policy_version, load_s=load_s, difference=difference)
+        return messages.WeightsLoaded(version=self._engine.policy_version, load_s=load_s, difference=difference)
 
-    async def probe(self, request: Probe, emit: Emitter) -> Probed:
-        """Return log-probs of fixed tokens."""
-        return Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
+    async def probe(self, request: messages.Probe, emit: Emitter) -> messages.Probed:
+        return messages.Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
 
-    async def sleep(self, request: Sleep, emit: Emitter) -> Asleep:
-        """Free the engine's memory for another process."""
+    async def sleep(self, request: messages.Sleep, emit: Emitter) -> messages.Done:
         await self._engine.sleep(discard=request.discard)
-        return Asleep()
+        return messages.Done()
 
-    async def wake(self, request: Wake, emit: Emitter) -> Awake:
-        """Wake the engine."""
+    async def wake(self, request: messages.Wake, emit: Emitter) -> messages.Done:
         await self._engine.wake()
-        return Awake()
+        return messages.Done()
 
-    async def describe(self, request: Describe, emit: Emitter) -> Description:
-        """Return the engine's name."""
-        return Description(engine=self._engine.name)
+    async def describe(self, request: messages.Describe, emit: Emitter) -> messages.Description:
+        return messages.Description(engine=self._engine.name)
 
     def handlers(self) -> Handlers:
-        """Return the table of handlers for the channel."""
         return {
-            Generate: self.generate,
-            LoadWeights: self.load_weights,
-            Probe: self.probe,
-            Sleep: self.sleep,
-            Wake: self.wake,
-            Describe: self.describe,
+            GenerateRequest: self.generate,
+            messages.LoadWeights: self.load_weights,
+            messages.Probe: self.probe,
+            messages.Sleep: self.sleep,
+            messages.Wake: self.wake,
+            messages.Describe: self.describe,
         }
 
 
@@ -121,7 +100,7 @@ async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPOR
         await asyncio.sleep(every_s)
         if engine.tokens_made != num_reported:
             num_reported = engine.tokens_made
-            emit(TokensMade(total=num_reported))
+            emit(messages.TokensMade(total=num_reported))
         elif engine.is_asleep:
             emit.progress()
 
@@ -130,12 +109,11 @@ async def report_break(engine: Engine, emit: Emitter) -> None:
     """Send an event when the engine has failed for good: the daemon ends this process and starts another."""
     reason = await engine.wait_broken()
     logger.error("the engine %s", reason)
-    emit(EngineBroken(reason=reason))
+    emit(messages.EngineBroken(reason=reason))
 
 
 @asynccontextmanager
-async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
-    """Open the engine, serve, close it."""
+async def build(boot: messages.GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     open_engine = choose_engine(boot.engine)
     engine = await open_engine(resolve_model(boot.model), boot.settings, emit.progress)
     reporters = [
@@ -151,6 +129,6 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 
 
 if __name__ == "__main__":
-    run_worker(build, boot_type=GenerationBoot)
+    run_worker(build, boot_type=messages.GenerationBoot)
 elif __name__ == "__mp_main__":  # the module's name in processes that vLLM spawns from this one
     die_with_owner(os.getppid())

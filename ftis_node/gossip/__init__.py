@@ -1,15 +1,17 @@
 """The network of a node: announcements, group bodies, confirmations, the directory. Only this package imports hivemind.
 
-These exports do not import hivemind. `ftis_node.gossip.libp2p.Libp2pGossip` and
-`ftis_node.gossip.bootstrap.BootstrapNode` do: import them only in code that starts a network.
+These exports do not import hivemind. The files `libp2p` and `bootstrap` do: import them only to start a network.
 """
 
 from __future__ import annotations
 
-from ftis_node.gossip.interface import (
+from ftis_node.gossip.interface import Gossip
+from ftis_node.gossip.multiaddr import parse_listen_address, parse_multiaddr
+from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.gossip.types import (
+    MAX_ANSWERS,
     Fetched,
     FetchOutcome,
-    Gossip,
     GossipCounters,
     GossipLimits,
     GossipMessage,
@@ -17,18 +19,16 @@ from ftis_node.gossip.interface import (
     SwarmPhase,
     SwarmState,
 )
-from ftis_node.gossip.multiaddr import PeerAddress, parse_listen_address, parse_multiaddr
-from ftis_node.gossip.settings import NetworkSettings
 
 __all__ = [
-    "GossipMessage",
+    "MAX_ANSWERS",
     "FetchOutcome",
     "Fetched",
     "Gossip",
     "GossipCounters",
     "GossipLimits",
+    "GossipMessage",
     "NetworkSettings",
-    "PeerAddress",
     "PeerConnection",
     "SwarmPhase",
     "SwarmState",

@@ -1,10 +1,5 @@
 """A bootstrap node: directory, relay and forwarder for any number of runs, without membership in any.
 
-It stores the directory in which members of a run find each other, forwards announcements, and relays bodies between
-members that cannot dial each other.
-
-Forwarding of announcements by a bootstrap node, for runs of which it is not a member.
-
 Two members behind home routers can often reach each other only through a relay, and gossipsub does not use relays. Both
 reach the bootstrap node. It subscribes to their topics and so becomes part of the gossipsub mesh. Bodies go through the
 relay. The bootstrap node learns the runs from the part of the directory that it stores.
@@ -19,59 +14,52 @@ import random
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.dialer import Dialer
-from ftis_node.gossip.directory.lookup import SurveyReader
-from ftis_node.gossip.interface import GossipCounters, GossipLimits
-from ftis_node.gossip.p2pd.session import P2pdConfig, Session
+from ftis_node.gossip.directory.lookup import read_survey
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.services import AdmissionControl
+from ftis_node.gossip.types import GossipCounters, GossipLimits
 from ftis_node.gossip.wire_format import topic
 from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ftis_node.gossip.directory.lookup import RunSurvey
-    from ftis_node.gossip.directory.validators import StoredRun
-    from ftis_node.gossip.interface import PeerConnection
+    from ftis_node.gossip.p2pd.session import Session
     from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.gossip.types import PeerConnection
     from ftis_node.records.identity import Identity
 
 MAX_RUNS_SURVEYED = 8
-logger = logging.getLogger(__name__)
 MAX_TOPICS = 256
+logger = logging.getLogger(__name__)
 
 
-class TopicForwarder:
-    """Forwarder that subscribes to the topics of runs in the local part of the directory, and discards messages."""
+async def forward_topics(session: Session, *, poll_interval_s: float) -> None:
+    """Subscribe to the topics of the first runs in the local part of the directory, until canceled; discard messages.
 
-    def __init__(self, session: Session, *, poll_interval_s: float) -> None:
-        self._session = session
-        self._poll_interval_s = poll_interval_s
-        self._reading: dict[str, asyncio.Task[None]] = {}  # by topic
+    Raises OSError or EOFError in a group if p2pd is lost.
+    """
 
-    async def run(self) -> None:
-        """Run until canceled. Raises OSError or EOFError in a group if p2pd is lost."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._follow(self._session.directory.stored_runs(), group)
-                await asyncio.sleep(self._poll_interval_s)
-
-    def _follow(self, runs: Mapping[str, StoredRun], group: asyncio.TaskGroup) -> None:
-        """Forward the topics of the first runs in the order given."""
-        of_runs = (topic(run_id, shard) for run_id, run in runs.items() for shard in range(run.num_shards))
-        topics = list(itertools.islice(of_runs, MAX_TOPICS))
-        for name in set(self._reading) - set(topics):
-            self._reading.pop(name).cancel()
-        for name in topics:
-            if name in self._reading:
-                continue
-            logger.info("forwarding announcements of %s", name)
-            self._reading[name] = group.create_task(self._read(name), name=f"forward {name}")
-
-    async def _read(self, name: str) -> None:
-        async with self._session.client.subscribe(name) as messages:
+    async def read(name: str) -> None:
+        async with session.client.subscribe(name) as messages:
             async for _ in messages:
                 pass
+
+    reading: dict[str, asyncio.Task[None]] = {}  # by topic
+    async with asyncio.TaskGroup() as group:
+        while True:
+            runs = session.directory.stored_runs()
+            of_runs = (topic(run_id, shard) for run_id, run in runs.items() for shard in range(run.num_shards))
+            topics = list(itertools.islice(of_runs, MAX_TOPICS))
+            for name in set(reading) - set(topics):
+                reading.pop(name).cancel()
+            for name in topics:
+                if name not in reading:
+                    logger.info("forwarding announcements of %s", name)
+                    reading[name] = group.create_task(read(name), name=f"forward {name}")
+            await asyncio.sleep(poll_interval_s)
 
 
 class BootstrapNode:
@@ -102,7 +90,6 @@ class BootstrapNode:
             identity=identity,
             limits=limits,
             counters=self.counters,
-            handlers={},
             admission=AdmissionControl(limits),
             is_public=True,
             guard=self.guard,
@@ -110,7 +97,7 @@ class BootstrapNode:
         self._supervisor = P2pdSupervisor(config, self._work, on_end=self._on_end)
 
     async def start(self) -> None:
-        """Return once this node can be dialed. Raises the same errors as `interface.Gossip.start`."""
+        """Return once this node can be dialed. Raises the same errors as `Gossip.start`."""
         await self._supervisor.start()
 
     async def run_until_closed(self) -> None:
@@ -126,18 +113,14 @@ class BootstrapNode:
         return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
 
     async def survey(self) -> list[RunSurvey]:
-        """Return at most `MAX_RUNS_SURVEYED` runs and their records. Raises TimeoutError.
-
-        Pinned runs come first, then the runs with the most members stored at this node.
-        """
+        """Return at most `MAX_RUNS_SURVEYED` runs, pinned ones first, then the largest. Raises TimeoutError."""
         session = self._supervisor.session
         if session is None:
             return []
-        reader = SurveyReader(session.directory, guard=self.guard)
         stored = session.directory.stored_runs()
         chosen = list(dict.fromkeys([*self._pinned_runs, *stored]))[:MAX_RUNS_SURVEYED]
         self.num_runs_omitted = len(set(stored) - set(chosen))
-        return [await reader.read(run_id) for run_id in chosen]
+        return [await read_survey(session.directory, run_id, guard=self.guard) for run_id in chosen]
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]
@@ -145,7 +128,7 @@ class BootstrapNode:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_dialing(session), name="bootstrap-dial")
             group.create_task(
-                TopicForwarder(session, poll_interval_s=self._settings.forward_s).run(), name="bootstrap-forward"
+                forward_topics(session, poll_interval_s=self._settings.forward_s), name="bootstrap-forward"
             )
 
     async def _keep_dialing(self, session: Session) -> None:

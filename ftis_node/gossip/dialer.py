@@ -1,14 +1,8 @@
-"""Dials peers: first the configured ones, then members found through the directory; and tests addresses.
+"""Dials peers: first the configured ones, then members found through the directory; and tests addresses for `doctor`.
 
-`swarm/topology.py` selects the peers to dial; this file dials them. A round of dialing raises no error, because
-the next round repeats failed dials.
-
-A reconnect schedule redials lost members: soon, then less often, finally not any more. Most return, because the machine
-slept or the connection was interrupted. The rounds of `membership.py` would find them too, but only after a minute and
-by chance. After a network partition both halves should reconnect as soon as the network works again.
-
-`doctor` tests addresses one by one with a temporary p2pd and identity. Each address gets a separate p2pd, because p2pd
-would hide a dead address behind a working one of the same peer.
+A round of dialing raises no error, because the next round repeats failed dials. A reconnect schedule redials lost
+members: soon, then less often, finally not any more. The rounds of `membership.py` would find them too, but only after
+a minute and by chance. After a network partition both halves should reconnect as soon as the network works again.
 """
 
 from __future__ import annotations
@@ -21,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.multiaddr import Reachability, reachability_of
 from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.relay_limit import fetch_limit
-from ftis_node.gossip.p2pd.session import client_only_config, open_session
+from ftis_node.gossip.p2pd.session import open_session
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.records.addresses import AddressError, parse_address
 from ftis_node.swarm.peer_guard import PeerGuard, Place
@@ -44,10 +39,7 @@ PROBE_TIMEOUT_S = 8.0
 
 
 def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
-    """Return the valid addresses among a peer's claims, without the final `/p2p/ID`.
-
-    Addresses that name another peer are dropped.
-    """
+    """Return the valid addresses among a peer's claims that name no other peer, without the final `/p2p/ID`."""
     believable = []
     for text in claimed:
         try:
@@ -60,8 +52,6 @@ def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
 
 
 class Dialer:
-    """Dialer of peers for one node."""
-
     def __init__(self, settings: NetworkSettings, *, rng: random.Random, guard: PeerGuard | None = None) -> None:
         self._settings = settings
         self._guard = guard or PeerGuard()
@@ -70,7 +60,7 @@ class Dialer:
 
     @property
     def given(self) -> set[str]:
-        """Return the peer ids of the configured peers."""
+        """Return the ids of the configured peers."""
         return {peer.peer_id for peer in self._settings.peer_addresses}
 
     async def dial_given(self, session: Session) -> None:
@@ -85,7 +75,13 @@ class Dialer:
         errors = [error for error in await self.dial(session, missing) if error]
         real_errors = [error for error in errors if "dial backoff" not in error]  # p2pd pauses after a failed dial
         self.dial_error = real_errors[0] if real_errors else (self.dial_error if errors else "")
-        await self._meet_some(session)
+        connected = await connected_ids(session)
+        others = sorted(connected - self.given)
+        self._rng.shuffle(others)
+        try:
+            await session.directory.join([*(connected & self.given), *others][:NUM_PEERS_MET])
+        except TimeoutError:
+            logger.debug("the directory did not answer in time")
 
     async def keep_redialing(
         self, session: Session, members: Callable[[], Collection[str]], known: Mapping[str, list[str]]
@@ -116,19 +112,8 @@ class Dialer:
                 return str(error)
         return f"dialing {peer_id} failed unexpectedly" if work.failed else ""
 
-    async def _meet_some(self, session: Session) -> None:
-        connected = await connected_ids(session)
-        given = connected & self.given
-        others = sorted(connected - given)
-        self._rng.shuffle(others)
-        try:
-            await session.directory.join([*given, *others][:NUM_PEERS_MET])
-        except TimeoutError:
-            logger.debug("the directory did not answer in time")
-
 
 async def connected_ids(session: Session) -> set[str]:
-    """Return the ids of connected peers."""
     return {peer.peer_id for peer in await session.client.connected_peers()}
 
 
@@ -152,7 +137,6 @@ class ReconnectSchedule:
         self._absent: dict[str, _Absence] = {}
 
     def update(self, *, members: Collection[str], connected: Collection[str], now: float) -> None:
-        """Update the schedule with the current members and connected peers."""
         for peer_id in members:
             self._met.pop(peer_id, None)
             self._met[peer_id] = None
@@ -212,7 +196,7 @@ async def probe_network(peers: tuple[PeerAddress, ...], *, listen: tuple[str, ..
     reachability = Reachability.UNKNOWN
     for peer in peers:  # one p2pd for each address: an open connection would hide the next address
         settings = NetworkSettings(sockets_dir=sockets_dir, listen=listen, use_nat_helpers=False, stop_timeout_s=0.5)
-        async with open_session(client_only_config(settings), listen=settings.listen_addresses) as session:
+        async with open_session(P2pdConfig(settings=settings), listen=settings.listen_addresses) as session:
             reachability = reachability_of(session.listening_on)
             probes.append(await _probe(session, peer))
     return NetworkProbe(tuple(probes), reachability)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -32,46 +31,27 @@ MAX_OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
 DOMAIN = b"ftis-node/secret/1"
 
 
-class PayloadCipher(Protocol):
-    """Authenticated encryption of payloads, or none."""
-
-    @property
-    def overhead_bytes(self) -> int:
-        """Return the number of bytes that `encrypt` adds."""
-        ...
-
-    def wire_name(self, run_id: str) -> str:
-        """Return the name of a run in topics, protocols and directory keys."""
-        ...
-
-    def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
-        """Encrypt a payload for one context."""
-        ...
-
-    def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
-        """Return the payload. Raises RecordError (`sealed`) for another secret or another context."""
-        ...
-
-
 class NullCipher:
     """Null object for a run without a secret."""
 
-    overhead_bytes = 0
+    overhead_bytes = 0  # that `encrypt` adds
 
     def wire_name(self, run_id: str) -> str:
+        """Return the name of a run in topics, protocols and directory keys."""
         return run_id
 
     def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
         return payload
 
     def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
+        """Return the payload. Raises RecordError (`sealed`) for another secret or another context."""
         return ciphertext
 
 
-NO_CIPHER: PayloadCipher = NullCipher()
+NO_CIPHER = NullCipher()
 
 
-class SecretCipher:
+class SecretCipher(NullCipher):
     """ChaCha20-Poly1305 with the keys of one run and one secret."""
 
     overhead_bytes = MAX_OVERHEAD_BYTES
@@ -86,7 +66,6 @@ class SecretCipher:
         self._name = derived[KEY_BYTES:].hex()
 
     def wire_name(self, run_id: str) -> str:
-        """Return the keyed name, which does not reveal the run id."""
         return self._name
 
     def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
@@ -94,7 +73,6 @@ class SecretCipher:
         return nonce + self._aead.encrypt(nonce, payload, _packed(context))
 
     def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
-        """See `PayloadCipher.decrypt`."""
         if len(ciphertext) < MAX_OVERHEAD_BYTES:
             raise RecordError("sealed", f"{len(ciphertext)} bytes are too short for a ciphertext")
         try:

@@ -1,210 +1,82 @@
 """The interface between the daemon and the network: messages, bodies, confirmations, the directory, the members.
 
-This package transports bytes and does not parse them. A message holds at most `max_announcement_bytes`, a body is a
-signed envelope, an id is its 32-byte hash. The caller validates the contents; this package enforces sender, size and
-time limits. Two classes implement the protocol `Gossip`: `libp2p.Libp2pGossip` and, within one process,
-`loopback.LoopbackGossip`.
-
-Calls raise no exception if a peer does not answer or sends invalid data. A fetch returns its outcome, and counters
-record it.
+This package transports bytes: the caller validates the contents, this package enforces sender, size and time limits.
+A body is a signed envelope, an id is its 32-byte hash. Calls raise no exception if a peer does not answer or sends
+invalid data. A fetch returns its outcome, and counters record it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
-from ftis_node.errors import RecordError
+from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
+from ftis_node.gossip.multiaddr import Reachability, reachability_of
+from ftis_node.gossip.pubsub import AnnouncementQueue
+from ftis_node.gossip.services import AdmissionControl, Services
+from ftis_node.gossip.types import Fetched, FetchOutcome, GossipCounters
+from ftis_node.gossip.wire_format import ItemCollector, RpcService, check_run_id, pack_ids
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncIterator, Collection, Sequence
 
-    from ftis_node.gossip.multiaddr import Reachability
-    from ftis_node.swarm.peer_guard import PeerGuard
+    from ftis_node.errors import RecordError
+    from ftis_node.gossip.types import (
+        AnswerQuery,
+        GossipLimits,
+        GossipMessage,
+        IsRefused,
+        Lookup,
+        OnConfirm,
+        OnRefusal,
+        OnSent,
+        PeerConnection,
+        ServeWeights,
+        SwarmState,
+    )
 
-ID_BYTES = 32
-MAX_ANSWERS = 256  # answers to one query
-
-Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
-"""Returns the bodies held of the given ids, in the order of the ids; ids without a body are skipped."""
-
-AnswerQuery = Callable[[str, bytes], Awaitable[Sequence[bytes]]]
-"""Takes a peer id and its query; returns answers of at most `max_announcement_bytes` each."""
-
-ServeWeights = Callable[[str, bytes], "AsyncGenerator[bytes, None]"]
-"""Takes a peer id and its query; yields items of at most `max_weights_item_bytes`. RecordError: invalid query."""
-
-OnConfirm = Callable[[str, Sequence[bytes]], Awaitable[None]]
-"""Takes a peer id and the ids of the bodies that it fetched and validated."""
-
-OnSent = Callable[[str, bytes], None]
-"""Takes a peer id and the id of a body that was sent to it completely. Must be cheap, without IO."""
-
-OnRefusal = Callable[[str, RecordError], None]
-"""Takes a peer id and why one of its announcements was rejected. Must be cheap, without IO."""
-
-IsRefused = Callable[[str], bool]
-"""Returns whether a peer is refused all service. Called for every stream: must be cheap, without IO."""
+PLACES = {RpcService.ASK: Place.CATCH_UP, RpcService.CONFIRM: Place.CONFIRM, RpcService.WEIGHTS: Place.WEIGHTS}
 
 
-class SwarmPhase(StrEnum):
-    """State of a node's connection to its swarm."""
+class Gossip(ABC):
+    """One node's connection to the swarm of one run. Call `serve` before `start`; nothing works after `close`.
 
-    STARTING = "starting"  # the network process is starting or restarting
-    STANDALONE = "standalone"  # running, but no other member of the run is connected
-    CONNECTED = "connected"  # at least one other member of the run is connected
+    `peer_id` is this node's (`12D3Koo...`). `guard` is the exception barrier for work for peers; the node sets its
+    `on_fault` before `start`.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class SwarmState:
-    """The phase, and a sentence for users with its cause."""
-
-    state: SwarmPhase
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.state}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class PeerConnection:
-    """A connected peer and the addresses of its connections."""
-
-    peer_id: str
-    addresses: tuple[str, ...]
-
-
-class GossipMessage(NamedTuple):
-    """A message of one of the run's topics; `sender` is authenticated by libp2p's message signature."""
-
-    sender: str
-    payload: bytes
-    shard: int = 0
-
-
-class FetchOutcome(StrEnum):
-    """Outcome of a fetch. Bodies that arrived before the end are kept."""
-
-    COMPLETE = "complete"  # the peer sent everything that it holds of the request
-    BUSY = "busy"  # the peer is at its limits: ask another peer, or retry later
-    UNREACHABLE = "unreachable"  # no connection, or the peer is not a member of this run
-    TIMED_OUT = "timed_out"  # no progress for too long, or the total time limit was reached
-    TOO_LARGE = "too_large"  # the peer sent more or larger items than requested
-    BROKEN = "broken"  # the stream ended early, or violated the protocol
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """The bodies that a fetch received, and its outcome."""
-
-    bodies: tuple[bytes, ...]
-    outcome: FetchOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class GossipLimits:
-    """Limits on sizes, rates and waiting times. They have the same meaning at both ends of a stream."""
-
-    max_announcement_bytes: int = 1024
-    max_queued_announcements: int = 8192  # the oldest is dropped
-    max_body_bytes: int = 1 << 20
-    max_ids_per_request: int = 64
-    max_request_bytes: int = 16 << 20  # all bodies of one request
-    max_answers: int = MAX_ANSWERS
-    idle_timeout_s: float = 10.0  # without progress
-    fetch_timeout_s: float = 60.0  # one request, at either end
-    num_bodies_per_lookup: int = 4  # read from the buffer at a time while serving
-    max_streams: int = 32  # served concurrently
-    max_streams_per_peer: int = 4
-    max_upload_bytes_per_s: float = 64 << 20  # over all peers
-    max_requests_per_minute: float = 1200  # of one peer for one service
-    max_weights_item_bytes: int = 1 << 20  # a chunk of a weight file, or any other item of that service
-    max_record_bytes: int = 2048  # directory record
-    max_record_ttl_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            if not getattr(self, entry.name) > 0:
-                raise ValueError(f"{entry.name} must be above 0")
-
-
-@dataclass(slots=True)
-class GossipCounters:
-    """Counters since the start. Only this package changes them."""
-
-    announcements_sent: int = 0
-    announcements_received: int = 0
-    announcements_dropped: int = 0  # the queue was full
-    announcements_refused: int = 0  # above the size limit, or not encrypted with the run's secret
-    announcements_unsent: int = 0  # the network process was down
-    bodies_in: int = 0
-    bodies_out: int = 0
-    body_bytes_in: int = 0
-    body_bytes_out: int = 0
-    weights_bytes_in: int = 0  # chunks of weights, their hashes, offers
-    weights_bytes_out: int = 0
-    confirmed_in: int = 0  # ids that peers confirmed to this node
-    confirmed_out: int = 0
-    fetch_errors: dict[str, int] = field(default_factory=dict)  # by FetchOutcome
-    serve_errors: dict[str, int] = field(default_factory=dict)  # served streams that ended early, by reason
-    records_refused: int = 0  # directory records: invalid signature, too large, or expiry too late
-    non_ed25519: dict[str, int] = field(default_factory=dict)  # ignored because the peer's key is not Ed25519, by kind
-    restarts: int = 0  # of the network process
-
-    def count_fetch_error(self, outcome: FetchOutcome) -> None:
-        self.fetch_errors[outcome.value] = self.fetch_errors.get(outcome.value, 0) + 1
-
-    def count_non_ed25519(self, what: str) -> None:
-        """Count a connection, message or stream of a peer whose id is not an Ed25519 key."""
-        self.non_ed25519[what] = self.non_ed25519.get(what, 0) + 1
-
-    def count_refused_record(self) -> None:
-        """Count a directory record that was rejected when stored or read."""
-        self.records_refused += 1
-
-    def count_serve_error(self, reason: str) -> None:
-        self.serve_errors[reason] = self.serve_errors.get(reason, 0) + 1
-
-
-class Gossip(Protocol):
-    """One node's connection to the swarm of one run. Call `serve` before `start`; nothing works after `close`."""
+    def __init__(self, *, peer_id: str, run_id: str, limits: GossipLimits) -> None:
+        """Raises ValueError for an invalid run id."""
+        self.peer_id = peer_id
+        self.counters = GossipCounters()
+        self.guard = PeerGuard()
+        self._run_id = check_run_id(run_id)
+        self._limits = limits
+        self._services = Services(limits=limits, counters=self.counters)
+        self._admission = AdmissionControl(limits)
+        self._on_refusal: OnRefusal | None = None
+        self._queue = AnnouncementQueue(capacity=limits.max_queued_announcements, counters=self.counters)
 
     @property
-    def peer_id(self) -> str:
-        """Return this node's peer id (`12D3Koo...`)."""
-        ...
-
-    @property
-    def guard(self) -> PeerGuard:
-        """Return the exception barrier for work for peers. The node sets its `on_fault` before `start`."""
-        ...
-
-    @property
+    @abstractmethod
     def addresses(self) -> list[str]:
         """Return the multiaddrs with `/p2p/ID` at which peers can dial this node; empty before the start."""
-        ...
 
     @property
+    @abstractmethod
     def state(self) -> SwarmState:
         """Return the current state of the connection to the swarm."""
-        ...
 
     @property
-    def counters(self) -> GossipCounters:
-        """Return the counters since the start."""
-        ...
-
-    @property
+    @abstractmethod
     def clock_skew_s(self) -> float | None:
         """Return the clock offset to peers in seconds (peer minus local); None before the first measurement."""
-        ...
 
     @property
     def reachability(self) -> Reachability:
         """Return how peers can dial this node, as far as known."""
-        ...
+        return reachability_of(self.addresses)
 
     def serve(
         self,
@@ -223,41 +95,50 @@ class Gossip(Protocol):
         for which `is_refused` is true are closed before they are read. `on_sent` is called for each body sent
         completely, `on_refusal` for each announcement that was too large.
         """
-        ...
+        services = self._services
+        services.lookup, services.on_confirm, services.answer, services.on_sent = lookup, on_confirm, answer, on_sent
+        if lookup_text is not None:
+            services.lookup_text = lookup_text
+        self._on_refusal = on_refusal
+        if is_refused is not None:
+            self._admission.is_refused = is_refused
 
     def serve_weights(self, give: ServeWeights) -> None:
         """Set the handler for requests about weights, at any time. Before that such requests get no items."""
-        ...
+        self._services.give_weights = give
 
+    @abstractmethod
     async def start(self) -> None:
         """Join the swarm. Return once this node can be dialed, whether or not a peer is connected.
 
         Raises UsageError if the listen address is taken, MachineError if the network process does not start.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Leave the swarm; end all child processes and remove temporary files."""
-        ...
 
+    @abstractmethod
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
         """Publish a message to the members that read a shard; return False if the network process is down.
 
         Raises ValueError for a payload above `max_announcement_bytes`.
         """
-        ...
 
+    @abstractmethod
     async def all_read_batches(self) -> bool:
         """Return whether an announcement may hold several groups: every known member is connected and says so."""
-        ...
 
+    @abstractmethod
     async def read_shards(self, shards: Collection[int]) -> None:
         """Read exactly these shards from now on. Subscribe to new ones before leaving old ones."""
-        ...
 
     def announcements(self) -> AsyncIterator[GossipMessage]:
-        """Iterate over messages of other nodes in order of arrival, until closed. One reader at a time."""
-        ...
+        """Iterate over messages of other nodes in order of arrival, until closed. One reader at a time.
+
+        Raises the internal error that ended the network, if one did.
+        """
+        return self._queue.drain()
 
     async def fetch(
         self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
@@ -266,49 +147,104 @@ class Gossip(Protocol):
 
         `as_text` requests the text form, which only the creator has; other peers are UNREACHABLE for that service.
         """
-        ...
+        service = RpcService.FETCH_TEXT if as_text else RpcService.FETCH
+        request = pack_ids(ids, limits=self._limits)
+        items = ItemCollector(
+            max_items=len(ids), max_item_bytes=self._limits.max_body_bytes, max_bytes=self._limits.max_request_bytes
+        )
+        fetched = await self._counted_pull(peer_id, service, request, items=items, timeout_s=timeout_s)
+        self.counters.bodies_in += len(fetched.bodies)
+        self.counters.body_bytes_in += sum(map(len, fetched.bodies))
+        return fetched
 
     async def request_backfill(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
         """Send a query for a peer's groups (at most `max_announcement_bytes`); return its answers."""
-        ...
+        max_bytes = self._limits.max_announcement_bytes
+        if len(question) > max_bytes:
+            raise ValueError(f"a query of {len(question)} bytes; {max_bytes} are allowed")
+        max_items = self._limits.max_answers
+        items = ItemCollector(max_items=max_items, max_item_bytes=max_bytes, max_bytes=max_items * max_bytes)
+        return await self._counted_pull(peer_id, RpcService.ASK, question, items=items, timeout_s=timeout_s)
 
     async def request_weights(
         self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
     ) -> Fetched:
         """Send a query about weights; return at most `max_items` items."""
-        ...
+        max_item_bytes = self._limits.max_weights_item_bytes
+        items = ItemCollector(max_items=max_items, max_item_bytes=max_item_bytes, max_bytes=max_items * max_item_bytes)
+        fetched = await self._counted_pull(peer_id, RpcService.WEIGHTS, question, items=items, timeout_s=timeout_s)
+        self.counters.weights_bytes_in += sum(map(len, fetched.bodies))
+        return fetched
 
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
         """Confirm to a peer that its bodies were fetched and validated; return whether it received the confirmation."""
-        ...
+        request = pack_ids(ids, limits=self._limits)
+        items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)  # one empty item
+        timeout_s = self._limits.idle_timeout_s
+        response = await self._counted_pull(peer_id, RpcService.CONFIRM, request, items=items, timeout_s=timeout_s)
+        is_acknowledged = response.outcome is FetchOutcome.COMPLETE and len(response.bodies) == 1
+        self.counters.confirmed_out += len(ids) if is_acknowledged else 0
+        return is_acknowledged
 
+    @abstractmethod
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
         """Store this node's record in the directory; return the success. Raises ValueError above the limits."""
-        ...
 
+    @abstractmethod
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
         """Store the run's manifest in the directory under the run id, its hash; return whether it was accepted.
 
         Nothing is stored for a run with a secret, because its manifest is private.
         """
-        ...
 
+    @abstractmethod
     async def get_record(self, peer_id: str) -> bytes | None:
         """Return a peer's record in this run's directory; None if there is none or the directory does not answer."""
-        ...
 
+    @abstractmethod
     async def connected_peers(self) -> list[PeerConnection]:
         """Return all connected peers: members, bootstrap nodes, relays, others."""
-        ...
 
+    @abstractmethod
     async def members(self) -> list[str]:
         """Return the peer ids of connected members of this run."""
-        ...
 
+    @abstractmethod
     async def known_members(self) -> list[str]:
         """Return members that are connected or were recently listed: all of a small run, many of a large one."""
-        ...
 
+    @abstractmethod
     async def shard_members(self) -> list[str]:
         """Return the other members of this node's own shard that are connected or listed in the directory."""
-        ...
+
+    @abstractmethod
+    async def _pull(
+        self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
+    ) -> Fetched:
+        """Send a request to a peer and add its items to `items`. Raises no exception for a peer's behavior."""
+
+    async def _counted_pull(
+        self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float | None
+    ) -> Fetched:
+        total_s = self._limits.fetch_timeout_s if timeout_s is None else timeout_s
+        fetched = items.end(FetchOutcome.BROKEN)
+        with self.guard.work_for(peer_id, PLACES.get(service, Place.PULL)):
+            fetched = await self._pull(peer_id, service, request, items=items, timeout_s=total_s)
+        if fetched.outcome is not FetchOutcome.COMPLETE:
+            self.counters.fetch_errors[fetched.outcome.value] += 1
+        return fetched
+
+    def _refuse_announcement(self, peer_id: str, error: RecordError) -> None:
+        """Count a rejected announcement; call `on_refusal` if it was too large."""
+        self.counters.announcements_refused += 1
+        if self._on_refusal is not None and error.reason == "size":
+            self._on_refusal(peer_id, error)
+
+    def _check_announcement(self, payload: bytes) -> None:
+        if len(payload) > self._limits.max_announcement_bytes:
+            raise ValueError(f"{len(payload)} bytes; {self._limits.max_announcement_bytes} are allowed")
+
+    def _check_record(self, value: bytes, *, ttl_s: float) -> None:
+        max_bytes, max_ttl_s = self._limits.max_record_bytes - MAX_OVERHEAD_BYTES, self._limits.max_record_ttl_s
+        if len(value) > max_bytes or not 0 < ttl_s <= max_ttl_s:
+            raise ValueError(f"{len(value)} bytes for {ttl_s} s; {max_bytes} bytes for {max_ttl_s} s are allowed")

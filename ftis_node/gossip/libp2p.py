@@ -3,8 +3,7 @@
     announce --> p2pd --> gossipsub topic of the run --> p2pd --> announcement queue --> announcements
     fetch    --> p2pd --> stream of the run's "fetch" --> p2pd --> stream server --> lookup
 
-p2pd finds the path between two nodes: relays, hole punching, addresses in the DHT. Importing this file imports
-hivemind.
+Importing this file imports hivemind.
 """
 
 from __future__ import annotations
@@ -12,39 +11,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.connection_state import DUPLICATE_IDENTITY, with_duplicate_identity
 from ftis_node.gossip.encryption import NO_CIPHER, SecretCipher
-from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipLimits, GossipMessage, SwarmPhase
+from ftis_node.gossip.interface import Gossip
 from ftis_node.gossip.membership import SEEN_TTLS, Membership
-from ftis_node.gossip.multiaddr import Reachability, reachability_of
-from ftis_node.gossip.p2pd.session import P2pdConfig, Session
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
-from ftis_node.gossip.pubsub import AnnouncementQueue, Subscriptions
-from ftis_node.gossip.services import PeerCalls
-from ftis_node.gossip.streams import pull_items
+from ftis_node.gossip.pubsub import Subscriptions
+from ftis_node.gossip.types import (
+    DUPLICATE_IDENTITY,
+    Fetched,
+    FetchOutcome,
+    GossipLimits,
+    GossipMessage,
+    SwarmPhase,
+    with_duplicate_identity,
+)
 from ftis_node.gossip.wire_format import RpcService, protocol, topic
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
+    from collections.abc import Callable, Collection
 
-    from ftis_node.gossip.interface import PeerConnection, SwarmState
+    from ftis_node.gossip.p2pd.session import Session
     from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.gossip.types import PeerConnection, SwarmState
     from ftis_node.gossip.wire_format import ItemCollector
     from ftis_node.records.identity import Identity
-
 
 logger = logging.getLogger(__name__)
 
 SECRET_HINT = "only holders of the same secret are met: is `swarm.secret_file` the same file everywhere?"
 
 
-class Libp2pGossip(PeerCalls):
-    """Implementation of `interface.Gossip` over a p2pd child process."""
+class Libp2pGossip(Gossip):
+    """Implementation of `Gossip` over a p2pd child process."""
 
     def __init__(
         self,
@@ -61,7 +66,6 @@ class Libp2pGossip(PeerCalls):
         Raises ValueError for an invalid run id, and for a secret of fewer than 32 bytes.
         """
         super().__init__(peer_id=identity.peer_id, run_id=run_id, limits=limits or GossipLimits())
-        self._queue = AnnouncementQueue(capacity=self._limits.max_queued_announcements, counters=self._counters)
         self._cipher = NO_CIPHER if secret is None else SecretCipher(secret, run_id=run_id)
         self._run_name = self._cipher.wire_name(run_id)
         self._settings = settings
@@ -70,138 +74,114 @@ class Libp2pGossip(PeerCalls):
         self._membership = Membership(
             settings,
             run_id=self._run_name,
-            peer_id=self._peer_id,
+            peer_id=self.peer_id,
             rng=random.Random(),
             num_shards=num_shards,
-            guard=self._guard,
+            guard=self.guard,
         )
         handlers = {protocol(self._run_name, service): handler for service, handler in self._services.handlers.items()}
         config = P2pdConfig(
             settings=settings,
             identity=identity,
             limits=self._limits,
-            counters=self._counters,
+            counters=self.counters,
             handlers=handlers,
             admission=self._admission,
             cipher=self._cipher,
-            guard=self._guard,
+            guard=self.guard,
             on_duplicate_identity=self._note_duplicate_identity,
         )
         self._supervisor = P2pdSupervisor(config, self._work, on_end=self._queue.close)
 
     @property
+    def _session(self) -> Session | None:
+        return self._supervisor.session
+
+    @property
     def addresses(self) -> list[str]:
-        """Return the multiaddrs at which peers can dial this node, as of the last poll."""
         return list(self._membership.addresses)
 
     @property
     def state(self) -> SwarmState:
-        state = self._supervisor.down_state() if self._supervisor.session is None else self._membership.state()
+        state = self._supervisor.down_state() if self._session is None else self._membership.state()
         if state.state is SwarmPhase.STANDALONE and self._cipher is not NO_CIPHER:
             state = replace(state, reason=f"{state.reason}; {SECRET_HINT}")
         return with_duplicate_identity(state) if self._has_duplicate_identity() else state
 
     @property
     def clock_skew_s(self) -> float | None:
-        """See `interface.Gossip.clock_skew_s`."""
-        return None if self._supervisor.session is None else self._supervisor.session.directory.clock_skew_s
-
-    @property
-    def reachability(self) -> Reachability:
-        """Return how peers can dial this node, as of the last poll."""
-        return reachability_of(self.addresses)
+        return None if self._session is None else self._session.directory.clock_skew_s
 
     @property
     def process_id(self) -> int | None:
         """Return the process id of p2pd, None while it is down."""
-        return None if self._supervisor.session is None else self._supervisor.session.process.pid
+        return None if self._session is None else self._session.process.pid
 
     async def start(self) -> None:
-        """See `interface.Gossip.start`."""
         await self._supervisor.start()
 
     async def close(self) -> None:
         await self._supervisor.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """See `interface.Gossip.announce`."""
         self._check_announcement(payload)
-        if self._supervisor.session is None:
-            self._counters.announcements_unsent += 1
-            return False
-        try:
-            name = topic(self._run_name, shard)
-            ciphertext = self._cipher.encrypt(payload, "announcement", self._peer_id, name)
-            await self._supervisor.session.client.publish(name, ciphertext)
-        except (OSError, EOFError):  # p2pd is going down
-            self._counters.announcements_unsent += 1
-            return False
-        self._counters.announcements_sent += 1
-        return True
+        if self._session is not None:
+            with suppress(OSError, EOFError):  # p2pd is going down
+                name = topic(self._run_name, shard)
+                ciphertext = self._cipher.encrypt(payload, "announcement", self.peer_id, name)
+                await self._session.client.publish(name, ciphertext)
+                self.counters.announcements_sent += 1
+                return True
+        self.counters.announcements_unsent += 1
+        return False
 
     async def read_shards(self, shards: Collection[int]) -> None:
-        """See `interface.Gossip.read_shards`."""
         self._membership.read_shards = frozenset(shards)
         await self._subscriptions.choose(shards)
 
-    def announcements(self) -> AsyncIterator[GossipMessage]:
-        """See `interface.Gossip.announcements`. Raises the internal error that ended the network, if one did."""
-        return self._queue.drain()
-
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
-        """See `interface.Gossip.publish_record`."""
         self._check_record(value, ttl_s=ttl_s)
-        if self._supervisor.session is None:
-            return False
-        try:
-            return await self._supervisor.session.directory.publish_record(self._run_name, value, ttl_s=ttl_s)
-        except TimeoutError:
-            return False
+        if self._session is not None:
+            with suppress(TimeoutError):
+                return await self._session.directory.publish_record(self._run_name, value, ttl_s=ttl_s)
+        return False
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
-        """See `interface.Gossip.publish_manifest`."""
-        if self._supervisor.session is None or self._run_name != self._run_id:
-            return False
-        try:
-            return await self._supervisor.session.directory.publish_manifest(self._run_id, canonical, ttl_s=ttl_s)
-        except TimeoutError:
-            return False
+        if self._session is not None and self._run_name == self._run_id:
+            with suppress(TimeoutError):
+                return await self._session.directory.publish_manifest(self._run_id, canonical, ttl_s=ttl_s)
+        return False
 
     async def get_record(self, peer_id: str) -> bytes | None:
-        if self._supervisor.session is None:
-            return None
-        try:
-            return await self._supervisor.session.directory.get_record(self._run_name, peer_id)
-        except TimeoutError:
-            return None
+        if self._session is not None:
+            with suppress(TimeoutError):
+                return await self._session.directory.get_record(self._run_name, peer_id)
+        return None
 
     async def connected_peers(self) -> list[PeerConnection]:
-        try:
-            return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
-        except (OSError, EOFError):  # p2pd is going down
-            return []
+        if self._session is not None:
+            with suppress(OSError, EOFError):  # p2pd is going down
+                return await self._session.client.connected_peers()
+        return []
 
     async def members(self) -> list[str]:
-        """Return the connected members of this run, as of the last poll."""
-        return [] if self._supervisor.session is None else self._membership.members
+        return [] if self._session is None else self._membership.members
 
     async def known_members(self) -> list[str]:
         return self._membership.known_members()
 
     async def all_read_batches(self) -> bool:
-        return self._supervisor.session is not None and self._membership.all_read_batches()
+        return self._session is not None and self._membership.all_read_batches()
 
     async def shard_members(self) -> list[str]:
-        """Return the other members of this node's own shard, as of the last poll."""
         return self._membership.shard_members
 
     async def _pull(
         self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
-        if self._supervisor.session is None:
+        if self._session is None:
             return items.end(FetchOutcome.UNREACHABLE)
-        return await pull_items(
-            self._supervisor.session.caller,
+        return await self._session.pull(
             peer_id,
             protocol(self._run_name, service),
             request,
@@ -224,7 +204,7 @@ class Libp2pGossip(PeerCalls):
 
     def _note_duplicate_identity(self) -> None:
         if self._duplicate_seen_at is None:
-            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self._peer_id)
+            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self.peer_id)
         self._duplicate_seen_at = asyncio.get_running_loop().time()
 
     def _has_duplicate_identity(self) -> bool:
@@ -233,18 +213,15 @@ class Libp2pGossip(PeerCalls):
         return seen_at is not None and asyncio.get_running_loop().time() < seen_at + kept_s
 
     def _on_message(self, shard: int, message: GossipMessage) -> None:
-        if message.sender == self._peer_id:
+        if message.sender == self.peer_id:
             return
-        with self._guard.work_for(message.sender, Place.MESSAGE):
-            self._receive(shard, message)
-
-    def _receive(self, shard: int, message: GossipMessage) -> None:
-        try:
-            payload = self._decrypted(message, topic(self._run_name, shard))
-        except RecordError as error:
-            self._refuse_announcement(message.sender, error)
-            return
-        self._queue.put(GossipMessage(message.sender, payload, shard))
+        with self.guard.work_for(message.sender, Place.MESSAGE):
+            try:
+                payload = self._decrypted(message, topic(self._run_name, shard))
+            except RecordError as error:
+                self._refuse_announcement(message.sender, error)
+                return
+            self._queue.put(GossipMessage(message.sender, payload, shard))
 
     def _decrypted(self, message: GossipMessage, name: str) -> bytes:
         """Return the decrypted payload. Raises RecordError if it is too large or cannot be decrypted."""

@@ -1,10 +1,5 @@
 """The swarm within one process: the same protocol and limits, no sockets. For tests and experiments.
 
-    swarm = LoopbackSwarm()
-    alice = swarm.join("12D3KooWAlice...", run_id="r")
-    bob = swarm.join("12D3KooWBob...", run_id="r")
-    await alice.start(); await bob.start(); await alice.announce(b"...")
-
 Without hooks every message arrives immediately and in order. Two hooks simulate a bad network: `delay_s(sender,
 receiver)` in seconds, and `loses(sender, receiver, payload)` for announcements and requests. A seeded random source in
 the hooks makes a run repeatable.
@@ -18,8 +13,11 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.connection_state import DUPLICATE_IDENTITY, ConnectionFacts, with_duplicate_identity
-from ftis_node.gossip.interface import (
+from ftis_node.gossip.interface import Gossip
+from ftis_node.gossip.services import OverBudget
+from ftis_node.gossip.types import (
+    DUPLICATE_IDENTITY,
+    ConnectionFacts,
     Fetched,
     FetchOutcome,
     GossipLimits,
@@ -27,16 +25,14 @@ from ftis_node.gossip.interface import (
     PeerConnection,
     SwarmPhase,
     SwarmState,
+    with_duplicate_identity,
 )
-from ftis_node.gossip.multiaddr import Reachability, reachability_of
-from ftis_node.gossip.pubsub import AnnouncementQueue
-from ftis_node.gossip.services import OverBudget, PeerCalls
 from ftis_node.gossip.wire_format import outcome_of
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+    from collections.abc import AsyncGenerator, Callable, Collection
 
     from ftis_node.gossip.wire_format import ItemCollector, RpcService
 
@@ -81,31 +77,24 @@ class LoopbackSwarm:
             del self._nodes[run_id, node.peer_id]
 
     def members(self, run_id: str) -> list[LoopbackGossip]:
-        """Return the started nodes of a run."""
         return [node for (run, _), node in self._nodes.items() if run == run_id]
-
-    def find(self, peer_id: str, *, run_id: str) -> LoopbackGossip | None:
-        """Return a started node of a run."""
-        return self._nodes.get((run_id, peer_id))
 
     def put_record(self, peer_id: str, value: bytes, *, run_id: str, ttl_s: float) -> None:
         self._records[run_id, peer_id] = (value, asyncio.get_running_loop().time() + ttl_s)
 
     def get_record(self, peer_id: str, *, run_id: str) -> bytes | None:
-        """Return a record that has not expired."""
         value, expires_at = self._records.get((run_id, peer_id), (None, 0.0))
         return value if asyncio.get_running_loop().time() < expires_at else None
 
 
-class LoopbackGossip(PeerCalls):
-    """Implementation of `interface.Gossip` in memory. `LoopbackSwarm.join` creates it."""
+class LoopbackGossip(Gossip):
+    """Implementation of `Gossip` in memory. `LoopbackSwarm.join` creates it."""
 
     def __init__(
         self, swarm: LoopbackSwarm, *, peer_id: str, run_id: str, limits: GossipLimits, num_shards: int
     ) -> None:
         super().__init__(peer_id=peer_id, run_id=run_id, limits=limits)
         self._swarm = swarm
-        self._queue = AnnouncementQueue(capacity=limits.max_queued_announcements, counters=self._counters)
         self._num_shards = num_shards
         self._shards = frozenset(range(num_shards))
         self._is_up = False
@@ -118,13 +107,9 @@ class LoopbackGossip(PeerCalls):
         return 0.0
 
     @property
-    def reachability(self) -> Reachability:
-        return reachability_of(self.addresses)
-
-    @property
     def addresses(self) -> list[str]:
         """Return one address, valid only within this swarm."""
-        return [f"/memory/loopback/p2p/{self._peer_id}"] if self._is_up else []
+        return [f"/memory/loopback/p2p/{self.peer_id}"] if self._is_up else []
 
     @property
     def state(self) -> SwarmState:
@@ -136,9 +121,8 @@ class LoopbackGossip(PeerCalls):
         return with_duplicate_identity(state) if self._has_duplicate_identity else state
 
     def note_duplicate_identity(self) -> None:
-        """Note that another node has started under this identity."""
         if not self._has_duplicate_identity:
-            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self._peer_id)
+            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self.peer_id)
         self._has_duplicate_identity = True
 
     async def start(self) -> None:
@@ -151,22 +135,20 @@ class LoopbackGossip(PeerCalls):
         self._queue.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """See `interface.Gossip.announce`."""
         self._check_announcement(payload)
         if not self._is_up:
-            self._counters.announcements_unsent += 1
+            self.counters.announcements_unsent += 1
             return False
-        self._counters.announcements_sent += 1
+        self.counters.announcements_sent += 1
         for other in self._others():
-            if not self._swarm.loses(self._peer_id, other.peer_id, payload):
-                self._send(other, GossipMessage(self._peer_id, payload, shard))
+            if not self._swarm.loses(self.peer_id, other.peer_id, payload):
+                self._send(other, GossipMessage(self.peer_id, payload, shard))
         return True
 
     async def read_shards(self, shards: Collection[int]) -> None:
         self._shards = frozenset(shards)
 
     def deliver(self, announcement: GossipMessage) -> None:
-        """Receive a message."""
         if not self._is_up or announcement.shard not in self._shards:
             return
         if len(announcement.payload) > self._limits.max_announcement_bytes:
@@ -175,13 +157,10 @@ class LoopbackGossip(PeerCalls):
             return
         self._queue.put(announcement)
 
-    def announcements(self) -> AsyncIterator[GossipMessage]:
-        return self._queue.drain()
-
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
         self._check_record(value, ttl_s=ttl_s)
         if self._is_up:
-            self._swarm.put_record(self._peer_id, value, run_id=self._run_id, ttl_s=ttl_s)
+            self._swarm.put_record(self.peer_id, value, run_id=self._run_id, ttl_s=ttl_s)
         return self._is_up
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
@@ -205,14 +184,14 @@ class LoopbackGossip(PeerCalls):
         return bool(others) and all(other.reads_batches for other in others)
 
     async def shard_members(self) -> list[str]:
-        own = shard_of(self._peer_id, self._num_shards)
+        own = shard_of(self.peer_id, self._num_shards)
         return [other.peer_id for other in self._others() if shard_of(other.peer_id, self._num_shards) == own]
 
     def _others(self) -> list[LoopbackGossip]:
         return [node for node in self._swarm.members(self._run_id) if node is not self] if self._is_up else []
 
     def _send(self, other: LoopbackGossip, announcement: GossipMessage) -> None:
-        delay_s = self._swarm.delay_s(self._peer_id, other.peer_id)
+        delay_s = self._swarm.delay_s(self.peer_id, other.peer_id)
         if delay_s > 0:
             asyncio.get_running_loop().call_later(delay_s, other.deliver, announcement)
         else:
@@ -221,40 +200,35 @@ class LoopbackGossip(PeerCalls):
     async def _pull(
         self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
-        other = self._swarm.find(peer_id, run_id=self._run_id) if self._is_up else None
-        if other is None or self._swarm.loses(self._peer_id, peer_id, request):
+        other = next((node for node in self._others() if node.peer_id == peer_id), None)
+        if other is None or self._swarm.loses(self.peer_id, peer_id, request):
             return items.end(FetchOutcome.UNREACHABLE)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.sleep(self._swarm.delay_s(self._peer_id, peer_id))
-                async with aclosing(other.serve_stream(self._peer_id, service, request)) as frames:
-                    return items.end(
-                        await self._read(frames, items, delay_s=self._swarm.delay_s(peer_id, self._peer_id))
-                    )
+                await asyncio.sleep(self._swarm.delay_s(self.peer_id, peer_id))
+                async with aclosing(other.serve_stream(self.peer_id, service, request)) as frames:
+                    while True:
+                        async with asyncio.timeout(self._limits.idle_timeout_s):
+                            frame = await anext(frames)
+                        if isinstance(frame, FetchOutcome):
+                            return items.end(frame)
+                        await asyncio.sleep(self._swarm.delay_s(peer_id, self.peer_id))
+                        items.add(frame)
         except TimeoutError:
             return items.end(FetchOutcome.TIMED_OUT)
         except RecordError as error:
             return items.end(outcome_of(error))
 
-    async def _read(self, frames: AsyncGenerator[Frame, None], items: ItemCollector, *, delay_s: float) -> FetchOutcome:
-        while True:
-            async with asyncio.timeout(self._limits.idle_timeout_s):
-                frame = await anext(frames)
-            if isinstance(frame, FetchOutcome):
-                return frame
-            await asyncio.sleep(delay_s)
-            items.add(frame)
-
     async def serve_stream(self, peer_id: str, service: RpcService, request: bytes) -> AsyncGenerator[Frame, None]:
         """Yield items for a peer, then the outcome of the stream."""
         if self._admission.is_refused(peer_id):
-            self._counters.count_serve_error("refused")
+            self.counters.serve_errors["refused"] += 1
             yield FetchOutcome.BROKEN
             return
         try:
             self._admission.enter(peer_id, service)
         except OverBudget as error:
-            self._counters.count_serve_error(error.reason)
+            self.counters.serve_errors[error.reason] += 1
             yield FetchOutcome.BUSY
             return
         try:
@@ -264,20 +238,20 @@ class LoopbackGossip(PeerCalls):
                     yield item
             yield FetchOutcome.COMPLETE
         except OverBudget as error:
-            self._counters.count_serve_error(error.reason)
+            self.counters.serve_errors[error.reason] += 1
             yield FetchOutcome.BUSY
         except RecordError as error:  # the request
-            self._counters.count_serve_error(error.reason)
+            self.counters.serve_errors[error.reason] += 1
             yield FetchOutcome.BROKEN
         except (OSError, EOFError):
-            self._counters.count_serve_error("broken")
+            self.counters.serve_errors["broken"] += 1
             yield FetchOutcome.BROKEN
         except Exception as error:  # `work_for` would also catch errors of the reader: it would be around a `yield`
             if is_own(error):
                 logger.exception("serving a request failed")
             else:
-                self._guard.note(peer_id, Place.SERVE, error)
-            self._counters.count_serve_error("fault")
+                self.guard.note(peer_id, Place.SERVE, error)
+            self.counters.serve_errors["fault"] += 1
             yield FetchOutcome.BROKEN
         finally:
             self._admission.leave(peer_id)

@@ -1,20 +1,12 @@
 """Keeps a node connected to the members of its run.
 
-| loop | consumes | produces | waits for |
-|---|---|---|---|
-| watch | p2pd's list of peers | hello requests to new ones; members, state | `poll_s` |
-| rounds | configured peers, the run's buckets | connections, own entry | `check_s`, or loss of the last member |
-| redial | lost members | connections | the back-off of each |
-
 A round dials the configured peers, registers this node in its bucket, reads buckets until it knows enough members, and
 dials some of them. It reads all buckets of the node's own shard, because groups are assigned among its members. Between
-rounds a node without members waits for an exponential back-off, one with members for `check_s`.
+rounds a node without members waits for an exponential back-off, one with members for `check_s`. Lost members are
+redialed between rounds.
 
-Determines which connected peers are members of the run: those that answer the run's "hello" request.
-
-A subscription to the run's topic does not show it. Bootstrap nodes subscribe only to forward messages, and gossipsub
-does not see members behind a relay. So each newly connected peer gets one request. A peer that refuses this node gives
-no answer; the pauses between the requests to it grow to a minute.
+Members are the connected peers that answer the run's "hello" request. A subscription to the run's topic does not show
+it. Bootstrap nodes subscribe only to forward messages, and gossipsub does not see members behind a relay.
 """
 
 from __future__ import annotations
@@ -24,22 +16,21 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.connection_state import ConnectionFacts
 from ftis_node.gossip.dialer import Dialer, connected_ids, usable_addresses
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.validators import sample_by_block
+from ftis_node.gossip.types import ConnectionFacts
+from ftis_node.gossip.wire_format import RpcService
 from ftis_node.swarm.peer_guard import PeerBackoff, PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, buckets_of, choose_dials, shard_of, shards_in_need
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Awaitable, Callable, Collection
 
-    AskHello = Callable[[str], Awaitable[bool | None]]
-    import random
-
-    from ftis_node.gossip.interface import SwarmState
     from ftis_node.gossip.p2pd.session import Session
     from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.gossip.types import SwarmState
 
 logger = logging.getLogger(__name__)
 NUM_BUCKETS_PER_READ = 16
@@ -51,11 +42,11 @@ MAX_HELLOS_IN_FLIGHT = 16
 
 
 class MemberProbe:
-    """Prober that queries the membership of each newly connected peer once, and caches the answers."""
+    """Prober that queries each newly connected peer once, and caches the answers. A silent peer is queried again."""
 
     def __init__(
         self,
-        ask: AskHello,
+        ask: Callable[[str], Awaitable[bool | None]],
         *,
         guard: PeerGuard | None = None,
         first_pause_s: float = 1.0,
@@ -128,12 +119,11 @@ class Membership:
         self._rng = rng
         self._num_shards = num_shards
         self._own_shard = shard_of(peer_id, num_shards)
-        # When the directory last listed each of `_known`, by the event loop's clock.
-        self._seen_at: dict[str, float] = {}
         self._listed: dict[str, None] = {}  # members of the own shard, as last listed in the directory
         self.read_shards: frozenset[int] = frozenset(range(num_shards))
         self._dialer = Dialer(settings, rng=rng, guard=self._guard)
         self._known: dict[str, list[str]] = {}  # members and their addresses, oldest first
+        self._seen_at: dict[str, float] = {}  # when the directory last listed each of `_known`, by the loop's clock
         self._num_rounds_alone = 0
         self._has_looked = False
         self._next_round_at = 0.0  # time of the event loop
@@ -145,7 +135,6 @@ class Membership:
 
     @property
     def members(self) -> list[str]:
-        """Return the connected members, as of the last poll."""
         return self._probe.members
 
     @property
@@ -166,23 +155,21 @@ class Membership:
         return bool(known) and set(known) <= set(self._batches.members)
 
     def state(self) -> SwarmState:
-        """Return the connection state as of the last poll."""
         now = asyncio.get_running_loop().time()
         return self._facts.describe(next_try_in_s=self._next_round_at - now)
 
     async def keep(self, session: Session) -> None:
         """Run all loops for one p2pd session. Raises OSError or EOFError in a group when the session ends."""
-        timeout_s, first_pause_s = self._settings.dial_timeout_s, self._settings.poll_s
-        self._probe = MemberProbe(
-            lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s),
-            guard=self._guard,
-            first_pause_s=first_pause_s,
-        )
-        self._batches = MemberProbe(
-            lambda peer_id: session.reads_batches(peer_id, self._run_id, timeout_s=timeout_s),
-            guard=self._guard,
-            first_pause_s=first_pause_s,
-        )
+
+        def probe(service: RpcService) -> MemberProbe:
+            timeout_s = self._settings.dial_timeout_s
+            return MemberProbe(
+                lambda peer_id: session.serves(peer_id, self._run_id, service, timeout_s=timeout_s),
+                guard=self._guard,
+                first_pause_s=self._settings.poll_s,
+            )
+
+        self._probe, self._batches = probe(RpcService.HELLO), probe(RpcService.BATCHES)
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(session, group), name="gossip-watch")

@@ -1,17 +1,6 @@
 """Parses addresses that users type, and derives from a node's own addresses how peers can dial it.
 
-Error messages show the right form of an address. See `records/addresses.py`.
-
-A dialable address names a path to a machine and the peer expected there. It ends in `/p2p/ID`:
-
-    /ip4/203.0.113.7/tcp/4001/p2p/12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP
-    /dns4/meet.example.org/tcp/4001/p2p/12D3KooW...
-    /ip4/203.0.113.7/tcp/4001/p2p/RELAY/p2p-circuit/p2p/ID          (through a relay)
-
-The command line imports this file, so it imports nothing heavy.
-
-p2pd requests dials from peers, and uses a relay if they fail. Then its list of addresses contains one through the
-relay. p2pd reports its reachability in no other way.
+Error messages show the right form of an address. `records/addresses.py` has the forms.
 """
 
 from __future__ import annotations
@@ -19,11 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
-from ftis_node.records.addresses import IPS, Address, AddressError, parse_address, shown
+from ftis_node.records.addresses import IPS, Address, AddressError, block_of, parse_address, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,7 +83,6 @@ def check_announced_address(text: str) -> None:
 
 
 def _parsed(text: str) -> Address:
-    """Return the parsed address. Raises ConfigError."""
     try:
         return parse_address(text)
     except AddressError as error:
@@ -112,7 +99,10 @@ class Reachability(StrEnum):
 
 
 def reachability_of(addresses: Iterable[str]) -> Reachability:
-    """Return how a node with these multiaddrs can be dialed."""
+    """Return how a node with these multiaddrs can be dialed. p2pd adds one through a relay if peers failed to dial it.
+
+    p2pd reports its reachability in no other way.
+    """
     addresses = list(addresses)
     if any(CIRCUIT in address for address in addresses):
         return Reachability.RELAYED
@@ -123,10 +113,5 @@ def reachability_of(addresses: Iterable[str]) -> Reachability:
 
 def is_public(address: str) -> bool:
     """Return whether a multiaddr starts with a DNS name or a global IP address."""
-    _, kind, host, *_ = [*address.split("/"), "", ""]
-    if kind.startswith("dns"):
-        return True
-    try:
-        return ip_address(host).is_global
-    except ValueError:
-        return False
+    block = block_of(address)
+    return block is not None and block.is_public

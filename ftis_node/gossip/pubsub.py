@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
     from contextlib import AbstractAsyncContextManager
 
-    from ftis_node.gossip.interface import GossipCounters, GossipMessage
+    from ftis_node.gossip.types import GossipCounters, GossipMessage
 
     Subscribe = Callable[[int], AbstractAsyncContextManager[AsyncIterator[GossipMessage]]]
 
@@ -43,7 +43,6 @@ class AnnouncementQueue:
         self._changed.set()
 
     async def drain(self) -> AsyncIterator[GossipMessage]:
-        """Yield messages as they arrive, until closed."""
         while True:
             while self._waiting:
                 yield self._waiting.popleft()
@@ -59,7 +58,6 @@ class Subscriptions:
     """The chosen shards, and one reader task for each."""
 
     def __init__(self, shards: Collection[int], *, on_message: Callable[[int, GossipMessage], None]) -> None:
-        """`on_message` is called with the shard and each message."""
         self._chosen = frozenset(shards)
         self._on_message = on_message
         self._changed = asyncio.Event()
@@ -79,7 +77,6 @@ class Subscriptions:
             await self._settled.wait()
 
     async def settled(self) -> None:
-        """Wait until the chosen shards are subscribed."""
         await self._settled.wait()
 
     async def follow(self, subscribe: Subscribe) -> None:

@@ -59,7 +59,7 @@ class NetworkSettings:
                 raise ValueError(f"{entry.name} must be above 0")
         if not self.listen:
             raise ValueError("a node listens on at least one address")
-        _ = self.listen_addresses, self.peer_addresses
+        _ = self.listen_addresses, self.peer_addresses  # raise for an invalid address
         for address in self.announce:
             check_announced_address(address)
 

@@ -1,8 +1,6 @@
-"""Both sides of a stream over p2pd: the client sends one request and reads items, the server answers.
+"""Server of the streams of peers, which p2pd forwards to a unix socket.
 
-The client reads items until the end frame; sizes and times are bounded. The server limits and answers the streams that
-p2pd forwards to a unix socket. A handler takes a peer id and its request and yields items. It does not know frames,
-slots or time limits.
+A handler takes a peer id and its request and yields items. It does not know frames, slots or time limits.
 """
 
 from __future__ import annotations
@@ -10,35 +8,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.interface import ID_BYTES, Fetched, FetchOutcome
-from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.services import OverBudget, StreamSlots
-from ftis_node.gossip.wire_format import (
-    Frame,
-    ItemCollector,
-    RpcService,
-    outcome_of,
-    protocol,
-    read_frame,
-    service_of,
-    write_frame,
-)
+from ftis_node.gossip.types import ID_BYTES
+from ftis_node.gossip.wire_format import Frame, read_frame, service_of, write_frame
 from ftis_node.records.identity import ed25519_peer_id
-from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from ftis_node.gossip.encryption import PayloadCipher
-    from ftis_node.gossip.interface import GossipCounters, GossipLimits
-    from ftis_node.gossip.p2pd.client import P2pdClient
-    from ftis_node.gossip.services import AdmissionControl, Handler
+    from ftis_node.gossip.p2pd.config import P2pdConfig
 
 logger = logging.getLogger(__name__)
 
@@ -46,106 +29,17 @@ ACCEPT_ITERATIONS = 3  # iterations of the event loop between accept and the cre
 FLOOD_FACTOR = 4  # streams up to this many times the limits get BUSY; those beyond are aborted
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The local p2pd client, peer id and cipher used for requests."""
-
-    client: P2pdClient
-    peer_id: str
-    cipher: PayloadCipher
-
-
-async def pull_items(
-    caller: Caller,
-    peer_id: str,
-    protocol: str,
-    request: bytes,
-    *,
-    items: ItemCollector,
-    idle_s: float,
-    timeout_s: float,
-) -> Fetched:
-    """Send `request` to a peer and collect its items. Raises no exception for a peer's behavior."""
-    ciphertext = caller.cipher.encrypt(request, "request", caller.peer_id, peer_id, protocol)
-
-    def open_item(item: bytes) -> bytes:
-        return caller.cipher.decrypt(item, "item", peer_id, caller.peer_id, protocol, ciphertext)
-
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            caller.client.stream(peer_id, protocol, timeout_s=timeout_s) as (reader, writer),
-        ):
-            await write_frame(writer, Frame.REQUEST, ciphertext, idle_s=idle_s)
-            return items.end(await _read_items(reader, open_item, items=items, idle_s=idle_s, cipher=caller.cipher))
-    except P2pdError:
-        return items.end(FetchOutcome.UNREACHABLE)
-    except TimeoutError:
-        return items.end(FetchOutcome.TIMED_OUT)
-    except (OSError, EOFError):
-        return items.end(FetchOutcome.BROKEN)
-    except RecordError as error:
-        return items.end(outcome_of(error))
-
-
-async def serves(caller: Caller, peer_id: str, run_name: str, service: RpcService, *, timeout_s: float) -> bool | None:
-    """Return whether a connected peer serves HELLO or BATCHES of a run; None if the answer leaves that open."""
-    items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)
-    hello = await pull_items(
-        caller,
-        peer_id,
-        protocol(run_name, service),
-        b"",
-        items=items,
-        idle_s=timeout_s,
-        timeout_s=timeout_s,
-    )
-    if hello.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY):
-        return True
-    return False if hello.outcome is FetchOutcome.UNREACHABLE else None
-
-
-async def _read_items(
-    reader: asyncio.StreamReader,
-    open_item: Callable[[bytes], bytes],
-    *,
-    items: ItemCollector,
-    idle_s: float,
-    cipher: PayloadCipher,
-) -> FetchOutcome:
-    while True:
-        kind, item = await read_frame(reader, max_bytes=items.next_max_bytes + cipher.overhead_bytes, idle_s=idle_s)
-        if kind is Frame.END:
-            return FetchOutcome.COMPLETE
-        if kind is Frame.BUSY:
-            return FetchOutcome.BUSY
-        if kind is not Frame.ITEM:
-            raise RecordError("frame_kind", f"{kind.name} in an answer")
-        items.add(open_item(item))
-
-
 class StreamServer:
     """Server of incoming streams, by protocol name."""
 
-    def __init__(
-        self,
-        handlers: Mapping[str, Handler],
-        *,
-        peer_id: str,
-        limits: GossipLimits,
-        counters: GossipCounters,
-        admission: AdmissionControl,
-        cipher: PayloadCipher,
-        guard: PeerGuard | None = None,
-    ) -> None:
-        """`peer_id` is the id of this node."""
-        self._handlers = handlers
-        self._peer_id = peer_id
-        self._limits = limits
-        self._counters = counters
-        self._admission = admission
-        self._cipher = cipher
-        self._guard = guard or PeerGuard()
+    def __init__(self, config: P2pdConfig) -> None:
+        self._handlers = config.handlers
+        self._peer_id = config.identity.peer_id
+        self._limits = limits = config.limits
+        self._counters = config.counters
+        self._admission = config.admission
+        self._cipher = config.cipher
+        self._guard = config.guard
         self._open = StreamSlots(
             max_total=FLOOD_FACTOR * limits.max_streams, max_per_peer=FLOOD_FACTOR * limits.max_streams_per_peer
         )
@@ -153,11 +47,9 @@ class StreamServer:
         self._server: asyncio.Server | None = None
 
     async def listen(self, path: Path) -> None:
-        """Listen on the unix socket at `path`."""
         self._server = await asyncio.start_unix_server(self._accept, path=path)
 
     async def close(self) -> None:
-        """End all streams."""
         if self._server is not None:
             await close_server(self._server)
         for task in self._serving:
@@ -166,7 +58,7 @@ class StreamServer:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._serving) >= FLOOD_FACTOR * self._limits.max_streams:
-            self._counters.count_serve_error("flood")
+            self._counters.serve_errors["flood"] += 1
             writer.transport.abort()
             return
         task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
@@ -180,14 +72,14 @@ class StreamServer:
             async with asyncio.timeout(self._limits.fetch_timeout_s):
                 await self._serve(reader, writer)
         except TimeoutError:
-            self._counters.count_serve_error("timed_out")
+            self._counters.serve_errors["timed_out"] += 1
         except (OSError, EOFError):
-            self._counters.count_serve_error("broken")
+            self._counters.serve_errors["broken"] += 1
         except RecordError as error:
-            self._counters.count_serve_error(error.reason)
+            self._counters.serve_errors[error.reason] += 1
         except Exception:  # an internal error: other streams and the node continue
             logger.exception("serving a stream failed")
-            self._counters.count_serve_error("fault")
+            self._counters.serve_errors["fault"] += 1
         finally:
             writer.transport.abort()
 
@@ -198,24 +90,19 @@ class StreamServer:
         await read_pbmsg_safe(reader, info)
         peer_id = ed25519_peer_id(info.peer)
         if peer_id is None:
-            self._counters.count_non_ed25519("stream")
+            self._counters.non_ed25519["stream"] += 1
         elif self._admission.is_refused(peer_id):
-            self._counters.count_serve_error("refused")
+            self._counters.serve_errors["refused"] += 1
         elif not self._open.take(peer_id):
-            self._counters.count_serve_error("flood")
+            self._counters.serve_errors["flood"] += 1
         else:
             try:
-                await self._serve_guarded(peer_id, info.proto, reader, writer)
+                with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
+                    await self._serve_peer(peer_id, info.proto, reader, writer)
+                if work.failed:
+                    self._counters.serve_errors["fault"] += 1
             finally:
                 self._open.give_back(peer_id)
-
-    async def _serve_guarded(
-        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
-            await self._serve_peer(peer_id, protocol, reader, writer)
-        if work.failed:
-            self._counters.count_serve_error("fault")
 
     async def _serve_peer(
         self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -230,7 +117,7 @@ class StreamServer:
             finally:
                 self._admission.leave(peer_id)
         except OverBudget as error:
-            self._counters.count_serve_error(error.reason)
+            self._counters.serve_errors[error.reason] += 1
             if not has_read:  # closing a stream with unread bytes resets it, and BUSY is lost
                 await self._read_request(reader)
             await write_frame(writer, Frame.BUSY, idle_s=self._limits.idle_timeout_s)

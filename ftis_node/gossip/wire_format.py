@@ -3,9 +3,6 @@
 Each name contains the run id, so that different runs share no topic, no protocol and no record.
 
     frame = kind (1 byte) + length (4 bytes, big-endian) + payload
-
-The length is checked before the payload is read, and every read and write has a time limit. So a peer can neither
-exhaust memory nor block a task. A stream without END or BUSY was interrupted.
 """
 
 from __future__ import annotations
@@ -17,12 +14,12 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.interface import ID_BYTES, Fetched, FetchOutcome
+from ftis_node.gossip.types import ID_BYTES, Fetched, FetchOutcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from ftis_node.gossip.interface import GossipLimits, Lookup
+    from ftis_node.gossip.types import GossipLimits, Lookup
 
 PREFIX = "/ftis/1"
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -50,12 +47,10 @@ def check_run_id(run_id: str) -> str:
 
 
 def topic(run_id: str, shard: int) -> str:
-    """Return the gossipsub topic of a shard of a run."""
     return f"{PREFIX}/{run_id}/{shard}"
 
 
 def protocol(run_id: str, service: RpcService) -> str:
-    """Return the libp2p protocol of a service in a run."""
     return f"{PREFIX}/{run_id}/{service}"
 
 
@@ -65,17 +60,14 @@ def service_of(protocol_name: str) -> RpcService:
 
 
 def record_key(run_id: str, peer_id: str) -> str:
-    """Return the directory key of a peer's record."""
     return f"{PREFIX}/{run_id}/record/{peer_id}"
 
 
 def manifest_key(run_id: str) -> str:
-    """Return the directory key of a run's manifest."""
     return f"{PREFIX}/{run_id}/manifest"
 
 
 def bucket_key(run_id: str, bucket: int) -> str:
-    """Return the directory key of a bucket of the run's members."""
     return f"{PREFIX}/{run_id}/members/{bucket}"
 
 
@@ -120,12 +112,11 @@ async def read_bodies(
 
 
 def outcome_of(error: RecordError) -> FetchOutcome:
-    """Return the outcome of a fetch that received invalid data."""
     return FetchOutcome.BROKEN if error.reason in ("frame_kind", "sealed") else FetchOutcome.TOO_LARGE
 
 
 class ItemCollector:
-    """Collector of the items of one response that enforces its limits."""
+    """The items of one response, within its limits."""
 
     def __init__(self, *, max_items: int, max_item_bytes: int, max_bytes: int) -> None:
         self._items: list[bytes] = []
@@ -135,7 +126,6 @@ class ItemCollector:
 
     @property
     def next_max_bytes(self) -> int:
-        """Return the maximum size of the next item."""
         return min(self._max_item_bytes, self._bytes_left)
 
     def add(self, item: bytes) -> None:
@@ -148,12 +138,11 @@ class ItemCollector:
         self._items.append(item)
 
     def end(self, outcome: FetchOutcome) -> Fetched:
-        """Return the collected items with the outcome."""
         return Fetched(bodies=tuple(self._items), outcome=outcome)
 
 
 class Frame(IntEnum):
-    """Kind of a frame."""
+    """Kind of a frame. A stream without END or BUSY was interrupted."""
 
     REQUEST = 1
     ITEM = 2
@@ -184,12 +173,8 @@ async def read_frame(reader: asyncio.StreamReader, *, max_bytes: int, idle_s: fl
 
 async def write_frame(writer: asyncio.StreamWriter, kind: Frame, payload: bytes = b"", *, idle_s: float) -> None:
     """Send a frame. Raises TimeoutError if the peer accepts nothing for `idle_s` seconds."""
-    writer.write(HEADER.pack(kind, len(payload)) + payload[:CHUNK_BYTES])
-    offset = CHUNK_BYTES
-    while True:
+    frame = HEADER.pack(kind, len(payload)) + payload
+    for at in range(0, len(frame), CHUNK_BYTES):
+        writer.write(frame[at : at + CHUNK_BYTES])
         async with asyncio.timeout(idle_s):
             await writer.drain()
-        if offset >= len(payload):
-            return
-        writer.write(payload[offset : offset + CHUNK_BYTES])
-        offset += CHUNK_BYTES

@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.records.codec import pack_group
+from ftis_node.records.codec import pack_group, pack_text_group
 from ftis_node.records.group import (
     CompletionStatus,
     FinishReason,
@@ -28,7 +28,6 @@ from ftis_node.records.group import (
     TextGroup,
 )
 from ftis_node.records.identity import Identity
-from ftis_node.records.text_codec import pack_text_group
 
 if TYPE_CHECKING:
     from pathlib import Path

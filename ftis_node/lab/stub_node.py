@@ -119,7 +119,7 @@ def stub_components(
     peers = peers_type(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
     for part in (events, disk, buffer, reader, peers):
         stack.callback(part.close)
-    registry, counters, generation = PeerRegistry(), NodeCounters(), NullGeneration(lambda: 0)
+    registry, counters = PeerRegistry(), NodeCounters()
     gossip.guard.on_fault = fault_charger(events=events, counters=counters, registry=registry, peers=peers)
     stubs: dict[str, Any] = {
         "context": NodeContext(settings, manifest, identity, events, NodeState()),
@@ -138,8 +138,7 @@ def stub_components(
         **stubs | others,
         home=home,
         eval_tasks=(),
-        generation=generation,
-        evaluated=generation.newest,
+        generation=NullGeneration(lambda: 0),
         learner=NullLearner(0),
         gossip=gossip,
         peers=peers,
@@ -211,7 +210,7 @@ class StubNode:
                 wiring.intake,
                 wiring.pull,
                 wiring.publish_loop(self._scored),
-                wiring.reannounce_loop(),
+                wiring.reannounce_loop,
                 wiring.shards_loop(),
                 wiring.directory_loop(wiring.backfill),
             ):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
 
 NUM_COMPLETIONS = 12
 COMPLETION_TOKENS = 300

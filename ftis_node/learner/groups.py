@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.errors import RecordError
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.group import TextGroup
-from ftis_node.records.text_codec import unpack_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -33,7 +33,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.errors import ConfigError, MachineError, ModelError, first_line
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.safetensors_file import read_header
 
@@ -213,12 +213,6 @@ def _check_complete(source: ModelSource, report: Any) -> None:
         raise ModelError(f"the weights in {source.folder} do not have the shapes of its config.json: {mismatched[0]}")
     if missing:
         raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text; the name of its type if it has no text."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def export_model(

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.node.storage.usage import DiskSpace
+from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.telemetry.tracking import Tracking
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.generation.evaluate import Generator
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
@@ -53,7 +52,6 @@ class NodeComponents:
     scorer: IsolatedScorer
     new_peers_scorer: IsolatedScorer
     generation: Generation
-    evaluated: Generator
     learner: Learning
     gossip: Gossip
     buffer: ReplayBuffer

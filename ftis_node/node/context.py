@@ -67,7 +67,6 @@ class NodeContext:
 
     @property
     def peer_id(self) -> str:
-        """Return this node's peer id."""
         return self.identity.peer_id
 
 

@@ -14,7 +14,7 @@
 
     | loop      | consumes               | produces                           | waits for           | unblocked by  |
     |-----------|------------------------|------------------------------------|---------------------|---------------|
-    | generate  | prompts                | scored groups                      | a free slot         | train         |
+    | generate  | prompts                | scored groups                      | a slot, budget, disk| train         |
     | publish   | scored groups          | envelopes to intake, announcements | a scored group      | generate      |
     | pull      | announcements          | envelopes to intake, confirmations | an announcement     | gossip        |
     | intake    | envelopes              | READY groups, refusals             | an envelope         | publish, pull |
@@ -69,7 +69,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.http_api.exchange_api import ExchangeApi
+from ftis_node.node.http_api.local_api import LocalApi
+from ftis_node.node.http_api.monitoring_api import MonitoringApi
+from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.status import EndWord
 
 if TYPE_CHECKING:
@@ -77,13 +83,13 @@ if TYPE_CHECKING:
 
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.exchange.group_exchange import GroupExchange
-    from ftis_node.node.http_api.local_api import LocalApi
-    from ftis_node.node.http_api.monitoring_api import MonitoringApi
     from ftis_node.node.loops.status import StatusLoop
+    from ftis_node.node.supervision.watchdog import Watchdog
+    from ftis_node.records.group import Group
 
 log = logging.getLogger(__name__)
 
-LINGER_POLL_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +104,20 @@ class RoleLoops:
     exchange: GroupExchange | None = None
 
 
-async def run_loops(
-    node: NodeComponents,
-    *,
-    work: RoleLoops,
-    status: StatusLoop,
-    api: LocalApi,
-    observed: MonitoringApi | None = None,
+async def run_node(
+    node: NodeComponents, *, steps: int | None, observed: MonitoringApi | None = None, watchdog: Watchdog | None = None
 ) -> None:
-    """Run the loops until `work.until_done` returns or until canceled. Raise the error of a loop that fails.
+    """Run the loops of the node's role until its work is done or until canceled. Raise the error of a failed loop.
 
-    `observed` serves the status from now on.
+    `observed` serves the status from now on. `watchdog` already runs.
     """
-    settings = node.context.settings
+    settings, wiring, observed = node.context.settings, Wiring(node), observed or MonitoringApi()
+    status = wiring.status_loop(watchdog=watchdog, http_refused=observed.refused)
+    await status.refresh()
+    work = await _work_of_role(wiring, last_step=steps)
+    work.loops["peers"] = wiring.peers_loop.run()
+    work.loops["disk_space"] = wiring.disk_space_loop.run()
+    work.loops["status"] = status.run()
     loops = {name: _without_end(name, loop) for name, loop in work.loops.items()} | {
         "generation worker": node.generation.run(),
         "learner worker": node.learner.run(),
@@ -118,9 +125,8 @@ async def run_loops(
         "scorer": _ended_by(node.scorer.close),
         "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
     }
-    if observed is not None:
-        observed.status = status
-    async with api.serve(port=settings.status_port) as url:
+    observed.status = status
+    async with _local_api(wiring, status, work.exchange).serve(port=settings.status_port) as url:
         node.home.publish_address(url)
         log.info("node %s is up, its figures are at %s", node.about.name, url)
         await status.refresh()  # before the first step: the summary at the end compares with this status
@@ -139,6 +145,106 @@ async def run_loops(
         finally:
             await status.refresh(state="stopped", end=end)
             await node.disk(status.save)
+
+
+def _local_api(wiring: Wiring, status: StatusLoop, exchange: GroupExchange | None) -> LocalApi:
+    node = wiring.node
+    max_bytes = node.context.manifest.wire.max_envelope_bytes
+    return LocalApi(
+        status,
+        wiring.peer_table,
+        control=PeerControl(node.peers, wiring.peer_table.rows),
+        token_file=node.home.control_token,
+        add_exchange=None if exchange is None else ExchangeApi(exchange, max_group_bytes=max_bytes).add_routes,
+    )
+
+
+async def _work_of_role(wiring: Wiring, *, last_step: int | None) -> RoleLoops:
+    match wiring.node.context.settings.role:
+        case "learner":
+            return _learner_work(wiring, last_step)
+        case "generator":
+            return await _generator_work(wiring)
+        case "exchange":
+            return await _exchange_work(wiring)
+        case _:
+            return _full_work(wiring, last_step)
+
+
+def _full_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
+    loops = wiring.rollout_loops() | {
+        "check": wiring.check_loop().run(),
+        "audit": wiring.audit_loop().run(),
+        "reannounce": wiring.reannounce_loop.run(),
+        "shards": wiring.shards_loop().run(),
+        "directory": wiring.directory_loop(wiring.backfill).run(),
+    }
+    return RoleLoops(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step).run())
+
+
+def _learner_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
+    """Return the work of a node that trains on its peers' groups and offers them its weights."""
+    offers = wiring.offer_loop
+    wiring.node.gossip.serve_weights(offers.give)
+    loops = {
+        "pull": wiring.pull.run(),
+        "intake": wiring.intake.run(),
+        "check": wiring.check_loop().run(),
+        "audit": wiring.audit_loop().run(),
+        "shards": wiring.shards_loop().run(),
+        "directory": wiring.directory_loop(wiring.backfill).run(),
+        "offer": offers.run(),
+    }
+    return RoleLoops(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=offers.take).run())
+
+
+async def _generator_work(wiring: Wiring) -> RoleLoops:
+    """Return the work of a node that generates with the weights of the learner that it follows."""
+    node, context = wiring.node, wiring.node.context
+    follow = wiring.follow_loop
+    await follow.resume()
+    own_shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
+    await node.gossip.read_shards(frozenset({own_shard}))
+    scored: asyncio.Queue[Group] = asyncio.Queue(node.slots.capacity)
+    loops = {
+        "follow": follow.run(),
+        "generate": wiring.generate_loop(scored).run(),
+        "publish": wiring.publish_loop(scored).run(),
+        "intake": wiring.intake.run(),
+        "deliver": wiring.deliver_loop.run(),
+        "reannounce": wiring.reannounce_loop.run(),
+        "directory": wiring.directory_loop(None).run(),
+    }
+    return RoleLoops(loops, _wait_until_generated(wiring))
+
+
+async def _exchange_work(wiring: Wiring) -> RoleLoops:
+    """Return the work of a node that exchanges the groups of a trainer on this machine. It ends by a signal."""
+    publish = wiring.publish_loop(asyncio.Queue(maxsize=1))  # it stays empty: the exchange calls the loop itself
+    exchange = wiring.group_exchange(publish)
+    await exchange.resume()
+    loops = {
+        "publish": publish.run(),
+        "pull": wiring.pull.run(),
+        "intake": wiring.intake.run(),
+        "deliver": wiring.deliver_loop.run(),
+        "reannounce": wiring.reannounce_loop.run(),
+        "shards": wiring.shards_loop().run(),
+        "directory": wiring.directory_loop(wiring.backfill).run(),
+    }
+    return RoleLoops(loops, _until_canceled(), exchange)
+
+
+async def _until_canceled() -> None:
+    with waiting_for("a signal"):
+        await asyncio.Event().wait()
+
+
+async def _wait_until_generated(wiring: Wiring) -> None:
+    """Wait until the token budget is used up and every group is published; without a budget, wait forever."""
+    while wiring.step_shares.makes_more:
+        await pause(POLL_INTERVAL_S)
+    log.info("all that the budget allows is generated and announced: the node ends")
 
 
 async def _save(node: NodeComponents) -> None:
@@ -172,4 +278,4 @@ async def _linger(node: NodeComponents) -> None:
     while time.monotonic() < deadline and node.confirmations.num_confirmed < node.counters.groups_sent:
         if not await node.gossip.members():
             return
-        await asyncio.sleep(LINGER_POLL_S)
+        await asyncio.sleep(POLL_INTERVAL_S)

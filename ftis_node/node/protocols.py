@@ -1,9 +1,6 @@
-"""Interfaces of the two workers for the loops, and null objects for missing workers.
+"""Interfaces of the two workers for the loops, and null objects for the workers that a node's role lacks.
 
-Null objects for the workers that a node's role lacks: they implement the protocol and do nothing.
-
-So the loops and the status do not depend on the role. `daemon.py` lists the loops of each role. A method that only a
-missing loop calls raises FtisError.
+So the loops and the status do not depend on the role. A method that only a missing loop calls raises FtisError.
 
 Settings on which both workers of a node must agree: dtype, number of threads, and whether to send only adapters.
 """
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, TrainGroup, TrainReply
-    from ftis_node.records.envelope import PeerRecord
     from ftis_node.workers.weight_store import PublishedWeights
 
 OFF = "off"
@@ -170,16 +166,6 @@ class NullLearner:
     async def save(self) -> int:
         """Return step 0: there are no trained weights to save."""
         return 0
-
-
-class NullBackfill:
-    """Null object for the backfill loop of a generator node, which pulls no groups of peers."""
-
-    async def catch_up(self, peer_id: str) -> None:
-        """Do nothing."""
-
-    def note_record(self, record: PeerRecord) -> None:
-        """Do nothing."""
 
 
 def _refuse(what: str) -> NoReturn:

@@ -6,8 +6,8 @@ and fails at the next. The parser accepts only the forms with which nodes dial e
     address = host / transport [/ p2p / RELAY / p2p-circuit] [/ p2p / PEER]
     host: ip4, ip6 (without a zone), dns, dns4, dns6; transport: tcp [ws | wss], udp quic-v1
 
-Host names may contain `_`, because Docker's do and libp2p dials them. The command line imports this file, so it imports
-nothing heavy. Format: https://github.com/multiformats/multiaddr
+Host names may contain `_`, because Docker's do and libp2p dials them. The command line imports this file.
+Format: https://github.com/multiformats/multiaddr
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ftis_node.records.identity import is_peer_id, peer_id_from_text, peer_id_text
 
@@ -48,6 +49,7 @@ FIXED_BYTES = {"ip4": 4, "ip6": 16, "tcp": 2, "udp": 2, "p2p-circuit": 0, "quic-
 MARKERS = tuple(name for name, size in FIXED_BYTES.items() if not size)
 WAYS = {("tcp",), ("tcp", "ws"), ("tcp", "wss"), ("udp", "quic-v1")}
 MAX_VARINT_BYTES = 3
+BLOCK_BITS = {4: 24, 6: 48}
 
 
 class AddressError(ValueError):
@@ -67,17 +69,14 @@ class Address:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the protocol names in order."""
         return tuple(name for name, _ in self.parts)
 
     @property
     def host(self) -> str:
-        """Return the IP address or host name."""
         return self.parts[0][1]
 
     @property
     def port(self) -> int:
-        """Return the port of the transport."""
         return int(self.parts[1][1])
 
     @property
@@ -88,7 +87,6 @@ class Address:
 
     @property
     def without_peer(self) -> Address:
-        """Return this address without the peer id at its end."""
         return self if self.peer_id is None else Address(self.parts[:-1])
 
     def to_bytes(self) -> bytes:
@@ -134,6 +132,26 @@ def read_address(raw: bytes) -> Address:
         parts.append((name, _checked(name, _value_text(name, value))))
         at += size
     return _in_order(Address(tuple(parts)))
+
+
+class AddressBlock(NamedTuple):
+    """The typical allocation of one household or small provider, or a DNS name."""
+
+    name: str
+    is_public: bool
+
+
+def block_of(address: str) -> AddressBlock | None:
+    """Return the block of a multiaddr; None if it starts with neither an IP address nor a DNS name."""
+    _, kind, host, *_ = [*address.split("/"), "", ""]
+    if kind.startswith("dns"):
+        return AddressBlock(host, is_public=True)
+    try:
+        ip = ipaddress.ip_address(host)
+        network = ipaddress.ip_network(f"{ip}/{BLOCK_BITS[ip.version]}", strict=False)
+    except ValueError:  # not an IP address, or one with a zone
+        return None
+    return AddressBlock(str(network), ip.is_global)
 
 
 def shown(text: str) -> str:

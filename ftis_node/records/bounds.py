@@ -68,17 +68,14 @@ class Table(dict[str, Bound]):
 
 
 def whole(least: int = 0, most: int = MAX_INTEGER) -> Bound:
-    """Return a bound for integers from `least` to `most`."""
     return lambda value: least <= value <= most
 
 
 def raw(*sizes: int) -> Bound:
-    """Return a bound for bytes of one of these lengths."""
     return lambda value: len(value) in sizes
 
 
 def raw_up_to(most: int) -> Bound:
-    """Return a bound for at most `most` bytes."""
     return lambda value: len(value) <= most
 
 
@@ -120,18 +117,12 @@ def many_judged(*, least: int = 0, most: int) -> Bound:
 
 
 def one_of(allowed: frozenset[int]) -> Bound:
-    """Return a bound for these enum values."""
     return lambda value: value in allowed
 
 
 def nested(table: Table) -> Bound:
     """Return a bound for a message whose fields are within `table`."""
     return lambda message: first_beyond(message, table) is None
-
-
-def peer_id(value: bytes) -> bool:
-    """Accept a raw Ed25519 peer id."""
-    return is_peer_id(value)
 
 
 def optional_peer_id(value: bytes) -> bool:
@@ -159,7 +150,7 @@ HEADER: Final[dict[str, Bound]] = {
     "schema": SCHEMA,
     "codec": whole(),
     "run": raw(RUN_ID_BYTES),
-    "sender": peer_id,
+    "sender": is_peer_id,
     "number": whole(),
     "created_ms": TIME_MS,
     "task": NAME,
@@ -209,7 +200,7 @@ BODIES: Final[Mapping[int, Table]] = {
     ),
 }
 PASS_RATE: Final = Table(step=whole(), pass_at_1=number(0.0, 1.0))
-GROUP_SOURCE: Final = Table(peer=peer_id, groups=whole(1))
+GROUP_SOURCE: Final = Table(peer=is_peer_id, groups=whole(1))
 PEER_STATS: Final = Table(
     step=whole(),
     groups_per_minute=number(0.0, MAX_GROUPS_PER_MINUTE),
@@ -247,7 +238,7 @@ TABLES: Final[Mapping[type, Table]] = {
     pb.PeerInfo: Table(
         schema=SCHEMA,
         run=raw(RUN_ID_BYTES),
-        peer=peer_id,
+        peer=is_peer_id,
         name=text(MAX_PEER_NAME_BYTES),
         model=NAME,
         parameters=whole(),
@@ -273,7 +264,7 @@ TABLES: Final[Mapping[type, Table]] = {
     pb.WeightsInfo: Table(
         schema=SCHEMA,
         run=raw(RUN_ID_BYTES),
-        peer=peer_id,
+        peer=is_peer_id,
         version=whole(1),
         created_ms=TIME_MS,
         model=NAME,
@@ -305,7 +296,6 @@ def require_bounds(message: Any, table: Table) -> None:
 
 
 def seconds(time_ms: int) -> float:
-    """Return a time from the wire in seconds."""
     return time_ms / 1000
 
 

@@ -1,39 +1,27 @@
-"""Wire forms of a group as tokens: records to bytes and back.
+"""Wire forms of a group: records to bytes and back.
 
+    text      texts and their mean log-probs, for peers with another tokenizer; only the group has policy versions
     exact     raw little-endian int32 ids and float32 log-probs: 8 bytes a completion token
-    lossless  byte planes of both, through zstd (see below): about 5.7
+    lossless  byte planes of both, each one zstd frame: about 5.7
     lossy     as lossless, with log-probs in units of 1/256 nat: about 3.5
 
-All other fields take about 300 bytes (`proto/rollout.proto` describes each). The versions of each completion are sent
-only if they differ. Unpacking trusts no input: it bounds sizes before a parser reads the bytes. It bounds counts before
-it makes arrays or decompresses planes. Invalid input raises a `RecordError` with the rejection reason. All three forms
-unpack to a `Group`.
+Unpacking trusts no input: it bounds sizes before a parser reads the bytes, and counts before it makes arrays or
+decompresses planes. Another field gives the size of each plane: a frame must declare that size and decode to it.
+Frames with a dictionary or with trailing data are rejected. Invalid input raises a `RecordError` with the rejection
+reason. A node that sends the lossy form also trains on it, because it reads its groups back from their bytes.
 
-A node that sends the lossy form also trains on it, because it reads its groups back from their bytes.
+The high bytes of token ids and log-probs take few values, the low bytes are noise. With separate planes the entropy
+coder uses separate statistics for each.
 
-Compact forms of ids and log-probs: arrays of all completions to compressed byte planes and back.
-
-Lossless: as many planes as the largest id needs, and four planes for the float32 log-probs.
-
-Lossy: log-probs as 16-bit fixed point in units of 1/256 nat. An importance ratio is the exponential of a difference of
-log-probs. It depends on their absolute error in nats, so a fixed point suits it better than a shorter float. The error
-is at most 1/512 nat, which is 0.2 % of any ratio, for likely and unlikely tokens. A bfloat16 at -8 nats has an error of
-1.6 % of a ratio. It spends bits to distinguish 1e-5 from 1e-6, which affects no ratio. The 16 bits are sent as three
-planes of 5, 8 and 3 bits, lowest first. This split compresses best, because the top 3 bits are nearly always 0.
-
-Integers split into byte planes, each compressed as one zstd frame.
-
-The high bytes of token ids and log-probs take few values and compress well. The low bytes are noise and do not. With
-separate planes the entropy coder uses separate statistics for each. zstd stores an incompressible plane as it is,
-ten bytes longer.
-
-Another field gives the size of each plane before decompression. A frame must declare exactly that size and decode to
-it. Frames with a dictionary or with trailing data are rejected.
+An importance ratio is the exponential of a difference of log-probs. It depends on their absolute error in nats, so a
+fixed point suits it better than a shorter float. An error of 1/512 nat is at most 0.2 % of any ratio; a bfloat16 at -8
+nats has 1.6 %. The 16 bits are sent as three planes of 5, 8 and 3 bits, lowest first. This split compresses best.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from operator import add
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -44,12 +32,12 @@ import zstandard
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import HASH_BYTES, MAX_ID_PLANES, MAX_TOKENS, NUM_FLOAT_PLANES, NUM_UNIT_PLANES
-from ftis_node.records.group import CompletionStatus, Group
-from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, require_header, settle
+from ftis_node.records.group import CompletionStatus, Group, TextCompletion, TextGroup
+from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, settle
 from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,7 +45,6 @@ if TYPE_CHECKING:
 
 CodecName: TypeAlias = Literal["exact", "lossless", "lossy"]
 CODECS: dict[CodecName, int] = {name: pb.Codec.Value(f"CODEC_{name.upper()}") for name in get_args(CodecName)}
-MAX_COMPACT_TOKENS = MAX_TOKENS
 UNITS_PER_NAT = 256
 MOST_UNITS = 2**16 - 1  # -255.99 nats
 LOW_BITS = 5
@@ -96,13 +83,7 @@ def join_bytes(planes: Sequence[Plane], *, dtype: str) -> NDArray[Any]:
     return values
 
 
-def count_bytes(values: NDArray[Any]) -> int:
-    """Return the number of bytes that the largest of the unsigned `values` needs, at least 1."""
-    return max(1, (int(values.max()).bit_length() + 7) // 8)
-
-
 def compress(plane: Plane) -> bytes:
-    """Return a plane as a zstd frame."""
     frame: bytes = _zstd.compressor.compress(plane.data)
     return frame
 
@@ -123,10 +104,11 @@ def decompress(frame: bytes, *, num_bytes: int) -> Plane:
 
 def pack_ids(token_ids: NDArray[np.int32]) -> list[bytes]:
     """Return the frames of the ids `[n]`. Raises ValueError for more ids than readers accept."""
-    if len(token_ids) > MAX_COMPACT_TOKENS:
-        raise ValueError(f"a compact group has at most {MAX_COMPACT_TOKENS} tokens, not {len(token_ids)}")
+    if len(token_ids) > MAX_TOKENS:
+        raise ValueError(f"a compact group has at most {MAX_TOKENS} tokens, not {len(token_ids)}")
     unsigned = token_ids.view("<u4")
-    return [compress(plane) for plane in split_bytes(unsigned, count_bytes(unsigned))]
+    num_planes = max(1, (int(unsigned.max()).bit_length() + 7) // 8)  # as the largest id needs
+    return [compress(plane) for plane in split_bytes(unsigned, num_planes)]
 
 
 def unpack_ids(frames: Sequence[bytes], num_tokens: int) -> NDArray[np.int32]:
@@ -138,22 +120,16 @@ def unpack_ids(frames: Sequence[bytes], num_tokens: int) -> NDArray[np.int32]:
 
 def pack_logprobs(logprobs: NDArray[np.float32], *, lossy: bool) -> list[bytes]:
     """Return the frames of the log-probs `[n]`. Raises ValueError for NaN in the lossy form."""
-    planes = _split_units(_to_units(logprobs)) if lossy else split_bytes(logprobs.view("<u4"), NUM_FLOAT_PLANES)
+    planes = _split_units(logprobs) if lossy else split_bytes(logprobs.view("<u4"), NUM_FLOAT_PLANES)
     return [compress(plane) for plane in planes]
 
 
 def unpack_logprobs(frames: Sequence[bytes], num_tokens: int, *, lossy: bool) -> NDArray[np.float32]:
     """Return the log-probs `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
     planes = _expand(frames, num_tokens, (NUM_UNIT_PLANES if lossy else NUM_FLOAT_PLANES,))
-    logprobs = _from_units(_join_units(planes)) if lossy else join_bytes(planes, dtype="<u4").view("<f4")
+    logprobs = _join_units(planes) if lossy else join_bytes(planes, dtype="<u4").view("<f4")
     logprobs.flags.writeable = False
     return logprobs
-
-
-def require_compact_size(num_tokens: int) -> None:
-    """Raise RecordError (`size`) for more tokens than readers accept in a compact form."""
-    if num_tokens > MAX_COMPACT_TOKENS:
-        raise RecordError("size", f"{num_tokens} tokens in a compact form; at most {MAX_COMPACT_TOKENS} are taken")
 
 
 def _expand(frames: Sequence[bytes], num_tokens: int, allowed: Sequence[int]) -> list[Plane]:
@@ -162,31 +138,23 @@ def _expand(frames: Sequence[bytes], num_tokens: int, allowed: Sequence[int]) ->
     return [decompress(frame, num_bytes=num_tokens) for frame in frames]
 
 
-def _to_units(logprobs: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return `-logprobs` in units of 1/256 nat, rounded and clamped to 16 bits. Raises ValueError for NaN."""
+def _split_units(logprobs: NDArray[np.float32]) -> tuple[Plane, Plane, Plane]:
+    """Return the planes of `-logprobs` in units of 1/256 nat, clamped to 16 bits. Raises ValueError for NaN."""
     if np.isnan(logprobs).any():
         raise ValueError("the lossy form cannot hold a NaN log-prob")
-    units: NDArray[np.uint16] = np.clip(np.rint(logprobs * np.float32(-UNITS_PER_NAT)), 0, MOST_UNITS).astype(np.uint16)
-    return units
-
-
-def _from_units(units: NDArray[np.uint16]) -> NDArray[np.float32]:
-    logprobs: NDArray[np.float32] = units * np.float32(-1 / UNITS_PER_NAT)
-    return logprobs
-
-
-def _split_units(units: NDArray[np.uint16]) -> tuple[Plane, Plane, Plane]:
+    units = np.clip(np.rint(logprobs * np.float32(-UNITS_PER_NAT)), 0, MOST_UNITS).astype(np.uint16)
     low, high = units & (2**LOW_BITS - 1), units >> HIGH_SHIFT
     return low.astype(np.uint8), (units >> LOW_BITS).astype(np.uint8), high.astype(np.uint8)
 
 
-def _join_units(planes: Sequence[Plane]) -> NDArray[np.uint16]:
-    """Join the three planes. Raises RecordError (`malformed`) if a plane has bits outside its range."""
+def _join_units(planes: Sequence[Plane]) -> NDArray[np.float32]:
+    """Return the log-probs. Raises RecordError (`malformed`) if a plane has bits outside its range."""
     low, middle, high = (plane.astype(np.uint16) for plane in planes)
     if low.max() >= 2**LOW_BITS or high.max() > MOST_UNITS >> HIGH_SHIFT:
         raise RecordError("malformed", "a plane of log-probs with more bits than it has")
-    units: NDArray[np.uint16] = low | middle << np.uint16(LOW_BITS) | high << np.uint16(HIGH_SHIFT)
-    return units
+    units = low | middle << np.uint16(LOW_BITS) | high << np.uint16(HIGH_SHIFT)
+    logprobs: NDArray[np.float32] = units * np.float32(-1 / UNITS_PER_NAT)
+    return logprobs
 
 
 def hash_prompt(prompt_ids: Sequence[int]) -> bytes:
@@ -196,13 +164,16 @@ def hash_prompt(prompt_ids: Sequence[int]) -> bytes:
 
 def pack_group(group: Group, *, codec: CodecName = "exact") -> bytes:
     """Return the bytes of a `Body`, to be signed and hashed. Raises ValueError for an impossible group."""
-    return make_body(
-        group,
-        group.tokens.lengths.tolist(),
-        codec=CODECS[codec],
-        **(_raw(group.tokens) if codec == "exact" else _compact(group.tokens, codec)),
-        **_version_lists(group),
-    )
+    token_ids = group.tokens.token_ids.astype("<i4", copy=False)
+    logprobs = group.tokens.logprobs.astype("<f4", copy=False)
+    contents: dict[str, Any]
+    if codec == "exact":
+        contents = {"token_ids": token_ids.tobytes(), "logprobs": logprobs.tobytes()}
+    else:
+        planes = pack_logprobs(logprobs, lossy=codec == "lossy")
+        contents = {"id_planes": pack_ids(token_ids), "logprob_planes": planes}
+    contents |= _version_lists(group)
+    return make_body(group, group.tokens.lengths.tolist(), codec=CODECS[codec], **contents)
 
 
 def unpack_group(body_bytes: bytes) -> Group:
@@ -216,46 +187,31 @@ def unpack_group(body_bytes: bytes) -> Group:
 
 def read_group(body: pb.Body) -> Group:
     """Return the group in a body of one of these forms, from `read_body`. Raises RecordError: `malformed`, `size`."""
-    require_header(body)
-    num_completions = len(body.lengths)
+    header = read_header(body)
     first_versions, last_versions = _read_versions(body)
+    if body.codec == pb.CODEC_EXACT:
+        tokens = TokenBatch.from_bytes(body.token_ids, body.logprobs, body.lengths[:])
+        if not len(tokens.logprobs):
+            raise RecordError("malformed", "the exact form has no log-probs")
+    else:
+        tokens = _read_compact(body)
     return Group(
-        **read_header(body),
-        tokens=_read_raw(body) if body.codec == pb.CODEC_EXACT else _read_compact(body),
+        **header,
+        tokens=tokens,
         finish_reasons=tuple(map(FINISH_FROM_WIRE.__getitem__, body.finishes[:])),
         rewards=tuple(map(settle, body.rewards[:])),
-        statuses=(CompletionStatus.SCORED,) * num_completions,
+        statuses=(CompletionStatus.SCORED,) * len(body.lengths),
         policy_versions=first_versions,
         policy_versions_newest=last_versions,
     )
-
-
-def _raw(tokens: TokenBatch) -> dict[str, bytes]:
-    return {
-        "token_ids": tokens.token_ids.astype("<i4", copy=False).tobytes(),
-        "logprobs": tokens.logprobs.astype("<f4", copy=False).tobytes(),
-    }
-
-
-def _read_raw(body: pb.Body) -> TokenBatch:
-    tokens = TokenBatch.from_bytes(body.token_ids, body.logprobs, body.lengths[:])
-    if not len(tokens.logprobs):
-        raise RecordError("malformed", "the exact form has no log-probs")
-    return tokens
-
-
-def _compact(tokens: TokenBatch, codec: CodecName) -> dict[str, list[bytes]]:
-    return {
-        "id_planes": pack_ids(tokens.token_ids.astype("<i4", copy=False)),
-        "logprob_planes": pack_logprobs(tokens.logprobs.astype("<f4", copy=False), lossy=codec == "lossy"),
-    }
 
 
 def _read_compact(body: pb.Body) -> TokenBatch:
     """Return the tokens of a compact form. Their number is bounded before a plane is decompressed."""
     lengths = body.lengths[:]
     num_tokens = sum(lengths)
-    require_compact_size(num_tokens)
+    if num_tokens > MAX_TOKENS:
+        raise RecordError("size", f"{num_tokens} tokens in a compact form; at most {MAX_TOKENS} are taken")
     return TokenBatch(
         unpack_ids(body.id_planes, num_tokens),
         unpack_logprobs(body.logprob_planes, num_tokens, lossy=body.codec == pb.CODEC_LOSSY),
@@ -288,3 +244,55 @@ def _read_versions(body: pb.Body) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise RecordError("malformed", "the completions' versions are not those of the group")
     first_versions = tuple(oldest + offset for offset in offsets)
     return first_versions, tuple(map(add, first_versions, spans))
+
+
+def hash_messages(messages: Sequence[Mapping[str, object]]) -> bytes:
+    """Return 16 bytes that identify a prompt's chat messages, whatever tokenizer or template renders them."""
+    canonical = json.dumps([dict(message) for message in messages], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).digest()[:HASH_BYTES]
+
+
+def pack_text_group(group: TextGroup) -> bytes:
+    """Return the bytes of a `Body` in the text form. Raises ValueError for an impossible group."""
+    return make_body(
+        group,
+        [completion.num_tokens for completion in group.completions],
+        codec=pb.CODEC_TEXT,
+        texts=[completion.text for completion in group.completions],
+        mean_logprobs=[completion.mean_logprob for completion in group.completions],
+        retells=group.retells,
+    )
+
+
+def unpack_any(body_bytes: bytes, *, codecs: Collection[str] = tuple(CODECS)) -> Group | TextGroup:
+    """Return the group inside the bytes of a `Body`: as text, or in one of `codecs`.
+
+    Raises RecordError: `parse` (not a `Body`, or a text that is not UTF-8), `version`, `codec`, `malformed`.
+    """
+    body = read_body(body_bytes, codecs=(*codecs, "text"))
+    return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body)
+
+
+def read_text_group(body: pb.Body) -> TextGroup:
+    """Return the group in a body of the text form, from `read_body`. Raises RecordError: `malformed`."""
+    header = read_header(body)
+    if len(body.texts) != len(body.lengths) or len(body.mean_logprobs) != len(body.lengths):
+        raise RecordError("malformed", "texts or mean log-probs do not count as many as lengths")
+    return TextGroup(
+        **header,
+        policy_version=body.policy_version,
+        policy_version_newest=body.policy_version + body.policy_version_span,
+        retells=body.retells,
+        completions=tuple(
+            TextCompletion(
+                text=text,
+                mean_logprob=settle(mean_logprob),
+                num_tokens=num_tokens,
+                finish_reason=FINISH_FROM_WIRE[finish],
+                reward=settle(reward),
+            )
+            for text, mean_logprob, num_tokens, finish, reward in zip(
+                body.texts, body.mean_logprobs, body.lengths, body.finishes, body.rewards, strict=True
+            )
+        ),
+    )

@@ -22,7 +22,7 @@ from ftis_node.records.bounds import (
     milliseconds,
     seconds,
 )
-from ftis_node.records.codec import pack_group
+from ftis_node.records.codec import pack_group, pack_text_group, unpack_any
 from ftis_node.records.group import Group
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
@@ -34,7 +34,6 @@ from ftis_node.records.identity import (
 )
 from ftis_node.records.parsing import SCHEMA, read_message
 from ftis_node.records.peer_messages import pack_stats, unpack_stats
-from ftis_node.records.text_codec import pack_text_group, unpack_any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,11 +58,9 @@ class Envelope:
     signature: bytes
 
     def to_bytes(self) -> bytes:
-        """Return the bytes as sent and stored."""
         return pb.Envelope(body=self.body, signature=self.signature).SerializeToString()
 
     def is_signed_by(self, peer_id: str) -> bool:
-        """Return whether the peer `peer_id` signed the body."""
         return verify(peer_id_from_text(peer_id), ENVELOPE_DOMAIN, self.body, self.signature)
 
 
@@ -123,6 +120,7 @@ class Announcement:
 
     def to_bytes(self) -> bytes:
         """Return the announcement as sent: about 66 bytes, and 40 for each further group."""
+        created_ms = milliseconds(self.created_at)
         return pb.Announcement(
             schema=SCHEMA,
             id=self.id,
@@ -131,13 +129,13 @@ class Announcement:
             num_tokens=self.num_tokens,
             tokenizer=self.tokenizer,
             policy_version=self.policy_version,
-            created_ms=milliseconds(self.created_at),
+            created_ms=created_ms,
             attempt=self.attempt,
             sender=b"" if self.sender is None else peer_id_from_text(self.sender),
             more_ids=[one.id for one in self.more],
             more_envelope_bytes=[one.envelope_bytes for one in self.more],
             more_num_tokens=[one.num_tokens for one in self.more],
-            more_created_ms=[_milliseconds_after(self.created_at, one.created_at) for one in self.more],
+            more_created_ms=[min(MAX_MORE_MS, max(0, milliseconds(one.created_at) - created_ms)) for one in self.more],
         ).SerializeToString()
 
     def _continues(self, earlier: Announcement) -> bool:
@@ -211,10 +209,6 @@ def join_announcements(announcements: Sequence[Announcement]) -> list[Announceme
     return [replace(first, more=tuple(more)) for first, *more in joined]
 
 
-def _milliseconds_after(earlier: float, later: float) -> int:
-    return min(MAX_MORE_MS, max(0, milliseconds(later) - milliseconds(earlier)))
-
-
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
     """A peer's record in the directory, with its claims about itself.
@@ -241,7 +235,6 @@ class PeerRecord:
 
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
-    """Return the signed bytes of a directory record."""
     body = pb.PeerInfo(
         schema=SCHEMA,
         run=bytes.fromhex(record.run_id),

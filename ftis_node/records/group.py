@@ -12,29 +12,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NotRequired, Self, Unpack
+    from typing import Self
 
     import numpy as np
     from numpy.typing import NDArray
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended."""
-
     STOP = "stop"  # the end-of-sequence token was sampled; it is the last token
     LENGTH = "length"  # the token limit was reached
     ABORT = "abort"  # the node stopped it early; the tokens sampled so far are kept
 
 
 class CompletionStatus(StrEnum):
-    """The outcome of scoring a completion."""
-
     SCORED = "scored"
     UNSCORED = "unscored"  # the scorer failed or ran out of time; the reward is 0
 
@@ -84,21 +80,6 @@ class SamplingSettings:
     top_k: int = 0  # 0 means no top-k
 
 
-class HeaderFields(TypedDict):
-    """The fields of `GroupHeader`, by name."""
-
-    run_id: str
-    sender: str
-    number: int
-    prompt_ref: PromptRef
-    prompt_hash: bytes
-    sampling: SamplingSettings
-    model: str
-    tokenizer: str
-    created_at: float
-    weights_of: NotRequired[str | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHeader:
     """The fields that the token form and the text form of a group share.
@@ -119,16 +100,6 @@ class GroupHeader:
     weights_of: str | None = None
 
 
-class _Columns(TypedDict):
-    tokens: TokenBatch
-    finish_reasons: tuple[FinishReason, ...]
-    rewards: tuple[float, ...]
-    statuses: tuple[CompletionStatus, ...]
-    policy_versions: tuple[int, ...]
-    policy_versions_newest: tuple[int, ...]
-    mean_logprobs: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(GroupHeader):
     """The G completions of one prompt by one generator, as tokens. `TextGroup` is the text form.
@@ -145,12 +116,11 @@ class Group(GroupHeader):
     mean_logprobs: tuple[float, ...] = ()
 
     @classmethod
-    def from_completions(cls, completions: Sequence[Completion], **header: Unpack[HeaderFields]) -> Self:
-        """Return the group of these completions, with their arrays concatenated."""
+    def from_completions(cls, completions: Sequence[Completion], **header: Any) -> Self:
+        """Return the group of these completions; `header` has the fields of `GroupHeader`."""
         return cls(**header, **_columns(completions))
 
     def with_completions(self, completions: Sequence[Completion]) -> Self:
-        """Return the group with these completions instead of the present ones."""
         return replace(self, **_columns(completions))
 
     @property
@@ -183,30 +153,26 @@ class Group(GroupHeader):
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of completion tokens."""
         return self.tokens.num_tokens
 
     @property
     def reward_mean(self) -> float:
-        """Return the mean reward."""
         return sum(self.rewards) / len(self.rewards)
 
 
-def _columns(completions: Sequence[Completion]) -> _Columns:
-    means = tuple(completion.mean_logprob for completion in completions if completion.mean_logprob is not None)
-    return _Columns(
-        tokens=join_completions(completions),
-        finish_reasons=tuple(completion.finish_reason for completion in completions),
-        rewards=tuple(completion.reward for completion in completions),
-        statuses=tuple(completion.status for completion in completions),
-        policy_versions=tuple(completion.policy_version for completion in completions),
-        policy_versions_newest=tuple(completion.policy_version_newest for completion in completions),
-        mean_logprobs=means,
-    )
+def _columns(completions: Sequence[Completion]) -> dict[str, Any]:
+    return {
+        "tokens": join_completions(completions),
+        "finish_reasons": tuple(completion.finish_reason for completion in completions),
+        "rewards": tuple(completion.reward for completion in completions),
+        "statuses": tuple(completion.status for completion in completions),
+        "policy_versions": tuple(completion.policy_version for completion in completions),
+        "policy_versions_newest": tuple(completion.policy_version_newest for completion in completions),
+        "mean_logprobs": tuple(one.mean_logprob for one in completions if one.mean_logprob is not None),
+    }
 
 
 def join_completions(completions: Sequence[Completion]) -> TokenBatch:
-    """Return the tokens of these completions as flat arrays."""
     return TokenBatch.from_parts(
         [completion.token_ids for completion in completions],
         [completion.logprobs for completion in completions],
@@ -228,7 +194,7 @@ class TextCompletion:
 class TextGroup(GroupHeader):
     """The completions of one prompt by one generator, as texts. `retells` is the id of the token form.
 
-    `prompt_hash` is `text_codec.hash_messages` of the prompt, because token ids differ between tokenizers.
+    `prompt_hash` is `codec.hash_messages` of the prompt, because token ids differ between tokenizers.
     `policy_version` and `policy_version_newest` are those of the token form.
     """
 
@@ -239,12 +205,10 @@ class TextGroup(GroupHeader):
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Return one reward per completion, in order."""
         return tuple(completion.reward for completion in self.completions)
 
     @property
     def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """Return one finish reason per completion, in order."""
         return tuple(completion.finish_reason for completion in self.completions)
 
     @property

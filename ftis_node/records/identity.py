@@ -1,8 +1,8 @@
 """Identity of a node: one Ed25519 key, whose public half is inside the peer id.
 
-A libp2p peer id of an Ed25519 key is the identity multihash of the protobuf-wrapped public key. These are six fixed
-bytes and the 32 bytes of the key. So any node that knows the id can check a signature without a request. Signatures
-cover a domain string and the exact bytes signed. A signature for one kind of record is not valid for another.
+A libp2p peer id of an Ed25519 key is six fixed bytes and the 32 bytes of the public key. So any node that knows the id
+can check a signature without a request. A signature covers a domain string and the bytes signed, so a signature for one
+kind of record is not valid for another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ def peer_id_bytes(public_key: bytes) -> bytes:
 
 
 def is_peer_id(raw: bytes) -> bool:
-    """Return whether these bytes are an Ed25519 peer id."""
     return len(raw) == PEER_ID_BYTES and raw.startswith(_ED25519_PEER_PREFIX)
 
 
@@ -104,7 +103,6 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """Return a new identity from the system's random source."""
         return cls.from_seed(os.urandom(SEED_BYTES))
 
     @classmethod
@@ -160,7 +158,6 @@ class Identity:
 
     @property
     def peer_id(self) -> str:
-        """Return the text form of the peer id."""
         return peer_id_text(self.peer)
 
     def sign(self, domain: bytes, message: bytes) -> bytes:

@@ -1,9 +1,7 @@
 """Parses bytes from a peer to a message: checks the size before parsing, then the schema and the bounds.
 
 This is the only place where bytes become a message. Every returned message has passed the tables of `bounds.py`.
-
-It also reads and writes the header of a `Body`, which both forms of a group share: all fields but the contents of the
-completions. `RecordError` is raised for fields that contradict each other.
+The header of a `Body` is all that the token form and the text form of a group share.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from ftis_node.records.bounds import (
     require_bounds,
     seconds,
 )
-from ftis_node.records.group import FinishReason, HeaderFields, PromptRef, SamplingSettings
+from ftis_node.records.group import FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
 
 if TYPE_CHECKING:
@@ -87,7 +85,6 @@ def _parse(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
 
 
 def _require_schema(message: Any) -> None:
-    """Raise SchemaRecordError (`version`) for any schema but ours."""
     if message.schema != SCHEMA:
         detail = f"schema {message.schema}, this node speaks {SCHEMA}"
         raise SchemaRecordError("version", detail, schema=message.schema)
@@ -125,30 +122,29 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
     ).SerializeToString()
 
 
-def require_header(body: pb.Body) -> None:
-    """Raise RecordError (`malformed`) if fields within their bounds contradict each other."""
+def read_header(body: pb.Body) -> dict[str, Any]:
+    """Return the fields of `GroupHeader` in a body from `read_body`.
+
+    Raises RecordError (`malformed`) if fields within their bounds contradict each other.
+    """
     if body.policy_version + body.policy_version_span > MAX_INTEGER:
         raise RecordError("malformed", "a version of 2^63 or more")
     num_completions = len(body.lengths)
     if len(body.finishes) != num_completions or len(body.rewards) != num_completions:
         raise RecordError("malformed", "finish reasons or rewards do not count as many as lengths")
-
-
-def read_header(body: pb.Body) -> HeaderFields:
-    """Return the header of a body from `parsing.read_body` that has passed `require_header`."""
     sampling = body.sampling
-    return HeaderFields(
-        run_id=body.run.hex(),
-        sender=peer_id_text(body.sender),
-        number=body.number,
-        prompt_ref=PromptRef(task=body.task, split="train", index=body.prompt_index),
-        prompt_hash=body.prompt_hash,
-        sampling=_settle_sampling(sampling.temperature, sampling.top_p, sampling.top_k),
-        model=body.model,
-        tokenizer=body.tokenizer.hex(),
-        created_at=seconds(body.created_ms),
-        weights_of=peer_id_text(body.weights_of) if body.weights_of else None,
-    )
+    return {
+        "run_id": body.run.hex(),
+        "sender": peer_id_text(body.sender),
+        "number": body.number,
+        "prompt_ref": PromptRef(task=body.task, split="train", index=body.prompt_index),
+        "prompt_hash": body.prompt_hash,
+        "sampling": _settle_sampling(sampling.temperature, sampling.top_p, sampling.top_k),
+        "model": body.model,
+        "tokenizer": body.tokenizer.hex(),
+        "created_at": seconds(body.created_ms),
+        "weights_of": peer_id_text(body.weights_of) if body.weights_of else None,
+    }
 
 
 @lru_cache(maxsize=1024)
@@ -163,5 +159,4 @@ def _settle_sampling(temperature: float, top_p: float, top_k: int) -> SamplingSe
 
 
 def clip_name(name: str) -> str:
-    """Return a name cut to `MAX_NAME_BYTES`."""
     return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")

@@ -1,8 +1,4 @@
-"""Two small messages of peers: measurements in a directory record, and a request for groups.
-
-The measurements are optional: step, rates, evaluations, senders of the groups used. The request names the groups that
-the peer holds by sender and sequence number, or by age.
-"""
+"""Two small messages of peers: measurements in a directory record, and a request for groups."""
 
 from __future__ import annotations
 
@@ -49,7 +45,6 @@ def pack_stats(stats: PeerStats) -> pb.PeerStats:
 
 
 def unpack_stats(message: pb.PeerStats) -> PeerStats:
-    """Return the measurements in a message whose bounds were checked."""
     return PeerStats(
         step=message.step,
         groups_per_minute=message.groups_per_minute,
@@ -73,7 +68,6 @@ class BackfillRequest:
     since: float = 0.0
 
     def to_bytes(self) -> bytes:
-        """Return the request as sent."""
         return pb.Question(
             schema=SCHEMA,
             sender=b"" if self.sender is None else peer_id_from_text(self.sender),

@@ -73,7 +73,6 @@ class TokenBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens of all completions."""
         return len(self.token_ids)
 
     @property

@@ -56,7 +56,6 @@ class WeightsOffer:
 
     @property
     def num_chunks(self) -> int:
-        """Return the number of chunks of the file."""
         return -(-self.num_bytes // self.chunk_bytes)
 
     def size_of(self, chunk: int) -> int:
@@ -69,7 +68,6 @@ class WeightsOffer:
 
 
 def seal_offer(offer: WeightsOffer, identity: Identity) -> bytes:
-    """Return the signed bytes of an offer."""
     body = pb.WeightsInfo(
         schema=SCHEMA,
         run=bytes.fromhex(offer.run_id),
@@ -94,7 +92,10 @@ def open_offer(data: bytes) -> WeightsOffer:
     """Return the verified offer in `data`. Raises RecordError: `size`, `parse`, `version`, `malformed`, `signature`."""
     outer = read_message(pb.WeightsOffer(), data, max_bytes=MAX_OFFER_BYTES)
     info = read_message(pb.WeightsInfo(), outer.body, max_bytes=MAX_OFFER_BYTES)
-    _require_form(info)
+    if info.num_bytes > MAX_CHUNKS * info.chunk_bytes:
+        raise RecordError("malformed", f"an offer of {info.num_bytes} bytes in chunks of {info.chunk_bytes}")
+    if len(info.probe_logprobs) != len(info.probe_ids) - 1:
+        raise RecordError("malformed", "an offer needs one log-prob for each probe token except the first")
     if not verify(info.peer, WEIGHTS_DOMAIN, outer.body, outer.signature):
         raise RecordError("signature", "the offer is not signed by the peer it names")
     return WeightsOffer(
@@ -113,14 +114,6 @@ def open_offer(data: bytes) -> WeightsOffer:
         probe_logprobs=tuple(map(settle, info.probe_logprobs)),
         adapter_config=info.adapter_config,
     )
-
-
-def _require_form(info: pb.WeightsInfo) -> None:
-    """Raise RecordError (`malformed`) if fields within their bounds contradict each other."""
-    if info.num_bytes > MAX_CHUNKS * info.chunk_bytes:
-        raise RecordError("malformed", f"an offer of {info.num_bytes} bytes in chunks of {info.chunk_bytes}")
-    if len(info.probe_logprobs) != len(info.probe_ids) - 1:
-        raise RecordError("malformed", "an offer needs one log-prob for each probe token except the first")
 
 
 class WeightsPart(IntEnum):

@@ -1,3 +1,1 @@
 """Durable replay buffer on the local disk (SQLite, WAL)."""
-
-from __future__ import annotations

@@ -16,7 +16,7 @@ from ftis_node.errors import FtisError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import PromptRef
 from ftis_node.replay import faulty_groups, side_tables
-from ftis_node.replay.database import Transaction, give_back_pages, open_writer
+from ftis_node.replay.database import give_back_pages, open_writer, transaction
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
 from ftis_node.swarm.rate_limits import ShareCap
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group that a step took: the signed body, and this node's data about it.
+    """A group that a step took: the signed body, and this node's rewards, prompt and ids of texts.
 
-    `rewards` are this node's scores. `prompt_ids` holds little-endian int32. `text_token_ids` has this node's ids of
-    each text, one tuple per completion; it is empty for a body with token ids.
+    `prompt_ids` holds little-endian int32. `text_token_ids` is empty for a body with token ids.
     """
 
     id: bytes
@@ -93,7 +92,7 @@ class ReplayBuffer:
 
     def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
         """Admit groups, own or not, with one wait for the disk. False if the number is known or a reset came later."""
-        with self._transaction():
+        with transaction(self._db):
             return [self._insert(accepted, own=own) for accepted, own in arrivals]
 
     def _insert(self, accepted: Accepted, *, own: bool) -> bool:
@@ -131,7 +130,7 @@ class ReplayBuffer:
 
         Groups that the rule discards change from READY to RELEASED(discarded).
         """
-        with self._transaction():
+        with transaction(self._db):
             selection = rule(self._candidates(), own, foreign)
             self._db.executemany(
                 "UPDATE groups SET state = ?, step = ? WHERE id = ?",
@@ -142,7 +141,7 @@ class ReplayBuffer:
 
     def release_step(self, step: int, reason: ReleaseReason) -> int:
         """Release all groups of a step: TAKEN -> RELEASED(`reason`). Return their number."""
-        with self._transaction():
+        with transaction(self._db):
             done = self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step = ?",
                 (State.RELEASED, reason, State.TAKEN, step),
@@ -171,7 +170,7 @@ class ReplayBuffer:
 
     def release_audited(self, group_id: bytes) -> bool:
         """Release one group: READY -> RELEASED(audit). Return False if it is no longer READY."""
-        with self._transaction():
+        with transaction(self._db):
             done = self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",
                 (State.RELEASED, ReleaseReason.AUDIT, group_id, State.READY),
@@ -185,7 +184,7 @@ class ReplayBuffer:
         its work is lost. `last_groups` lists the groups of `step` by the checkpoint. If the buffer disagrees (one of
         the two is from a backup), the checkpoint decides, because it has the weights.
         """
-        with self._transaction():
+        with transaction(self._db):
             strayed = 0 if last_groups is None else faulty_groups.apply_checkpoint(self._db, step, last_groups)
             self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step <= ?",
@@ -199,22 +198,22 @@ class ReplayBuffer:
 
     def note_failed(self, step: int) -> None:
         """Count a failure of the learner for each group of `step`; they stay TAKEN until `reconcile`."""
-        with self._transaction():
+        with transaction(self._db):
             faulty_groups.note_failed(self._db, step)
 
     def release_poisoned(self) -> list[bytes]:
         """Release the groups on which the learner failed too often: READY -> RELEASED(poisoned). Return their ids."""
-        with self._transaction():
+        with transaction(self._db):
             return faulty_groups.release_poisoned(self._db)
 
     def release_damaged(self) -> list[bytes]:
         """Release the groups whose rows have changed on disk: READY, TAKEN -> RELEASED(damaged). Return their ids."""
-        with self._transaction():
+        with transaction(self._db):
             return faulty_groups.release_damaged(self._db)
 
     def claim_used(self, used: Iterable[LoggedGroup]) -> int:
         """Mark READY groups that steps have used according to the event log: READY -> TAKEN. Return their number."""
-        with self._transaction():
+        with transaction(self._db):
             return faulty_groups.claim_used(self._db, used)
 
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
@@ -222,7 +221,7 @@ class ReplayBuffer:
 
         Groups of steps after the checkpoint at `saved_step` stay, because a learner that resumes there needs them.
         """
-        with self._transaction():
+        with transaction(self._db):
             kept = side_tables.kept_bytes(self._db)
             doomed = []
             for row in self._oldest_released(saved_step) if kept > max_disk_bytes else ():
@@ -241,9 +240,8 @@ class ReplayBuffer:
 
     def evict_released(self, num_bytes: int, *, saved_step: int | None = None) -> int:
         """Delete RELEASED groups as `prune` does, up to `num_bytes`, and shrink the file. Return their number."""
-        num_removed = self.prune(
-            max_disk_bytes=max(0, side_tables.kept_bytes(self._db) - num_bytes), saved_step=saved_step
-        )
+        most_bytes = max(0, side_tables.kept_bytes(self._db) - num_bytes)
+        num_removed = self.prune(max_disk_bytes=most_bytes, saved_step=saved_step)
         self.shrink()
         return num_removed
 
@@ -267,7 +265,7 @@ class ReplayBuffer:
 
     def raise_last_number(self, number: int) -> None:
         """Raise the last sequence number to at least `number`. The position in the prompt order stays."""
-        with self._transaction():
+        with transaction(self._db):
             skipped = max(0, number - self.last_number())
             self._add(side_tables.LAST_NUMBER, skipped)
             self._add(side_tables.SKIPPED_NUMBERS, skipped)
@@ -285,7 +283,7 @@ class ReplayBuffer:
 
     def _release(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
         if groups:
-            with self._transaction():
+            with transaction(self._db):
                 self._set_released(groups, reason)
 
     def _set_released(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
@@ -299,19 +297,7 @@ class ReplayBuffer:
             (State.READY,),
         )
         return [
-            Candidate(
-                id=row["id"],
-                sender=row["sender"],
-                own=bool(row["own"]),
-                arrival=row["arrival"],
-                created_at=row["created_at"],
-                policy_version=row["policy_version"],
-                task=row["task"],
-                prompt_index=row["prompt_index"],
-                rewards=tuple(json.loads(row["rewards"])),
-                weights_of=row["weights_of"],
-                num_bytes=row["num_bytes"],
-            )
+            Candidate(**dict(row) | {"own": bool(row["own"]), "rewards": tuple(json.loads(row["rewards"]))})
             for row in rows
         ]
 
@@ -337,9 +323,6 @@ class ReplayBuffer:
             "INSERT INTO totals (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + ?",
             (name, amount, amount),
         )
-
-    def _transaction(self) -> Transaction:
-        return Transaction(self._db)
 
 
 def _text_token_ids(accepted: Accepted) -> tuple[tuple[int, ...], ...]:

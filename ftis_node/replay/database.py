@@ -7,7 +7,7 @@ Readers (`replay list`, validation) open separate read-only connections and neve
 from __future__ import annotations
 
 import sqlite3
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,11 +53,11 @@ CREATE INDEX IF NOT EXISTS groups_by_time ON groups (created_at);
 CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 """
-ADD_TEXT = "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;"  # of groups sent as text: JSON, one list per completion
-ADD_WEIGHTS_OF = (
-    "ALTER TABLE groups ADD COLUMN weights_of TEXT;"  # the peer whose weights sampled it, if not the sender
-)
-MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + side_tables.FORGOTTEN_SCHEMA}  # by the version that each one upgrades
+# By the version that each one upgrades. `text_token_ids` is JSON, one list per completion, of a group sent as text.
+MIGRATIONS = {
+    1: "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;",
+    2: f"ALTER TABLE groups ADD COLUMN weights_of TEXT; {side_tables.FORGOTTEN_SCHEMA}",
+}
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -78,8 +78,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             _upgrade_once(connection, step)
         tables = f"{SCHEMA} {side_tables.FORGOTTEN_SCHEMA}"
         connection.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        faulty_groups.add_checksum_column(connection)
-        faulty_groups.add_failures_column(connection)
+        faulty_groups.add_columns(connection)
         side_tables.start_counting(connection)
         side_tables.note_skipped(connection)
     return connection
@@ -99,10 +98,7 @@ def give_back_pages(connection: sqlite3.Connection) -> None:
 
 
 def _rewrite(connection: sqlite3.Connection) -> None:
-    """Rewrite the file. This temporarily needs twice the size of the content on disk.
-
-    Without that space the file keeps its size, and new groups reuse its free pages.
-    """
+    """Rewrite the file, unless the disk lacks twice the size of the content. Then new groups reuse its free pages."""
     (path,) = (row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main")
     num_pages, num_free, page_bytes = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
@@ -143,32 +139,22 @@ def _closed_on_error(connection: sqlite3.Connection, path: Path) -> Iterator[Non
 
 def version_of(path: Path) -> int:
     """Return the schema version of the buffer at `path`. Raises DamagedError, or ConfigError if it is newer."""
-    connection = open_reader(path)
-    try:
+    with closing(open_reader(path)) as connection:
         return _known_version(connection, path)
-    finally:
-        connection.close()
 
 
 def upgrade_once(path: Path, step: int) -> None:
     """Upgrade the buffer from schema `step` to the next in one transaction. Does nothing if it has another schema."""
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         if _known_version(connection, path) == step:
             _upgrade_once(connection, step)
-    finally:
-        connection.close()
 
 
 def back_up(path: Path, to: Path) -> None:
     """Copy the buffer, including its write-ahead log, to the new file `to`."""
-    source, target = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S), sqlite3.connect(to)
-    try:
+    with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as source, closing(sqlite3.connect(to)) as target:
         source.backup(target)
-    finally:
-        target.close()
-        source.close()
 
 
 def _known_version(connection: sqlite3.Connection, path: Path) -> int:
@@ -184,14 +170,13 @@ def _upgrade_once(connection: sqlite3.Connection, step: int) -> None:
     connection.executescript(f"BEGIN; {MIGRATIONS[step]} PRAGMA user_version = {step + 1}; COMMIT;")
 
 
-class Transaction:
-    """Context manager: BEGIN IMMEDIATE, then COMMIT, or ROLLBACK if the block raises."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._connection.execute("ROLLBACK" if kind else "COMMIT")
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """BEGIN IMMEDIATE, then COMMIT, or ROLLBACK if the block raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

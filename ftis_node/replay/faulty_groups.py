@@ -1,13 +1,11 @@
 """Groups that no step may train on: their rows are damaged, or the learner fails on them. Groups of an uncertain step.
 
-**Checksums** cover this node's data about a group. SQLite's integrity check does not notice a bit that flips on disk.
-The envelope's id is its hash, so it needs no checksum. The checksum covers the columns that this node computes or
-derives, such as prompt ids, rewards and policy version. A wrong value would be trained on, or would crash the learner.
+**Checksums** cover the columns that this node computes or derives, such as prompt ids, rewards and policy version.
+SQLite's integrity check does not notice a bit that flips on disk. The envelope's id is its hash, so it needs none.
 
 **Poison messages** are groups on which the learner fails. Without release, every later step would take them and fail
-too. If `MAX_FAILED_STEPS` steps with a group failed, the group is released. Groups that were in all of these steps are
-released with it. The cause does not matter: a bug at one sequence length, or a process killed because of its memory
-use. The count is on disk, because a failed request also ends the node, and the next start takes the same groups.
+too. If `MAX_FAILED_STEPS` steps with a group failed, the group is released, and with it all groups that were in all of
+these steps. The count is on disk, because a failed request also ends the node. The next start takes the same groups.
 """
 
 from __future__ import annotations
@@ -35,22 +33,20 @@ NOTED = (
 REASONS = frozenset(ReleaseReason)
 STATES = frozenset(State)
 MAX_FAILED_STEPS = 3
+ADDED_COLUMNS = {"checksum": "INTEGER", "failed_steps": "INTEGER NOT NULL DEFAULT 0"}
 
 
-def add_checksum_column(db: sqlite3.Connection) -> None:
-    """Add the column if it is missing. Older versions ignore the column, so the schema number does not change."""
-    if not any(row["name"] == "checksum" for row in db.execute("SELECT name FROM pragma_table_info('groups')")):
-        db.execute("ALTER TABLE groups ADD COLUMN checksum INTEGER")
+def add_columns(db: sqlite3.Connection) -> None:
+    """Add missing columns. Older versions ignore them, so the schema number does not change."""
+    present = {row["name"] for row in db.execute("SELECT name FROM pragma_table_info('groups')")}
+    for name, kind in ADDED_COLUMNS.items():
+        if name not in present:
+            db.execute(f"ALTER TABLE groups ADD COLUMN {name} {kind}")
 
 
 def checksum_of(row: Mapping[str, Any] | sqlite3.Row) -> int:
     """Return the CRC-32 of the columns that never change, with the values that a query returns."""
     return zlib.crc32(msgspec.msgpack.encode([row[name] for name in NOTED]))
-
-
-def is_as_noted(row: sqlite3.Row) -> bool:
-    """Return whether a whole row of `groups` matches its checksum. True if the row has none."""
-    return "checksum" not in row.keys() or row["checksum"] in (None, checksum_of(row))
 
 
 def is_sound(row: sqlite3.Row) -> bool:
@@ -71,23 +67,17 @@ def is_sound(row: sqlite3.Row) -> bool:
         and isinstance(rewards, list)
         and all(isinstance(reward, int | float) for reward in rewards)
         and len(row["prompt_ids"]) % 4 == 0
-        and is_as_noted(row)
+        and ("checksum" not in row.keys() or row["checksum"] in (None, checksum_of(row)))
     )
 
 
 def release_damaged(buffer: sqlite3.Connection) -> list[bytes]:
-    """Release groups whose rows are damaged: any state but RELEASED -> RELEASED(damaged). Runs inside a transaction.
-
-    Return their ids.
-    """
+    """Release groups whose rows are damaged, in any state but RELEASED; return their ids. Runs inside a transaction."""
     rows = buffer.execute("SELECT * FROM groups WHERE state != ? ORDER BY arrival", (State.RELEASED,))
-    damaged = [row["arrival"] for row in rows if not is_sound(row)]
+    query = "UPDATE groups SET state = ?, reason = ? WHERE arrival = ? RETURNING id"
     found = [
-        buffer.execute(
-            "UPDATE groups SET state = ?, reason = ? WHERE arrival = ? RETURNING id",
-            (State.RELEASED, ReleaseReason.DAMAGED, arrival),
-        ).fetchone()["id"]
-        for arrival in damaged
+        buffer.execute(query, (State.RELEASED, ReleaseReason.DAMAGED, arrival)).fetchone()["id"]
+        for arrival in [row["arrival"] for row in rows if not is_sound(row)]
     ]
     return [bytes(group_id) for group_id in found]
 
@@ -121,22 +111,13 @@ def claim_used(db: sqlite3.Connection, used: Iterable[LoggedGroup]) -> int:
     return sum(db.execute(query, (State.TAKEN, group.step, group.id, State.READY)).rowcount for group in used)
 
 
-def add_failures_column(db: sqlite3.Connection) -> None:
-    """Add the column if it is missing. Older versions ignore the column, so the schema number does not change."""
-    if not any(row["name"] == "failed_steps" for row in db.execute("SELECT name FROM pragma_table_info('groups')")):
-        db.execute("ALTER TABLE groups ADD COLUMN failed_steps INTEGER NOT NULL DEFAULT 0")
-
-
 def note_failed(db: sqlite3.Connection, step: int) -> None:
     """Count a failure of `step` for each group that the step has TAKEN. Runs inside a transaction."""
     db.execute("UPDATE groups SET failed_steps = failed_steps + 1 WHERE state = ? AND step = ?", (State.TAKEN, step))
 
 
 def release_poisoned(db: sqlite3.Connection) -> list[bytes]:
-    """Release the groups whose steps failed too often: READY -> RELEASED(poisoned). Runs inside a transaction.
-
-    Return their ids.
-    """
+    """Release the READY groups whose steps failed too often; return their ids. Runs inside a transaction."""
     rows = db.execute(
         "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND failed_steps >= ? RETURNING id",
         (State.RELEASED, ReleaseReason.POISONED, State.READY, MAX_FAILED_STEPS),

@@ -1,18 +1,17 @@
 """History of one group for users: prompt, completions as text, result of validation, and the step that used it.
 
-    history = read_group_history(Home(path), "a1b2c3d4")   # replay buffer, event trail, task, tokenizer
-    history.prompt.text, history.completions[0].text, history.verdict, history.used
-
-All data comes from the home of a running or stopped node, and nothing is changed. The prompt is made again from the
-task, as validation did. Texts need the tokenizer in the model's folder. If it is missing, the history has token ids,
-and `texts_missing` has the reason.
+All data comes from the home of a running or stopped node. The prompt is made again from the task, as validation did.
+Texts need the tokenizer in the model's folder. If it is missing, the history has token ids, and `texts_missing` has the
+reason.
 
 Text of peers is returned unchanged: the code that prints it must escape it (`telemetry/terminal_text.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,9 @@ from ftis_node.config.home_files import remembered_paths
 from ftis_node.errors import ConfigError, FtisError
 from ftis_node.files import read_toml
 from ftis_node.models.tokenizer import Decoder
+from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
-from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
 from ftis_node.telemetry.events import event_log_files, with_present_name
 
@@ -66,7 +65,6 @@ class PromptResolver:
         self._tasks: dict[str, Task | FtisError] = {}
 
     def resolve(self, group: Group | TextGroup) -> ResolvedPrompt:
-        """Return the prompt of a group, or the reason why it cannot be made."""
         task = self._task(group.prompt_ref.split)
         if isinstance(task, FtisError):
             return ResolvedPrompt(missing=str(task))
@@ -114,6 +112,7 @@ class CompletionDetails:
     """One completion with the sampler's log-probs, in nats per token. `token_ids` is empty if it was sent as text.
 
     `text` is None without a tokenizer. `claimed_reward` is the sender's score, `reward` is this node's.
+    `versions` are the policy versions of the first and the last token, None if it was sent as text.
     """
 
     text: str | None
@@ -125,23 +124,24 @@ class CompletionDetails:
     mean_logprob: float
     lowest_logprob: float | None
     logprobs: list[float]
+    versions: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHistory:
     """History of one group. If the group is not stored, `summary` is None and most other fields are empty."""
 
     id: str
-    summary: GroupSummary | None
-    weights_of: str | None
-    tokenizer: str
-    temperature: float | None
-    prompt: PromptDetails | None
-    completions: tuple[CompletionDetails, ...]
+    summary: GroupSummary | None = None
+    weights_of: str | None = None
+    tokenizer: str = ""
+    temperature: float | None = None
+    prompt: PromptDetails | None = None
+    completions: tuple[CompletionDetails, ...] = ()
     texts_missing: str
     verdict: str
-    reason: str | None
-    detail: str
+    reason: str | None = None
+    detail: str = ""
     used: str
     events: tuple[dict[str, Any], ...]
 
@@ -152,11 +152,8 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
     The event log finds groups that are not in the buffer. Raises ConfigError if no node has run on this home.
     """
     id_prefix = id_prefix.lower()
-    reader = ReplayReader(home.replay)
-    try:
+    with closing(ReplayReader(home.replay)) as reader:
         found = reader.find(id_prefix)
-    finally:
-        reader.close()
     if found is None:
         return _refused_history(home, id_prefix)
     summary, data = found
@@ -172,13 +169,11 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
         temperature=group.sampling.temperature,
         prompt=_prompt(home, group),
         completions=tuple(
-            _completion(completion, reward, decoder)
+            read_completion(completion, reward, decoder)
             for completion, reward in zip(completions, summary.rewards, strict=True)
         ),
         texts_missing=decoder.missing if isinstance(group, Group) else "",
         verdict="admitted",
-        reason=None,
-        detail="",
         used=_used(summary),
         events=events,
     )
@@ -186,12 +181,7 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
 
 def group_events(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
     """Yield the lines of the event log that contain this hex id, oldest first, at most `MAX_EVENTS`."""
-    count = 0
-    for line in _lines_with(path, group_id):
-        yield line
-        count += 1
-        if count == MAX_EVENTS:
-            return
+    return itertools.islice(_lines_with(path, group_id), MAX_EVENTS)
 
 
 def _lines_with(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
@@ -222,19 +212,15 @@ def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:
     refused = next((line for line in reversed(lines) if line["event"] == "refused"), None)
     admitted = any(line["event"] == "admitted" for line in lines)
     verdict = "admitted" if admitted or refused is None else "refused"
+    steps = [line["step"] for line in lines if line["event"] == "taken"]
+    used = f"taken by step {steps[-1]}" if steps else "unknown: the event trail does not say"
     return GroupHistory(
         id=str(ids.pop()),
-        summary=None,
-        weights_of=None,
-        tokenizer="",
-        temperature=None,
-        prompt=None,
-        completions=(),
         texts_missing="refused groups are not kept" if verdict == "refused" else "it was pruned from the buffer",
         verdict=verdict,
         reason=refused["reason"] if refused and verdict == "refused" else None,
         detail=str(refused.get("detail", "")) if refused and verdict == "refused" else "",
-        used="not used" if verdict == "refused" else _used_by_events(lines),
+        used="not used" if verdict == "refused" else used,
         events=tuple(lines[:MAX_EVENTS]),
     )
 
@@ -249,35 +235,29 @@ def _used(summary: GroupSummary) -> str:
     return f"not used: {summary.reason}"
 
 
-def _used_by_events(lines: Sequence[dict[str, Any]]) -> str:
-    steps = [line["step"] for line in lines if line["event"] == "taken"]
-    return f"taken by step {steps[-1]}" if steps else "unknown: the event trail does not say"
-
-
-def _completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:
+def read_completion(
+    completion: Completion | TextCompletion, reward: float, decoder: Decoder, *, with_special_tokens: bool = False
+) -> CompletionDetails:
+    """Return a stored completion for users, with this node's reward."""
+    ids, logprobs, versions = [], [], None
     if isinstance(completion, Completion):
-        ids = [int(token) for token in completion.token_ids]
-        return CompletionDetails(
-            text=decoder.text(ids),
-            token_ids=ids,
-            num_tokens=len(ids),
-            finish_reason=completion.finish_reason.value,
-            reward=reward,
-            claimed_reward=completion.reward,
-            mean_logprob=float(completion.logprobs.mean(dtype="float64")),
-            lowest_logprob=float(completion.logprobs.min()),
-            logprobs=completion.logprobs.tolist(),
-        )
+        ids, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
+        text, num_tokens = decoder.text(ids, with_special_tokens=with_special_tokens), len(ids)
+        mean_logprob = float(completion.logprobs.mean(dtype="float64"))
+        versions = (completion.policy_version, completion.policy_version_newest)
+    else:
+        text, num_tokens, mean_logprob = completion.text, completion.num_tokens, completion.mean_logprob
     return CompletionDetails(
-        text=completion.text,
-        token_ids=[],
-        num_tokens=completion.num_tokens,
+        text=text,
+        token_ids=ids,
+        num_tokens=num_tokens,
         finish_reason=completion.finish_reason.value,
         reward=reward,
         claimed_reward=completion.reward,
-        mean_logprob=completion.mean_logprob,
-        lowest_logprob=None,
-        logprobs=[],
+        mean_logprob=mean_logprob,
+        lowest_logprob=min(logprobs, default=None),
+        logprobs=logprobs,
+        versions=versions,
     )
 
 

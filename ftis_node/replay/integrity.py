@@ -17,7 +17,7 @@ import os
 import shutil
 import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.config.disk_room import is_disk_full, make_folder, sync_to_disk
@@ -75,9 +75,8 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Return whether the error means corruption: of pages, of the header, or of a text that is not UTF-8."""
-    if NO_FORMAT in str(error):
-        return True
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE or NO_TEXT in str(error)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in DAMAGE or NO_FORMAT in str(error) or NO_TEXT in str(error)
 
 
 @contextmanager
@@ -90,21 +89,19 @@ def reporting_damage(root: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         if is_damage(error):
-            what = f"a database in {root} is damaged ({error}): start again, and the node replaces it"
-            raise FtisError(what) from error
-        if is_busy(error):
-            what = (
-                f"a database in {root} is held by another program: end that program (sqlite3, a backup) and start again"
-            )
-            raise FtisError(what) from error
-        raise
+            what = f"is damaged ({error}): start again, and the node replaces it"
+        elif is_busy(error):
+            what = "is held by another program: end that program (sqlite3, a backup) and start again"
+        else:
+            raise
+        raise FtisError(f"a database in {root} {what}") from error
 
 
 def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambda connection: "") -> str:
     """Return the first damage in the file; "" if the file is sound, empty or missing.
 
-    The function runs SQLite's integrity check, reads all texts, and checks the header and `look`. Raises MachineError
-    if another program holds the file.
+    `look` returns further damage that SQLite's integrity check does not find, or "". Raises MachineError if another
+    program holds the file.
     """
     check_database(path)
     if not path.exists() or not path.stat().st_size:
@@ -156,13 +153,12 @@ def rescue(
     copy: Callable[[sqlite3.Connection, Path], int],
     look: Callable[[sqlite3.Connection], str] = lambda connection: "",
 ) -> Rescue | None:
-    """Replace the file at `path` if it is damaged. Return the result, or None if the file is sound.
+    """Replace the file at `path` if `find_damage` finds some. Return the result, or None if the file is sound.
 
-    `look` returns further damage that SQLite's integrity check does not find, or "". `copy` writes the readable rows of
-    a connection into a new file and returns their number. Raises OSError and sqlite3.Error for errors of the disk,
-    MachineError if another program holds the file.
+    `copy` writes the readable rows of a connection into a new file and returns their number. Raises OSError and
+    sqlite3.Error for errors of the disk, MachineError if another program holds the file.
     """
-    folder = _unfinished(damaged, path.name)
+    folder = next((mark.parent for mark in sorted(damaged.glob(f"{path.name}-*/{UNFINISHED}"))), None)
     why = "cut off while it was saved"
     if folder is None:
         if not (why := find_damage(path, look=look)):
@@ -176,7 +172,12 @@ def rescue(
     elif path.exists():  # the new file is complete already
         (folder / UNFINISHED).unlink()
         return Rescue(path.name, why, 0, folder)
-    _take_journals(path, folder)
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists():  # a new file of the same name would apply it and be damaged too
+        log.rename(folder / log.name)
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    sync_to_disk(folder)
+    sync_to_disk(path.parent)
     num_rows = _save(path, folder, copy)
     (folder / UNFINISHED).unlink()
     for outdated in sorted(damaged.glob(f"{path.name}-*"))[:-KEPT_COPIES]:
@@ -206,32 +207,15 @@ def readable_rows(connection: sqlite3.Connection, table: str) -> Iterator[sqlite
         place, hop = place + hop, min(LONGEST_HOP, 2 * hop)
 
 
-def _unfinished(damaged: Path, name: str) -> Path | None:
-    return next((path.parent for path in sorted(damaged.glob(f"{name}-*/{UNFINISHED}"))), None)
-
-
-def _take_journals(path: Path, folder: Path) -> None:
-    """Move the write-ahead log with the damaged file. A new file of the same name would apply it and be damaged too."""
-    log = path.with_name(f"{path.name}-wal")
-    if log.exists():
-        log.rename(folder / log.name)
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
-    sync_to_disk(folder)
-    sync_to_disk(path.parent)
-
-
 def _save(path: Path, folder: Path, copy: Callable[[sqlite3.Connection, Path], int]) -> int:
     """Copy the readable rows in `folder` to a new file at `path`, all or nothing. Return their number."""
     new = path.with_name(f"{path.name}.new")
     for left in path.parent.glob(f"{new.name}*"):
         left.unlink()
     _fill_up(folder / path.name)
-    connection = sqlite3.connect(folder / path.name, timeout=BUSY_TIMEOUT_S)
-    connection.row_factory = sqlite3.Row
-    try:
+    with closing(sqlite3.connect(folder / path.name, timeout=BUSY_TIMEOUT_S)) as connection:
+        connection.row_factory = sqlite3.Row
         num_rows = copy(connection, new)
-    finally:
-        connection.close()
     sync_to_disk(new)
     new.replace(path)
     sync_to_disk(path.parent)

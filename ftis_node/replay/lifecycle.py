@@ -29,16 +29,12 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """State of a stored group."""
-
     READY = "ready"
     TAKEN = "taken"
     RELEASED = "released"
 
 
 class ReleaseReason(StrEnum):
-    """Reason for the release of a group."""
-
     TRAINED = "trained"  # a step used it
     STALE = "stale"  # too old, or sampled too many versions ago
     EVICTED = "evicted"  # newer groups needed its place
@@ -52,10 +48,7 @@ class ReleaseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A READY group as the rules see it. `arrival` is its order of admission; `weights_of` is as in its header.
-
-    `num_bytes` is the size of its envelope.
-    """
+    """A READY group as the rules see it. `arrival` is its order of admission, `num_bytes` its envelope's size."""
 
     id: bytes
     sender: str
@@ -104,10 +97,7 @@ def choose_newest(
 def _split(
     theirs: list[Candidate], count: int, *, domain: OwnDomain | None, turn: int
 ) -> list[tuple[list[Candidate], int]]:
-    """Return the foreign groups of the own domain and all others, each with the number to take.
-
-    Without a domain, return all groups as one part.
-    """
+    """Return the groups of the own domain and all others, each with the number to take. Without a domain: one part."""
     if domain is None:
         return [(theirs, count)]
     near, far = ([c for c in theirs if (c.task in domain.tasks) is is_near] for is_near in (True, False))
@@ -237,10 +227,7 @@ def choose_foreign(
     Neighbors take turns, and so do the senders of one neighbor (`neighbor` maps a sender to it). A sender with more
     groups than others gets more places only when the others have run out.
     """
-    by_sender: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
-        if not candidate.own:
-            by_sender[candidate.sender].append(candidate)
+    by_sender = _newest_by(candidates, lambda sender: sender)
     by_neighbor: dict[str, list[list[Candidate]]] = defaultdict(list)
     for sender in sorted(by_sender):
         by_neighbor[neighbor(sender)].append(by_sender[sender])
@@ -249,8 +236,16 @@ def choose_foreign(
 
 
 def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
-    """Interleave the queues: one of each, then another of each that has more, and so on."""
     return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
+
+
+def _newest_by(candidates: Sequence[Candidate], name: Callable[[str], str]) -> dict[str, list[Candidate]]:
+    """Return the foreign groups by the `name` of their sender, the newest of each first."""
+    by_name: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
+        if not candidate.own:
+            by_name[name(candidate.sender)].append(candidate)
+    return by_name
 
 
 def choose_evicted(
@@ -261,10 +256,7 @@ def choose_evicted(
     No neighbor may hold more groups than `cap` allows. Beyond the total, the neighbor with the most groups or bytes
     loses its oldest group first. So a peer that sends more than others evicts its own groups.
     """
-    by_neighbor: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
-        if not candidate.own:
-            by_neighbor[cap.neighbor(candidate.sender)].append(candidate)
+    by_neighbor = _newest_by(candidates, cap.neighbor)
     evicted: list[Candidate] = []
     for name, held in by_neighbor.items():
         places = cap.places(name, num_neighbors=len(by_neighbor), capacity=keep)

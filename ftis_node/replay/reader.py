@@ -1,7 +1,6 @@
 """Read-only view of the buffer: for validation, for serving peers, for the status and the command line.
 
-It uses one read-only connection. Most methods are one indexed query. It works beside a running node and for a stopped
-one.
+It works beside a running node and for a stopped one.
 """
 
 from __future__ import annotations
@@ -19,17 +18,13 @@ from ftis_node.replay.database import open_reader
 from ftis_node.replay.faulty_groups import is_sound
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.reset import read_reset_at
-from ftis_node.replay.side_tables import is_forgotten, kept_bytes, read_counts
+from ftis_node.replay.side_tables import is_forgotten, kept_bytes, read_counts, read_total
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-SUMMARY_COLUMNS = (
-    "id, own, sender, number, state, reason, step, task, prompt_index, model, policy_version, created_at,"
-    " admitted_at, num_tokens, rewards"
-)
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
 USABLE_REASONS = [ReleaseReason.TRAINED, ReleaseReason.STALE, ReleaseReason.EVICTED, ReleaseReason.DELIVERED]
@@ -55,6 +50,13 @@ class GroupSummary:
     admitted_at: float
     num_tokens: int
     rewards: list[float]
+
+    @property
+    def reward_mean(self) -> float:
+        return sum(self.rewards) / len(self.rewards) if self.rewards else 0.0
+
+
+SUMMARY_COLUMNS = ", ".join(GroupSummary.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,9 @@ class ReplayReader:
         self._db.close()
 
     def is_known(self, group_id: bytes) -> bool:
-        """Return whether the buffer stores this group, in any state."""
         return self._db.execute("SELECT 1 FROM groups WHERE id = ?", (group_id,)).fetchone() is not None
 
     def is_own(self, group_id: bytes) -> bool:
-        """Return whether the buffer stores this group and the node made it."""
         return self._db.execute("SELECT 1 FROM groups WHERE id = ? AND own = 1", (group_id,)).fetchone() is not None
 
     def taken_by(self, step: int) -> list[str]:
@@ -145,9 +145,7 @@ class ReplayReader:
         return found.fetchone() is not None
 
     def has_number(self, sender: str, number: int) -> bool:
-        """Return whether a group of the sender with this number was ever admitted; see `side_tables.py` for pruned
-        groups.
-        """
+        """Return whether a group of the sender with this number was ever admitted, pruned ones included."""
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))
         return found.fetchone() is not None or is_forgotten(self._db, sender, number)
 
@@ -181,7 +179,6 @@ class ReplayReader:
         return [HeldGroup(**dict(row)) for row in rows]
 
     def held(self, group_id: bytes) -> HeldGroup | None:
-        """Return the header data of a stored group; None if the buffer does not have it."""
         row = self._db.execute(f"SELECT {HELD_COLUMNS} FROM groups WHERE id = ?", (group_id,)).fetchone()
         return None if row is None else HeldGroup(**dict(row))
 
@@ -218,7 +215,6 @@ class ReplayReader:
         return [(row["sender"], row["number"]) for row in rows]
 
     def ready_foreign_tasks(self) -> dict[str, int]:
-        """Return the number of READY foreign groups for each task."""
         rows = self._db.execute(
             "SELECT task, count(*) AS n FROM groups WHERE state = 'ready' AND own = 0 GROUP BY task"
         )
@@ -230,17 +226,13 @@ class ReplayReader:
 
     def trained_tokens_by_origin(self) -> tuple[int, int]:
         """Return the numbers behind `trained_tokens`: (own, foreign)."""
-        origins = ("own", "foreign")
-        query = "SELECT value FROM totals WHERE name = ?"
-        forgotten = [self._db.execute(query, (f"forgotten_trained_tokens_{origin}",)).fetchone() for origin in origins]
-        own, foreign = (int(row["value"]) if row else 0 for row in forgotten)
+        own, foreign = (read_total(self._db, f"forgotten_trained_tokens_{origin}") for origin in ("own", "foreign"))
         for count in read_counts(self._db):
             if count.reason == ReleaseReason.TRAINED:
                 own, foreign = own + count.num_tokens * count.own, foreign + count.num_tokens * (not count.own)
         return own, foreign
 
     def ready_foreign_bytes(self) -> int:
-        """Return the total size of the envelopes of READY foreign groups."""
         return sum(count.num_bytes for count in read_counts(self._db) if count.state == State.READY and not count.own)
 
     def list_groups(self, *, limit: int, state: str | None = None) -> list[GroupSummary]:
@@ -281,7 +273,7 @@ class ReplayReader:
     def prompt_ids(self, group_id: bytes) -> tuple[int, ...]:
         """Return the prompt's token ids by this node's tokenizer; empty if the group is not stored."""
         row = self._db.execute("SELECT prompt_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
-        return () if row is None else tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
+        return () if row is None else _prompt_ids(row)
 
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
         """Yield every stored group with its envelope, oldest first."""
@@ -300,16 +292,13 @@ class ReplayReader:
         )
         for row in self._db.execute(query, (since, reasons)):
             if is_sound(row):
-                prompt_ids = tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
                 body = open_envelope(row["envelope"]).body
-                yield PeerGroup(row["id"], prompt_ids, tuple(json.loads(row["rewards"])), body)
+                yield PeerGroup(row["id"], _prompt_ids(row), tuple(json.loads(row["rewards"])), body)
 
     def kept_bytes(self) -> int:
-        """Return the total size of all stored envelopes."""
         return kept_bytes(self._db)
 
     def figures(self) -> BufferFigures:
-        """Return the totals of the buffer."""
         counts = read_counts(self._db)
         totals = {row["name"]: row["value"] for row in self._db.execute("SELECT name, value FROM totals")}
         states, reasons, kept = Counter[str](), Counter[str](), Counter[str]()
@@ -331,6 +320,10 @@ class ReplayReader:
             ready_foreign_bytes=self.ready_foreign_bytes(),
             **{name: kept[name] + totals.get(f"forgotten_{name}", 0) for name in names},
         )
+
+
+def _prompt_ids(row: sqlite3.Row) -> tuple[int, ...]:
+    return tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
 
 
 def _is_of(envelope: bytes, group_id: bytes) -> bool:

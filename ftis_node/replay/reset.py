@@ -12,10 +12,11 @@ is used twice and no sequence number is assigned twice:
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftis_node.replay.database import SCHEMA_VERSION, open_writer
-from ftis_node.replay.faulty_groups import NOTED
+from ftis_node.replay.database import SCHEMA_VERSION, open_writer, transaction
+from ftis_node.replay.faulty_groups import NOTED, REASONS
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.side_tables import LAST_NUMBER, SKIPPED_NUMBERS, forget, is_forgotten, position_of, read_total
 
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
     from ftis_node.telemetry.event_log_summary import EventLogSummary, LoggedGroup
 
-REASONS = frozenset(ReleaseReason)
 RESET_AT = "reset_at"  # in `totals`
-COLUMNS = frozenset({*NOTED, "arrival", "state", "reason", "step", "envelope"})  # of the current schema
-FORGOTTEN_COLUMNS = frozenset({"sender", "first", "last", "touched"})
-TOTALS_COLUMNS = frozenset({"name", "value"})
+COLUMNS = {  # of the current schema, by table
+    "groups": {*NOTED, "arrival", "state", "reason", "step", "envelope"},
+    "forgotten": {"sender", "first", "last", "touched"},
+    "totals": {"name", "value"},
+}
 
 
 class LostCommits(NamedTuple):
@@ -51,7 +53,7 @@ def missing_columns(buffer: sqlite3.Connection) -> str:
     """Return the first column that is missing, because a flipped bit changed its name; "" if all are there."""
     if not _is_present_schema(buffer):
         return ""
-    for table, columns in (("groups", COLUMNS), ("forgotten", FORGOTTEN_COLUMNS), ("totals", TOTALS_COLUMNS)):
+    for table, columns in COLUMNS.items():
         names = {name for (name,) in buffer.execute("SELECT name FROM pragma_table_info(?)", (table,))}
         if missing := sorted(columns - names):
             return f"table {table} has no column {missing[0]}"
@@ -65,9 +67,10 @@ def find_lost_commits(buffer: sqlite3.Connection, record: EventLogSummary) -> Lo
     """
     if not _is_present_schema(buffer):
         return None
-    num_missing = _count_missing(buffer, record.expected)
+    num_missing = sum(_is_missing(buffer, group) for group in record.expected)  # neither stored nor recorded as pruned
     num_wrong = sum(_contradicts(buffer, group) for group in record.used)
-    num_wrong += sum(_is_ready(buffer, group_id) for group_id, _ in record.released)
+    is_ready = "SELECT count(*) FROM groups WHERE id = ? AND state = ?"
+    num_wrong += sum(buffer.execute(is_ready, (group_id, State.READY)).fetchone()[0] for group_id, _ in record.released)
     is_behind = record.last_number > read_total(buffer, LAST_NUMBER)
     return LostCommits(num_missing, num_wrong, record.last_number) if num_missing or num_wrong or is_behind else None
 
@@ -78,19 +81,15 @@ def write_empty_buffer(path: Path, *, record: EventLogSummary) -> None:
     The next own group gets a sequence number above those of `record` and above the seconds since 1970. The position in
     the prompt order continues after the last own group of `record`.
     """
-    buffer = open_writer(path)
-    try:
-        now = int(time.time())
-        last_number = max(now, record.last_number)
-        skipped = last_number - position_of(record.last_number, record.skipped_numbers)
-        totals = [(LAST_NUMBER, last_number), (SKIPPED_NUMBERS, skipped), (RESET_AT, now + 1)]
-        buffer.execute("BEGIN IMMEDIATE")
-        buffer.executemany("INSERT OR REPLACE INTO totals (name, value) VALUES (?, ?)", totals)
-        _forget_absent(buffer, record.admitted)
-        buffer.execute("COMMIT")
+    now = int(time.time())
+    last_number = max(now, record.last_number)
+    skipped = last_number - position_of(record.last_number, record.skipped_numbers)
+    totals = [(LAST_NUMBER, last_number), (SKIPPED_NUMBERS, skipped), (RESET_AT, now + 1)]
+    with closing(open_writer(path)) as buffer:
+        with transaction(buffer):
+            buffer.executemany("INSERT OR REPLACE INTO totals (name, value) VALUES (?, ?)", totals)
+            _forget_absent(buffer, record.admitted)
         buffer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    finally:
-        buffer.close()
 
 
 def note_pruned(path: Path, *, record: EventLogSummary) -> None:
@@ -99,13 +98,8 @@ def note_pruned(path: Path, *, record: EventLogSummary) -> None:
     Before schema 3 a buffer did not record what it pruned. Without this call, pruned groups would count as lost
     commits.
     """
-    buffer = open_writer(path)
-    try:
-        buffer.execute("BEGIN IMMEDIATE")
+    with closing(open_writer(path)) as buffer, transaction(buffer):
         _forget_absent(buffer, record.admitted)
-        buffer.execute("COMMIT")
-    finally:
-        buffer.close()
 
 
 def limit_reset_at(buffer: sqlite3.Connection) -> None:
@@ -117,13 +111,7 @@ def limit_reset_at(buffer: sqlite3.Connection) -> None:
 
 def read_reset_at(buffer: sqlite3.Connection) -> float:
     """Return the Unix time of the last reset; 0 if there was none."""
-    row = buffer.execute("SELECT value FROM totals WHERE name = ?", (RESET_AT,)).fetchone()
-    return float(row[0]) if row else 0.0
-
-
-def _count_missing(buffer: sqlite3.Connection, expected: Iterable[LoggedGroup]) -> int:
-    """Return the number of groups that are neither stored nor recorded as pruned."""
-    return sum(_is_missing(buffer, group) for group in expected)
+    return float(read_total(buffer, RESET_AT))
 
 
 def _forget_absent(buffer: sqlite3.Connection, logged: Iterable[LoggedGroup]) -> None:
@@ -140,11 +128,6 @@ def _is_missing(buffer: sqlite3.Connection, group: LoggedGroup) -> bool:
 
 def _is_present_schema(buffer: sqlite3.Connection) -> bool:
     return bool(buffer.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION)
-
-
-def _is_ready(buffer: sqlite3.Connection, group_id: bytes) -> bool:
-    query = "SELECT 1 FROM groups WHERE id = ? AND state = ?"
-    return buffer.execute(query, (group_id, State.READY)).fetchone() is not None
 
 
 def _contradicts(buffer: sqlite3.Connection, used: LoggedGroup) -> bool:

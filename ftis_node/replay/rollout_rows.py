@@ -1,10 +1,7 @@
-"""Rows of `replay export`: one per group or per completion, with token ids and log-probs, optionally with texts.
+"""Rows of `replay export`, one per group or per completion, and its files: JSON lines, MessagePack or Parquet.
 
-Texts of peers are written unchanged, because a file of JSON lines or Parquet cannot control a terminal.
-
-Files of `replay export`: rows as JSON lines, MessagePack or Parquet.
-
-Each writer holds a bounded part of the rows in memory, because a buffer can be larger than the memory.
+Texts of peers are written unchanged, because such a file cannot control a terminal. Each writer holds a bounded part of
+the rows in memory, because a buffer can be larger than the memory.
 """
 
 from __future__ import annotations
@@ -12,26 +9,26 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.config.home import Home
 from ftis_node.models.tokenizer import Decoder
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    Row = dict[str, Any]
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ftis_node.records.group import Group, TextCompletion, TextGroup
     from ftis_node.replay.reader import GroupSummary
+
+    Row = dict[str, Any]
 
 OWN_SENDER = "own"
 MAX_TOKENS_AT_ONCE: Final = 1 << 17  # of a row group; about 10 MB of Python numbers
@@ -54,16 +51,13 @@ class RowTotals:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups, own and foreign."""
         return self.own_groups + self.foreign_groups
 
     @property
     def num_peers(self) -> int:
-        """Number of peers that sent rows."""
         return len(self._numbers)
 
     def counted(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """Yield the group rows, and count them."""
         for row in rows:
             if row["own"]:
                 self.own_groups += 1
@@ -163,7 +157,6 @@ class TextRows:
     """Source of rows with texts and peers' names. `missing` counts, by reason, the texts that could not be made."""
 
     def __init__(self, home: Home, names: Mapping[str, str]) -> None:
-        """`names` are the nodes' names by peer id."""
         self._decoder = Decoder(home)
         self._prompts = PromptResolver(home)
         self._names = names
@@ -200,28 +193,22 @@ def flat_rows(rows: Iterator[Row]) -> Iterator[Row]:
     for row in rows:
         group = {key: value for key, value in row.items() if key not in ("completions", "rewards", "num_tokens")}
         for index, completion in enumerate(row["completions"]):
+            if "token_ids" in completion:
+                num_tokens = len(completion["token_ids"])
+                mean_logprob = sum(completion["logprobs"]) / num_tokens
+            else:
+                num_tokens, mean_logprob = int(completion["sender_tokens"]), float(completion["mean_logprob"])
             yield {
                 **group,
                 "completion_index": index,
                 "completion": completion.get("text"),
                 "token_ids": completion.get("token_ids"),
                 "logprobs": completion.get("logprobs"),
-                "mean_logprob": _mean_logprob(completion),
-                "num_tokens": _num_tokens(completion),
+                "mean_logprob": mean_logprob,
+                "num_tokens": num_tokens,
                 "finish_reason": completion["finish_reason"],
                 "reward": completion["reward"],
             }
-
-
-def _mean_logprob(completion: Row) -> float:
-    if "logprobs" in completion:
-        return sum(completion["logprobs"]) / len(completion["logprobs"])
-    return float(completion["mean_logprob"])
-
-
-def _num_tokens(completion: Row) -> int:
-    """Return the number of tokens, counted with the sender's tokenizer."""
-    return len(completion["token_ids"]) if "token_ids" in completion else int(completion["sender_tokens"])
 
 
 def _groups(reader: ReplayReader) -> Iterator[tuple[GroupSummary, Group | TextGroup]]:
@@ -264,11 +251,8 @@ class RolloutTable:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield one row per completion, oldest first."""
-        reader = ReplayReader(self._home.replay)
-        try:
+        with closing(ReplayReader(self._home.replay)) as reader:
             yield from flat_rows(group_rows(reader))
-        finally:
-            reader.close()
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with one row per completion."""

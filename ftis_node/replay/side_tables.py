@@ -1,20 +1,16 @@
 """Two tables beside the groups: their counts, and the sequence numbers of pruned groups.
 
-**Counts** of the buffer's groups are by origin, state and release reason. SQLite triggers update them at each change.
-The status reads the counts every second, in the thread that also commits groups. Pruning reads them after each step.
-Counting 100,000 rows takes 0.3 s, and a buffer of 4 GiB holds ten times as many small groups. Triggers update the
-counts in the transaction that changes a group, so reading them costs nothing.
+**Counts** are by origin, state and release reason. The status reads them every second, in the thread that also commits
+groups, and counting 100,000 rows takes 0.3 s. So triggers update them in the transaction that changes a group.
 
-**Sequence numbers** of own groups give the position in the prompt order. Peers accept each number once. After a reset
-of the buffer or a restored identity, the last number is uncertain. Then numbers continue at the seconds since 1970, and
-the buffer counts the skipped numbers. The position does not include them. Nodes with the same prompt order thus stay at
-about the same prompt.
+**Sequence numbers** of own groups give the position in the prompt order. After a reset of the buffer or a restored
+identity, the last number is uncertain. Then numbers continue at the seconds since 1970, and the buffer counts the
+skipped numbers. The position does not include them, so nodes with the same prompt order stay at about the same prompt.
 
-By the sequence numbers of pruned groups, the node rejects an old envelope whose group it no longer stores. The numbers
-of each sender are stored as intervals. A sender's groups arrive and are pruned roughly in order, so its intervals merge
-into one or two rows. If a sender leaves many gaps, the lowest gaps are closed: their numbers then count as used. The
-total number of rows is bounded; the least recently updated rows are deleted first. A group whose row was deleted is
-still rejected because of its age.
+By the numbers of pruned groups, the node rejects an old envelope whose group it no longer stores. They are stored as
+intervals of each sender. A sender's groups are pruned roughly in order, so its intervals merge into one or two rows. If
+a sender leaves many gaps, the lowest are closed: their numbers then count as used. The least recently updated rows are
+deleted first. A group whose row was deleted is still rejected because of its age.
 """
 
 from __future__ import annotations
@@ -105,18 +101,13 @@ def start_counting(db: sqlite3.Connection) -> None:
 def read_counts(db: sqlite3.Connection) -> list[Count]:
     """Return all counts above 0. A file of an older version has no triggers; then the rows are counted."""
     query = "SELECT own, state, reason, num_groups, num_tokens, num_bytes FROM counts"
-    counts = [Count(bool(own), *rest) for own, *rest in db.execute(query if _has(db, *TRIGGERS) else BY_ROWS)]
-    return [count for count in counts if count.num_groups]
+    present = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}
+    rows = db.execute(query if present.issuperset(TRIGGERS) else BY_ROWS)
+    return [count for count in (Count(bool(own), *rest) for own, *rest in rows) if count.num_groups]
 
 
 def kept_bytes(db: sqlite3.Connection) -> int:
-    """Return the total size of all kept envelopes."""
     return sum(count.num_bytes for count in read_counts(db))
-
-
-def _has(db: sqlite3.Connection, *names: str) -> bool:
-    known = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}
-    return known.issuperset(names)
 
 
 def is_forgotten(db: sqlite3.Connection, sender: str, number: int) -> bool:
@@ -154,15 +145,13 @@ def _close_gaps(db: sqlite3.Connection, sender: str, *, touch: int) -> None:
     """Merge the sender's lowest intervals until it has at most `MAX_INTERVALS_PER_SENDER`."""
     rows = db.execute("SELECT first, last FROM forgotten WHERE sender = ? ORDER BY first", (sender,)).fetchall()
     if excess := max(0, len(rows) - MAX_INTERVALS_PER_SENDER):
-        for row in rows[: excess + 1]:
-            _drop(db, sender, row[0])
-        closed = (sender, rows[0][0], rows[excess][1], touch)
-        _insert(db, *closed)
+        for first, _ in rows[: excess + 1]:
+            _drop(db, sender, first)
+        _insert(db, sender, rows[0][0], rows[excess][1], touch)
 
 
 def _insert(db: sqlite3.Connection, sender: str, first: int, last: int, touch: int) -> None:
-    row = (sender, first, last, touch)
-    db.execute("INSERT INTO forgotten (sender, first, last, touched) VALUES (?, ?, ?, ?)", row)
+    db.execute("INSERT INTO forgotten (sender, first, last, touched) VALUES (?, ?, ?, ?)", (sender, first, last, touch))
 
 
 def _drop(db: sqlite3.Connection, sender: str, first: int) -> None:
@@ -170,7 +159,6 @@ def _drop(db: sqlite3.Connection, sender: str, first: int) -> None:
 
 
 def read_total(db: sqlite3.Connection, name: str) -> int:
-    """Return a value of `totals`; 0 if it is missing."""
     row = db.execute("SELECT value FROM totals WHERE name = ?", (name,)).fetchone()
     return int(row[0]) if row else 0
 

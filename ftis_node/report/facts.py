@@ -1,41 +1,38 @@
 """Facts about a run, read once from its home, with bounds on all sizes.
 
-Sample groups: own and foreign groups with the best and the worst rewards, as text if possible.
-
-The tokenizer is `tokenizer.json` of the model, read without transformers. Without it, the page shows token ids.
+Sample groups are those with the best and the worst rewards, as text, or as token ids without `tokenizer.json`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from ftis_node.errors import ConfigError, FileError
-from ftis_node.files import read_object, read_text
+from ftis_node.config.home_files import last_settings
+from ftis_node.errors import ConfigError
+from ftis_node.files import read_text
 from ftis_node.models.tokenizer import Decoder
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.events import EventReader, present_reason
-from ftis_node.telemetry.history import History, HistoryBuilder, read_event
+from ftis_node.telemetry.history import History, HistoryBuilder, read_event, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ftis_node.config.home import Home
     from ftis_node.records.group import TextCompletion
     from ftis_node.replay.reader import GroupSummary
+    from ftis_node.telemetry.log import OnProgress
     from ftis_node.telemetry.status import Status
-
-    OnProgress = Callable[[float, str], None]
 
 LINES_PER_PROGRESS = 20_000
 MAX_MANIFEST = 32_768
@@ -44,21 +41,8 @@ MAX_TEXT = 1200
 MAX_COMPLETIONS = 6
 MAX_REASONS = 64
 MAX_BUCKETS = 120
-COUNTED = {"announced": "announced", "confirmed": "confirmed", "refused": "refused"}
+COUNTED = {"announced", "confirmed", "refused"}
 FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted", "eval", "reannounced"}
-
-
-class _Line(msgspec.Struct):
-    """Fields of a line that are counted; all others are ignored."""
-
-    time: float
-    event: str
-    own: bool = False
-    num_tokens: int = 0
-    reason: str = ""
-
-
-_DECODER = msgspec.json.Decoder(_Line)
 
 
 @dataclass(slots=True)
@@ -96,7 +80,6 @@ class EventRates:
         return [(self.began_at + (place + 0.5) * self.width_s, n * 60 / self.width_s) for place, n in enumerate(padded)]
 
     def total(self, kind: str) -> int:
-        """Return the number of events of a kind."""
         return sum(self.counts.get(kind, ()))
 
 
@@ -116,30 +99,19 @@ class EventTotals:
     def add(self, line: bytes, name: str) -> None:
         """Add one line with its event's name. A line that is nested too deep is counted as unreadable."""
         self.num_events += 1
-        try:
-            self._add(line, name)
-        except ValueError:
+        head = read_head(line)
+        if head is None:
             self.num_unreadable += 1
-
-    def _add(self, line: bytes, name: str) -> None:
-        try:
-            decoded = _DECODER.decode(line)
-        except (
-            msgspec.DecodeError,
-            UnicodeDecodeError,
-            RecursionError,
-        ):  # wrong types or a NaN: the whole line is not counted
-            event = read_event(line)
-            decoded = _Line(time=float(event["time"]), event=name)
-        self.began_at = decoded.time if self.began_at is None else self.began_at
-        self.ended_at = decoded.time
+            return
+        self.began_at = head.time if self.began_at is None else self.began_at
+        self.ended_at = head.time
         if name == "admitted":
-            kind = "made" if decoded.own else "received"
-            self.traffic.count(kind, decoded.time)
-            self.tokens[kind] += decoded.num_tokens
+            kind = "made" if head.own else "received"
+            self.traffic.count(kind, head.time)
+            self.tokens[kind] += head.num_tokens
         elif name in COUNTED:
-            self.traffic.count(COUNTED[name], decoded.time)
-        reason = present_reason(decoded.reason)
+            self.traffic.count(name, head.time)
+        reason = present_reason(head.reason)
         if name == "refused" and (reason in self.refused or len(self.refused) < MAX_REASONS):
             self.refused[reason] += 1
         if name not in FREQUENT:
@@ -171,10 +143,6 @@ class Sample:
     completions: tuple[SampleCompletion, ...]
     left_out: int
 
-    @property
-    def reward_mean(self) -> float:
-        return _mean(self.summary)
-
 
 def read_samples(home: Home) -> list[Sample]:
     """Return the best and the worst of the newest groups, own and foreign; an empty list without a buffer."""
@@ -182,26 +150,20 @@ def read_samples(home: Home) -> list[Sample]:
         reader = ReplayReader(home.replay)
     except ConfigError:
         return []
-    try:
+    with closing(reader):
         decoder = Decoder(home)
         return [_sample(reader, title, summary, decoder) for title, summary in _choose(reader)]
-    finally:
-        reader.close()
 
 
 def _choose(reader: ReplayReader) -> list[tuple[str, GroupSummary]]:
     newest = [summary for summary in reader.list_groups(limit=NUM_CANDIDATES) if summary.rewards]
     chosen: dict[str, tuple[str, GroupSummary]] = {}
     for whose, own in (("of this node", True), ("of a peer", False)):
-        groups = sorted((summary for summary in newest if summary.own == own), key=_mean)
+        groups = sorted((summary for summary in newest if summary.own == own), key=lambda summary: summary.reward_mean)
         if groups:
             chosen.setdefault(groups[-1].id, (f"Best {whose}", groups[-1]))
             chosen.setdefault(groups[0].id, (f"Worst {whose}", groups[0]))
     return list(chosen.values())
-
-
-def _mean(summary: GroupSummary) -> float:
-    return sum(summary.rewards) / len(summary.rewards)
 
 
 def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: Decoder) -> Sample:
@@ -271,7 +233,7 @@ def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progre
         history=history,
         event_totals=event_totals,
         peers=peers,
-        settings=_settings(home.settings),
+        settings=last_settings(home),
         manifest=read_text(home.run_toml)[:MAX_MANIFEST] if home.run_toml.exists() else "",
         samples=read_samples(home),
         timeline=timeline,
@@ -280,7 +242,6 @@ def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progre
 
 
 def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, EventTotals]:
-    """Read the event log once, for history and totals."""
     builder, event_totals = HistoryBuilder(num_last_events=0), EventTotals()
     num_bytes = max(1, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")))
     num_read = 0
@@ -291,10 +252,3 @@ def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, EventTota
         if name := builder.add(line):
             event_totals.add(line, name)
     return builder.build(), event_totals
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except (OSError, FileError):
-        return {}

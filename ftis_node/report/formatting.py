@@ -1,10 +1,9 @@
-"""Formats of the page: numbers, times, text from peers."""
+"""Formats of the page: numbers and text from peers."""
 
 from __future__ import annotations
 
 import math
 import re
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 HARD_SPACE, MINUS = "\N{NO-BREAK SPACE}", "\N{MINUS SIGN}"
 PATH = re.compile(r"(?<![\w:/])/(?:[^\s/'\")]+/)+")
-MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
-NUM_BINS = 140
 SMOOTH_FROM = 30  # curves with fewer points are not smoothed
 SAME = 1e-9  # values with a smaller relative difference count as equal for an axis
 SIGNIFICANT = 12  # significant digits of a tick
@@ -38,15 +35,6 @@ class ChartSeries:
     fill: bool = False
     smooth: bool = False
     figure: str = ""
-
-
-def thin(points: Sequence[Point], *, num_bins: int = NUM_BINS) -> list[Point]:
-    """Return at most `num_bins` points, each the mean of consecutive ones; short curves are unchanged."""
-    if len(points) <= num_bins:
-        return list(points)
-    edges = [round(place * len(points) / num_bins) for place in range(num_bins + 1)]
-    slices = [points[begin:end] for begin, end in zip(edges[:-1], edges[1:], strict=True)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in slices]
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
@@ -98,7 +86,6 @@ def number(value: float | None) -> str:
 
 
 def alike(values: Sequence[float]) -> list[str]:
-    """Format the numbers of an axis with equally many decimals."""
     num_decimals = max((len(f"{abs(value):.9f}".rstrip("0").partition(".")[2]) for value in values), default=0)
     return [f"{value:,.{num_decimals}f}".replace("-", MINUS) for value in values]
 
@@ -118,28 +105,7 @@ def percent(value: float | None) -> str:
     return f"{value * 100:.1f}".removesuffix(".0") + f"{HARD_SPACE}%"
 
 
-def length(seconds: float) -> str:
-    """Format a duration with its two largest units: `1 d 3 h`, `2 h 5 min`, `84 s`."""
-    if seconds < 2 * MINUTE_S:
-        return f"{seconds:.0f} s"
-    if seconds < HOUR_S:
-        return f"{seconds // MINUTE_S:.0f} min {seconds % MINUTE_S:.0f} s"
-    if seconds < DAY_S:
-        return f"{seconds // HOUR_S:.0f} h {seconds % HOUR_S // MINUTE_S:.0f} min"
-    return f"{seconds // DAY_S:.0f} d {seconds % DAY_S // HOUR_S:.0f} h"
-
-
-def clock(unix_s: float) -> str:
-    """Format a local date and time: `2026-05-04 12:30:01`."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
-
-
 def short_id(peer_id: str) -> str:
     """Return the first and last characters of a peer id, which distinguish peers."""
     shown = clean(peer_id, limit=80)
     return shown if len(shown) <= 16 else f"{shown[:6]}…{shown[-6:]}"
-
-
-def plural(count: int, thing: str) -> str:
-    """Return `1 step`, `2 steps`."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

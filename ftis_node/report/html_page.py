@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
-from functools import partial
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.report import formatting
-from ftis_node.report.formatting import clean, large, length, number, percent, plural
+from ftis_node.report.formatting import clean, large, number, percent, short_id
 from ftis_node.report.run_charts import learning_charts, traffic_chart
 from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
+from ftis_node.telemetry.health_summary import duration, plural
+from ftis_node.telemetry.history import slices
+from ftis_node.telemetry.terminal_text import date_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,78 +25,46 @@ STYLE = "page.css"
 MAX_PEERS = 60
 MAX_EVALUATIONS = 24
 PACKAGES = ("torch", "transformers", "vllm", "hivemind")
-FILTERS = ("number", "large", "percent", "length", "clock", "short_id", "clean")
+FILTERS = (number, percent, duration, date_time, short_id, clean)
 NODE_SETTINGS = ("engine", "device", "dtype", "lora", "seed")
+MEANS = ("reward_mean", "loss", "kept_fraction", "truncated_fraction", "mean_kl")
 NUM_LAST_STEPS = 10
 NUM_ROWS = 10
+NUM_TASKS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """One headline value."""
-
-    label: str
-    value: str
-    under: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """Consecutive steps in one row: their means, and the sums of groups and tokens."""
-
-    steps: str
-    reward: float | None
-    loss: float | None
-    kept: float | None
-    truncated: float | None
-    mean_kl: float | None
-    own_groups: int
-    foreign_groups: int
-    num_tokens: int
-    duration_s: float
-    without_change: int
-
-
-def tiles(facts: RunFacts) -> list[Tile]:
-    """Return the main values."""
+def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
+    """Return the main values: label, value, and the text under it."""
     steps = facts.history.steps
     own, foreign = groups_used(steps)
     refused = sum(facts.event_totals.refused.values())
     tokens = facts.event_totals.tokens
-    shown = [Tile("Steps", f"{steps[-1].step:,}" if steps else "0", _time_a_step(steps))]
-    shown += [_accuracy_tile(points) for points in by_task(facts)[:2]]
+    shown = [("Steps", f"{steps[-1].step:,}" if steps else "0", _time_a_step(steps))]
+    shown += [_accuracy_tile(points) for points in _tasks(facts)]
     if (reward := mean(point.reward_mean for point in steps[-NUM_LAST_STEPS:])) is not None:
         num_last = min(NUM_LAST_STEPS, len(steps))
-        shown.append(
-            Tile("Reward", number(reward), "last step" if num_last == 1 else f"mean of the last {num_last} steps")
-        )
+        shown.append(("Reward", number(reward), "last step" if num_last == 1 else f"mean of the last {num_last} steps"))
     if own + foreign:
         share = foreign / (own + foreign)
-        shown.append(Tile("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
-    shown.append(Tile("Tokens generated", large(tokens["made"]), f"{large(tokens['received'])} more came from peers"))
-    shown.append(
-        Tile("Groups rejected", f"{refused:,}", f"{facts.event_totals.traffic.total('received'):,} accepted from peers")
-    )
-    return shown
+        shown.append(("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
+    shown.append(("Tokens generated", large(tokens["made"]), f"{large(tokens['received'])} more came from peers"))
+    accepted = facts.event_totals.traffic.total("received")
+    return [*shown, ("Groups rejected", f"{refused:,}", f"{accepted:,} accepted from peers")]
 
 
 def summary(facts: RunFacts) -> list[str]:
     """Return a summary of the run in a few sentences."""
     steps = facts.history.steps
     if not steps:
-        return ["The node has completed no step yet, so there are no curves.", *_why_no_step(facts)]
-    says = [f"{plural(len(steps), 'step')} in {length(steps[-1].time - _began_at(facts))}."]
-    for points in by_task(facts)[:2]:
+        return ["The node has completed no step yet, so there are no curves.", _why_no_step(facts)]
+    says = [f"{plural(len(steps), 'step')} in {duration(steps[-1].time - _began_at(facts))}."]
+    for points in _tasks(facts):
         first, last = points[0], points[-1]
         if first is not last:
-            went = (
-                "rose" if last.pass_at_1 > first.pass_at_1 else "fell" if last.pass_at_1 < first.pass_at_1 else "stayed"
-            )
-            ends = "" if went == "stayed" else f" from {percent(first.pass_at_1)}"
-            says.append(
-                f"Accuracy on {clean(first.task, limit=40)} {went}{ends} {'at' if went == 'stayed' else 'to'}"
-                f" {percent(last.pass_at_1)}."
-            )
+            before, after = percent(first.pass_at_1), percent(last.pass_at_1)
+            change = last.pass_at_1 - first.pass_at_1
+            went = f"{'rose' if change > 0 else 'fell'} from {before} to" if change else "stayed at"
+            says.append(f"Accuracy on {clean(first.task, limit=40)} {went} {after}.")
     own, foreign = groups_used(steps)
     if foreign:
         says.append(f"{percent(foreign / (own + foreign))} of the groups that it trained on came from peers.")
@@ -105,21 +73,6 @@ def summary(facts: RunFacts) -> list[str]:
     if idle := sum(point.problem is not None for point in steps):
         says.append(f"{plural(idle, 'step')} had no effect.")
     return says
-
-
-def step_rows(steps: Sequence[StepPoint]) -> list[StepRow]:
-    """Return the steps in at most `NUM_ROWS` rows of about equal length."""
-    num_rows = min(NUM_ROWS, len(steps))
-    edges = [round(row * len(steps) / num_rows) for row in range(num_rows + 1)] if num_rows else [0]
-    return [_row(steps[begin:end]) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
-
-
-def by_task(facts: RunFacts) -> list[list[EvaluationPoint]]:
-    """Return the evaluations of each task, by step."""
-    tasks: dict[str, list[EvaluationPoint]] = {}
-    for point in facts.history.evaluations:
-        tasks.setdefault(point.task, []).append(point)
-    return [sorted(points, key=lambda point: point.step) for points in tasks.values()]
 
 
 def groups_used(steps: Iterable[StepPoint]) -> tuple[int, int]:
@@ -134,31 +87,30 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _row(steps: Sequence[StepPoint]) -> StepRow:
+def _row(steps: Sequence[StepPoint]) -> dict[str, Any]:
+    """Return consecutive steps as one row: their means, and the sums of groups, tokens and time."""
     own, foreign = groups_used(steps)
     first, last = steps[0].step, steps[-1].step
-    return StepRow(
-        steps=f"{first:,}" if first == last else f"{first:,}–{last:,}",
-        reward=mean(point.reward_mean for point in steps),
-        loss=mean(point.loss for point in steps),
-        kept=mean(point.kept_fraction for point in steps),
-        truncated=mean(point.truncated_fraction for point in steps),
-        mean_kl=mean(point.mean_kl for point in steps),
-        own_groups=own,
-        foreign_groups=foreign,
-        num_tokens=sum(point.num_tokens or 0 for point in steps),
-        duration_s=sum(point.duration_s or 0.0 for point in steps),
-        without_change=sum(point.problem is not None for point in steps),
-    )
+    return {name: mean(getattr(point, name) for point in steps) for name in MEANS} | {
+        "steps": f"{first:,}" if first == last else f"{first:,}–{last:,}",
+        "own_groups": own,
+        "foreign_groups": foreign,
+        "num_tokens": sum(point.num_tokens or 0 for point in steps),
+        "duration_s": sum(point.duration_s or 0.0 for point in steps),
+        "without_change": sum(point.problem is not None for point in steps),
+    }
 
 
-def _accuracy_tile(points: Sequence[EvaluationPoint]) -> Tile:
+def _tasks(facts: RunFacts) -> list[list[EvaluationPoint]]:
+    return list(facts.history.by_task().values())[:NUM_TASKS]
+
+
+def _accuracy_tile(points: Sequence[EvaluationPoint]) -> tuple[str, str, str]:
     last = points[-1]
     best = max(points, key=lambda point: point.pass_at_1)
-    of_best = (
-        "its best" if best.pass_at_1 == last.pass_at_1 else f"best {percent(best.pass_at_1)} at step {best.step:,}"
-    )
-    return Tile(f"Accuracy, {clean(last.task, limit=24)}", percent(last.pass_at_1), f"step {last.step:,}; {of_best}")
+    is_best = best.pass_at_1 == last.pass_at_1
+    of_best = "its best" if is_best else f"best {percent(best.pass_at_1)} at step {best.step:,}"
+    return (f"Accuracy, {clean(last.task, limit=24)}", percent(last.pass_at_1), f"step {last.step:,}; {of_best}")
 
 
 def _time_a_step(steps: Sequence[StepPoint]) -> str:
@@ -172,16 +124,15 @@ def _began_at(facts: RunFacts) -> float:
     return steps[0].time if began_at is None else min(began_at, steps[0].time)
 
 
-def _why_no_step(facts: RunFacts) -> list[str]:
+def _why_no_step(facts: RunFacts) -> str:
     role = facts.status.node.role
     if role in {"generator", "exchange", "bootstrap"}:
-        return [f"Its role is {role}: it has no learner."]
+        return f"Its role is {role}: it has no learner."
     made, received = (facts.event_totals.traffic.total(kind) for kind in ("made", "received"))
-    return [f"It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."]
+    return f"It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."
 
 
 def render_page(facts: RunFacts) -> str:
-    """Return the page as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -192,19 +143,13 @@ def render_page(facts: RunFacts) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        {
-            name: getattr(formatting, name)
-            for name in ("number", "large", "percent", "length", "clock", "short_id", "clean")
-        }
-    )
+    environment.filters.update({one.__name__: one for one in FILTERS})
     style = resources.files("ftis_node.report").joinpath(STYLE).read_text(encoding="utf-8")
     ours = Markup(style)  # nosec B704: a file of this package
     return environment.get_template(TEMPLATE).render(style=ours, **_values(facts))
 
 
 def _values(facts: RunFacts) -> dict[str, Any]:
-    """Return the template's variables."""
     status, history, event_totals = facts.status, facts.history, facts.event_totals
     peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
     evaluations = list(history.evaluations)
@@ -222,14 +167,10 @@ def _values(facts: RunFacts) -> dict[str, Any]:
         "peers_left_out": max(0, len(peers) - MAX_PEERS),
         "evaluations": _spread(evaluations, MAX_EVALUATIONS),
         "evaluations_left_out": max(0, len(evaluations) - MAX_EVALUATIONS),
-        "step_rows": step_rows(history.steps),
-        "timeline": [(entry, sentence(entry, partial(_name, facts))) for entry in facts.timeline],
+        "step_rows": [_row(steps) for steps in slices(history.steps, NUM_ROWS)],
+        "timeline": [(entry, sentence(entry, facts.name_of)) for entry in facts.timeline],
         "about": _about(facts),
     }
-
-
-def _name(facts: RunFacts, peer_id: str) -> str:
-    return facts.name_of(peer_id)
 
 
 def _spread(points: Sequence[EvaluationPoint], limit: int) -> list[EvaluationPoint]:
@@ -256,7 +197,7 @@ def _about(facts: RunFacts) -> list[tuple[str, str]]:
         ("ftis-node", status.node.version),
         ("On the machine of this report", ", ".join([f"Python {platform.python_version()}", *_versions()])),
     ]
-    return [(label, formatting.clean(value, limit=200)) for label, value in rows if value.strip(" ()")]
+    return [(label, clean(value, limit=200)) for label, value in rows if value.strip(" ()")]
 
 
 def _versions() -> list[str]:

@@ -1,6 +1,4 @@
-"""Charts of a run's page, each with a sentence about its meaning.
-
-Charts as HTML with an inline SVG: sharp at every size, in the page's colors, light and dark.
+"""Charts of a run's page, each with a sentence about its meaning, as HTML with an inline SVG in the page's colors.
 
 The SVG is stretched to its box and holds only lines, whose width stays constant. All text is HTML beside the SVG, so
 that a phone shows it in full size. Invisible columns show the values under the pointer, without a script.
@@ -15,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from ftis_node.report.formatting import SMOOTH_FROM, ChartSeries, alike, large, number, percent, smoothed, thin, ticks
+from ftis_node.report.formatting import SMOOTH_FROM, ChartSeries, alike, large, number, percent, smoothed, ticks
+from ftis_node.telemetry.history import thinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,11 +28,12 @@ TASK_COLOURS = (MAIN, OWN, FOREIGN, SECOND)
 CLOCKS = ((8.0, "%H:%M:%S"), (900.0, "%H:%M"))  # (upper bound of the bucket width in seconds, format)
 DATE = "%d %b %H:%M"
 LEAST_MISMATCH = 1e-16
+NUM_BINS = 140  # points of a curve
 MAX_COLUMNS = 120
 PER_MILLE = 1000.0  # the SVG's own width and height
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Chart:
     """A chart. `low` and `high` extend the axis; `write_x` and `write_y` format its numbers.
 
@@ -53,31 +53,22 @@ class Chart:
 
     def draw(self) -> Markup | None:
         """Return the chart; None if no curve has two points, because tables show single values."""
-        drawn = [series for series in self.series if series.points]
-        return _Drawing(self, drawn).figure() if any(len(series.points) > 1 for series in drawn) else None
-
-
-class _Drawing:
-    """State of one chart during drawing."""
-
-    def __init__(self, chart: Chart, drawn: Sequence[ChartSeries]) -> None:
-        self._chart, self._drawn = chart, drawn
-        self._thinned = {series.name: thin(series.points) for series in drawn}
-        self._drawn_points = _stacked(self._thinned) if chart.is_stacked else self._thinned
+        self._drawn = [series for series in self.series if series.points]
+        if all(len(series.points) < 2 for series in self._drawn):
+            return None
+        self._thinned = {series.name: thinned(series.points, NUM_BINS) for series in self._drawn}
+        self._drawn_points = _stacked(self._thinned) if self.is_stacked else self._thinned
         every = [point for points in self._drawn_points.values() for point in points]
-        lows, highs = [y for _, y in every], [y for _, y in every]
-        if chart.low is not None:
-            lows.append(chart.low)
-        if chart.high is not None:
-            highs.append(chart.high)
-        self._y_ticks = ticks(min(lows), max(highs))
+        ends = [end for end in (self.low, self.high) if end is not None]
+        values = [y for _, y in every] + ends
+        self._y_ticks = ticks(min(values), max(values))
         self._x0, self._x1 = min(x for x, _ in every), max(x for x, _ in every)
+        return self._figure()
 
-    def figure(self) -> Markup:
-        chart = self._chart
+    def _figure(self) -> Markup:
         legend = Markup("").join(
             Markup('<span class="key {}"><i></i>{} <b>{}</b></span>').format(
-                series.colour, series.name, series.figure or chart.write_y(series.points[-1][1])
+                series.colour, series.name, series.figure or self.write_y(series.points[-1][1])
             )
             for series in self._drawn
         )
@@ -87,7 +78,7 @@ class _Drawing:
             '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">{}</svg>{}</div>{}</div>'
             "</figure>"
         ).format(
-            *(" wide" if chart.is_wide else "", chart.title, chart.note, legend),
+            *(" wide" if self.is_wide else "", self.title, self.note, legend),
             *(self._y_labels(), self._text_summary(), self._lines(), self._columns(), self._x_labels()),
         )
 
@@ -130,7 +121,7 @@ class _Drawing:
     def _columns(self) -> Markup:
         """Return one invisible column for each x of the longest curve, with the values to show under the pointer."""
         longest = max(self._thinned.values(), key=len)
-        xs = [x for x, _ in thin(longest, num_bins=MAX_COLUMNS)]
+        xs = [x for x, _ in thinned(longest, MAX_COLUMNS)]
         width = 100 / max(1, len(xs) - 1) if len(xs) > 1 else 100
         columns = Markup("")
         for x in xs:
@@ -142,24 +133,23 @@ class _Drawing:
         return columns
 
     def _tooltip(self, x: float) -> str:
-        lines = [f"{self._chart.x_name} {self._chart.write_x(x)}".strip()]
+        lines = [f"{self.x_name} {self.write_x(x)}".strip()]
         reach = (self._x1 - self._x0) / MAX_COLUMNS + 1e-9
         for series in self._drawn:
             near = min(self._thinned[series.name], key=lambda point: abs(point[0] - x))
             if abs(near[0] - x) <= reach:
-                lines.append(f"{series.name} {self._chart.write_y(near[1])}")
+                lines.append(f"{series.name} {self.write_y(near[1])}")
         return "\n".join(lines)
 
     def _text_summary(self) -> str:
         parts = (
-            f"{series.name} from {self._chart.write_y(series.points[0][1])} to"
-            f" {self._chart.write_y(series.points[-1][1])}"
+            f"{series.name} from {self.write_y(series.points[0][1])} to {self.write_y(series.points[-1][1])}"
             for series in self._drawn
         )
-        return f"{self._chart.title}: {'; '.join(parts)}"
+        return f"{self.title}: {'; '.join(parts)}"
 
     def _y_labels(self) -> Markup:
-        ticks_here, write = self._y_ticks, self._chart.write_y
+        ticks_here, write = self._y_ticks, self.write_y
         written = alike(ticks_here) if write is number else [write(tick) for tick in ticks_here]
         labels = (
             Markup('<span style="top:{:.2f}%">{}</span>').format((1 - self._up(tick)) * 100, text)
@@ -169,7 +159,7 @@ class _Drawing:
 
     def _x_labels(self) -> Markup:
         labels = (
-            Markup('<span style="left:{:.2f}%">{}</span>').format(self._across(x) * 100, self._chart.write_x(x))
+            Markup('<span style="left:{:.2f}%">{}</span>').format(self._across(x) * 100, self.write_x(x))
             for x in self._x_ticks()
         )
         return Markup('<div class="xs">{}</div>').format(Markup("").join(labels))
@@ -180,7 +170,7 @@ class _Drawing:
         """
         if self._x0 == self._x1:
             return [self._x0]
-        if self._chart.x_name == "step":
+        if self.x_name == "step":
             inside = [x for x in ticks(self._x0, self._x1) if self._x0 <= x <= self._x1 and x == round(x)]
             return inside if len(inside) > 1 else [self._x0, self._x1]
         return [self._x0 + part * (self._x1 - self._x0) for part in (0.06, 0.28, 0.5, 0.72, 0.94)]
@@ -307,15 +297,9 @@ def _mismatch(steps: Sequence[StepPoint]) -> Chart:
 
 
 def _tasks(history: History) -> list[ChartSeries]:
-    names = list(dict.fromkeys(point.task for point in history.evaluations))[: len(TASK_COLOURS)]
     return [
-        ChartSeries(
-            name,
-            colour,
-            sorted((float(point.step), point.pass_at_1) for point in history.evaluations if point.task == name),
-            dots=True,
-        )
-        for name, colour in zip(names, TASK_COLOURS, strict=False)
+        ChartSeries(name, colour, [(float(point.step), point.pass_at_1) for point in points], dots=True)
+        for (name, points), colour in zip(history.by_task().items(), TASK_COLOURS, strict=False)
     ]
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftis_node.report.formatting import clean, plural, without_paths
+from ftis_node.report.formatting import clean, without_paths
+from ftis_node.telemetry.health_summary import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,10 +54,10 @@ class TimelineBuilder:
         at, open_one = float(event["time"]), self._open.get(kind)
         if open_one is None or at - open_one.ended_at > MERGE_GAP_S or kind in NEVER_MERGED:
             self._close(kind)
-            open_one = self._open[kind] = TimelineEntry(kind, TONES[kind], at, at, event, event)
+            open_one = self._open[kind] = TimelineEntry(kind, KINDS[kind].tone, at, at, event, event)
         open_one.ended_at, open_one.last = max(at, open_one.began_at), event
         open_one.count += 1
-        subject = str(event.get(SUBJECT_FIELDS.get(kind, ""), ""))
+        subject = str(event.get(KINDS[kind].subject, ""))
         if subject in open_one.counts or len(open_one.counts) < 64:
             open_one.counts[subject] += 1
 
@@ -87,8 +88,8 @@ class TimelineBuilder:
         if name == "mismatch":
             return f"mismatch_{'rose' if event.get('change') == 'rose' else 'fell'}"
         if name == "reputation_changed":
-            return f"standing_{event.get('standing')}" if event.get("standing") in STANDINGS else None
-        return name if name in TONES else None
+            name = f"standing_{event.get('standing')}"
+        return name if name in KINDS else None
 
     def _kind_of_step(self, event: dict[str, Any]) -> str | None:
         """Return the kind of a step without effect; for a step with an effect, end their sequence and return None."""
@@ -99,60 +100,54 @@ class TimelineBuilder:
         return None
 
 
-STANDINGS = ("banned", "probation", "good")
+class Kind(NamedTuple):
+    """Kind of entries. `text` is "" if `sentence` makes it; `subject` is the field whose values an entry counts."""
+
+    tone: str
+    text: str = ""
+    subject: str = ""
+
+
 NEVER_MERGED = {"start", "restart", "fell", "stop", "standing_banned"}
-SUBJECT_FIELDS = {
-    "refused": "reason",
-    "peer_joined": "peer",
-    "peer_left": "peer",
-    "standing_banned": "peer",
-    "standing_probation": "peer",
-    "standing_good": "peer",
-    "pull_given_up": "source",
-    "weights_refused": "peer",
-    "understated": "sender",
-    "loop_stuck": "loop",
-    "loop_goes_on": "loop",
-}
-TONES = {
-    "start": "good",
-    "restart": "good",
-    "fell": "bad",
-    "stop": "plain",
-    "step_skipped": "plain",
-    "step_refused": "bad",
-    "step_lost": "bad",
-    "generation_failed": "bad",
-    "weight_sync_failed": "bad",
-    "weight_check_failed": "bad",
-    "check_failed": "bad",
-    "checkpoint_skipped": "bad",
-    "mismatch_rose": "bad",
-    "mismatch_fell": "good",
-    "standing_banned": "bad",
-    "standing_probation": "plain",
-    "standing_good": "good",
-    "refused": "bad",
-    "pull_given_up": "plain",
-    "weights_failed": "bad",
-    "weights_refused": "bad",
-    "learner_away": "bad",
-    "learner_back": "good",
-    "paused": "bad",
-    "resumed": "good",
-    "peer_joined": "good",
-    "peer_left": "plain",
-    "caught_up": "good",
-    "failed": "bad",
-    "loop_blocked": "bad",
-    "loop_stuck": "bad",
-    "loop_goes_on": "good",
-    "recovered": "bad",
-    "buffer_rolled_back": "bad",
-    "checkpoint_fallback": "bad",
-    "steps_unknown": "bad",
-    "clock_moved": "bad",
-    "understated": "bad",
+KINDS = {
+    "start": Kind("good", "Started"),
+    "restart": Kind("good", "Restarted"),
+    "fell": Kind("bad", "Restarted after an end without a stop event (killed, or the machine went down)"),
+    "stop": Kind("plain"),
+    "step_skipped": Kind("plain"),
+    "step_refused": Kind("bad"),
+    "step_lost": Kind("bad", "The learner died in step {step} and was restarted"),
+    "generation_failed": Kind("bad", "A group was not generated"),
+    "weight_sync_failed": Kind("bad", "Weights {version} did not reach the generator, which was restarted"),
+    "weight_check_failed": Kind("bad", "The generator does not serve the weights that it received"),
+    "check_failed": Kind("bad", "Engine and learner could not be compared"),
+    "checkpoint_skipped": Kind("bad", "A checkpoint was skipped"),
+    "mismatch_rose": Kind("bad", "Engine and learner disagree more than allowed, since step {step}"),
+    "mismatch_fell": Kind("good", "Engine and learner agree again, since step {step}"),
+    "standing_banned": Kind("bad", subject="peer"),
+    "standing_probation": Kind("plain", "On probation: {who}", "peer"),
+    "standing_good": Kind("good", "In good standing again: {who}", "peer"),
+    "refused": Kind("bad", subject="reason"),
+    "pull_given_up": Kind("plain", subject="source"),
+    "weights_failed": Kind("bad", "Weights {version} could not be fetched"),
+    "weights_refused": Kind("bad", "Weights from {who} were rejected", "peer"),
+    "learner_away": Kind("bad", "The learner that this node follows does not answer"),
+    "learner_back": Kind("good", "The learner that this node follows answers again"),
+    "paused": Kind("bad", "Paused generation and fetching: the disk limit was reached"),
+    "resumed": Kind("good", "Resumed: disk space is available"),
+    "peer_joined": Kind("good", "Joined: {who}", "peer"),
+    "peer_left": Kind("plain", "Left: {who}", "peer"),
+    "caught_up": Kind("good"),
+    "failed": Kind("bad", "Ended with a fault"),
+    "loop_blocked": Kind("bad", "The event loop was blocked"),
+    "loop_stuck": Kind("bad", "A loop made no progress: {who}", "loop"),
+    "loop_goes_on": Kind("good", "Makes progress again: {who}", "loop"),
+    "recovered": Kind("bad"),
+    "buffer_rolled_back": Kind("bad"),
+    "checkpoint_fallback": Kind("bad"),
+    "steps_unknown": Kind("bad"),
+    "clock_moved": Kind("bad"),
+    "understated": Kind("bad", "Implausible log-probs from {who}", "sender"),
 }
 
 
@@ -193,40 +188,10 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
             return f"This machine's clock was moved by {float(last.get('jump_s', 0.0)):+,.0f} s"
         case "pull_given_up":
             return f"Announced groups that no peer sent, {plural(count, 'time')}: announced by {who}"
-    text = SENTENCES[entry.kind].format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
+    text = KINDS[entry.kind].text.format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
     detail = last.get("error") or last.get("problem") or last.get("detail") or last.get("reason") or ""
     times = f", {count:,} times" if count > 1 and not who else ""
     return f"{text}{times}: {clean(without_paths(detail))}" if detail else f"{text}{times}"
-
-
-SENTENCES = {
-    "start": "Started",
-    "restart": "Restarted",
-    "fell": "Restarted after an end without a stop event (killed, or the machine went down)",
-    "step_lost": "The learner died in step {step} and was restarted",
-    "generation_failed": "A group was not generated",
-    "weight_sync_failed": "Weights {version} did not reach the generator, which was restarted",
-    "weight_check_failed": "The generator does not serve the weights that it received",
-    "check_failed": "Engine and learner could not be compared",
-    "checkpoint_skipped": "A checkpoint was skipped",
-    "mismatch_rose": "Engine and learner disagree more than allowed, since step {step}",
-    "mismatch_fell": "Engine and learner agree again, since step {step}",
-    "standing_probation": "On probation: {who}",
-    "standing_good": "In good standing again: {who}",
-    "weights_failed": "Weights {version} could not be fetched",
-    "weights_refused": "Weights from {who} were rejected",
-    "learner_away": "The learner that this node follows does not answer",
-    "learner_back": "The learner that this node follows answers again",
-    "paused": "Paused generation and fetching: the disk limit was reached",
-    "resumed": "Resumed: disk space is available",
-    "understated": "Implausible log-probs from {who}",
-    "peer_joined": "Joined: {who}",
-    "peer_left": "Left: {who}",
-    "failed": "Ended with a fault",
-    "loop_blocked": "The event loop was blocked",
-    "loop_stuck": "A loop made no progress: {who}",
-    "loop_goes_on": "Makes progress again: {who}",
-}
 
 
 def _steps(first: dict[str, Any], last: dict[str, Any]) -> str:

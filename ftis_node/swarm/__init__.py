@@ -3,5 +3,3 @@
 Each takes facts and the current time and returns decisions. None uses a clock, socket, task or file. The loops of
 `node/` execute the decisions, and the simulation of large swarms runs the same code in virtual time.
 """
-
-from __future__ import annotations

@@ -1,25 +1,20 @@
 """Delivery of groups: confirmations that are pending, unverified or to be repeated, and the bodies sent to each peer.
 
 An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
-other members, and the next member in order is assigned (`demand.py`).
-
-Only a peer that received the body can confirm a delivery. Every member sees the announcement with the id, so a
-confirmation alone proves nothing. A query verifies each confirmation from another peer before it counts.
-
-A sender repeats an announcement if a confirmation was lost or if the sender restarted. All groups of one sender are
-then confirmed in one call. Senders take turns, so an unresponsive one delays the others by one call.
+other members, and the next member in order is assigned (`demand.py`). Every member sees the announcement with the id,
+so a confirmation alone proves nothing. A query verifies each confirmation of a peer to which the body was not sent.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from math import inf
 
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.swarm.lru import LruDict
 
-MAX_SENT_BODIES = 1 << 14
-MAX_UNVERIFIED = 256
+MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
+MAX_UNVERIFIED = 256  # in another one: claims of peers to hold a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +38,7 @@ class PendingConfirmations:
         """Announce again after `first_wait_s`, then after twice as long each time, at most `max_attempts` times."""
         self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
         self._max_attempts = max_attempts
-        self._capacity = capacity
-        self._waiting: dict[bytes, _Waiting] = {}  # in the order of their first announcement
+        self._waiting = LruDict[bytes, _Waiting](capacity)  # in the order of their first announcement
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,11 +46,8 @@ class PendingConfirmations:
     def announced(self, group_id: bytes, *, now: float) -> None:
         """Add a group that was announced for the first time."""
         self._waiting[group_id] = _Waiting(attempt=0, next_at=now + self._backoff.delay_s(1))
-        if len(self._waiting) > self._capacity:
-            del self._waiting[next(iter(self._waiting))]
 
     def confirmed(self, group_id: bytes) -> None:
-        """Remove a group that a peer has confirmed."""
         self._waiting.pop(group_id, None)
 
     def due(self, *, now: float) -> list[Reannouncement]:
@@ -73,76 +64,49 @@ class PendingConfirmations:
         return due
 
 
-class SentBodies:
-    """Bounded log of bodies sent, by peer. Above `capacity` the oldest entry of the peer with the most is dropped."""
+class IdsByPeer:
+    """Group ids by peer, which take turns. Above `capacity` the oldest id of the peer with the most is dropped."""
 
-    def __init__(self, *, capacity: int = MAX_SENT_BODIES) -> None:
+    def __init__(self, *, capacity: int) -> None:
         self._capacity = capacity
-        self._sent: dict[str, OrderedDict[bytes, None]] = {}
-        self._num_sent = 0
+        self._ids: dict[str, dict[bytes, None]] = {}
+        self._num_ids = 0
 
     def __len__(self) -> int:
-        return self._num_sent
-
-    def note(self, peer_id: str, body_id: bytes) -> None:
-        """Add a body that was sent to a peer completely."""
-        sent = self._sent.setdefault(peer_id, OrderedDict())
-        if body_id in sent:
-            sent.move_to_end(body_id)
-            return
-        sent[body_id] = None
-        self._num_sent += 1
-        if self._num_sent > self._capacity:
-            self._forget_one()
-
-    def has(self, peer_id: str, body_id: bytes) -> bool:
-        """Return whether this body was sent to the peer completely."""
-        return body_id in self._sent.get(peer_id, ())
-
-    def _forget_one(self) -> None:
-        largest = max(self._sent, key=lambda peer_id: len(self._sent[peer_id]))
-        self._sent[largest].popitem(last=False)
-        self._num_sent -= 1
-        if not self._sent[largest]:
-            del self._sent[largest]
-
-
-class UnverifiedConfirmations:
-    """Round-robin queue of (peer, group). Above `capacity` the oldest pair of the peer with the most is dropped."""
-
-    def __init__(self, *, capacity: int = MAX_UNVERIFIED) -> None:
-        self._capacity = capacity
-        self._waiting: dict[str, dict[bytes, None]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._num_ids
 
     def add(self, peer_id: str, group_id: bytes) -> None:
-        """Add the claim of a peer to hold a group."""
-        self._waiting.setdefault(peer_id, {})[group_id] = None
-        if len(self) > self._capacity:
-            self._pop_of(max(self._waiting, key=lambda known: len(self._waiting[known])))
+        ids = self._ids.setdefault(peer_id, {})
+        self._num_ids += group_id not in ids
+        ids.pop(group_id, None)
+        ids[group_id] = None
+        if self._num_ids > self._capacity:
+            self._pop_of(max(self._ids, key=lambda known: len(self._ids[known])))
+
+    def has(self, peer_id: str, group_id: bytes) -> bool:
+        return group_id in self._ids.get(peer_id, ())
 
     def take(self, most: int) -> list[tuple[str, bytes]]:
-        """Return up to `most` claims to check, one for each peer; the peers of these claims move to the end."""
+        """Remove and return up to `most` ids, one of each peer; these peers move to the end."""
         taken = []
-        for peer_id in list(self._waiting)[:most]:
+        for peer_id in list(self._ids)[:most]:
             taken.append((peer_id, self._pop_of(peer_id)))
-            if (rest := self._waiting.pop(peer_id, None)) is not None:
-                self._waiting[peer_id] = rest
+            if (rest := self._ids.pop(peer_id, None)) is not None:
+                self._ids[peer_id] = rest
         return taken
 
     def _pop_of(self, peer_id: str) -> bytes:
-        waiting = self._waiting[peer_id]
-        group_id = next(iter(waiting))
-        del waiting[group_id]
-        if not waiting:
-            del self._waiting[peer_id]
+        ids = self._ids[peer_id]
+        group_id = next(iter(ids))
+        del ids[group_id]
+        if not ids:
+            del self._ids[peer_id]
+        self._num_ids -= 1
         return group_id
 
 
 class ReconfirmQueue:
-    """Round-robin queue of confirmations to repeat, by sender.
+    """Round-robin queue of confirmations to repeat, by sender: a confirmation was lost, or the sender restarted.
 
     Above `max_senders` the oldest sender is dropped. Groups above `max_groups` are not added. Dropped groups are
     announced again.
@@ -165,6 +129,5 @@ class ReconfirmQueue:
         return is_added
 
     def take(self) -> tuple[str, list[bytes]] | None:
-        """Return the next sender and its groups, None if the queue is empty."""
         sender = next(iter(self._due), None)
         return None if sender is None else (sender, list(self._due.pop(sender)))

@@ -9,10 +9,12 @@ ones. A policy that has collapsed onto one text is safe, too, because that text 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.swarm.lru import LruDict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +53,7 @@ class DuplicateDetector:
     def __init__(self, own_id: str, rules: DuplicateRules) -> None:
         self._own_id = own_id
         self._rules = rules
-        self._seen: OrderedDict[bytes, str] = OrderedDict()
+        self._seen = LruDict[bytes, str](rules.max_kept)
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -98,7 +100,4 @@ class DuplicateDetector:
         """Add the surprising completions of an accepted group. Known ones keep their first sender."""
         for key, surprise in completions:
             if surprise >= MIN_SURPRISE_NATS:
-                self._seen.setdefault(key, sender)
-                self._seen.move_to_end(key)
-        while len(self._seen) > self._rules.max_kept:
-            self._seen.popitem(last=False)
+                self._seen[key] = self._seen.get(key, sender)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ftis_node.telemetry.health_summary import duration
-from ftis_node.telemetry.terminal_text import cells, clipped
+from ftis_node.telemetry.terminal_text import clipped, columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,6 @@ NAME_WIDTH, MODEL_WIDTH, ID_LENGTH, MAX_MATRIX = 16, 20, 8, 12
 
 
 def render_views(views: Sequence[SwarmView]) -> list[str]:
-    """Return the lines of all runs."""
     if not views:
         return ["no run is known yet"]
     return [line for place, view in enumerate(views) for line in ([""] if place else []) + render_view(view)]
@@ -37,7 +36,7 @@ def render_view(view: SwarmView) -> list[str]:
     """Return the lines of one run: its peers, then the matrix of learners and senders."""
     lines = [_title(view)]
     if view.peers:
-        lines += _table([HEADER, *(_cells(row, view.taken_at) for row in view.peers)], num_left=NUM_LEFT)
+        lines += columns(HEADER, [_cells(row, view.taken_at) for row in view.peers], num_left=NUM_LEFT)
         lines += ["", *_matrix(view)]
     if view.num_omitted:
         lines.append(f"{view.num_omitted} more peers are not shown")
@@ -99,11 +98,12 @@ def _matrix(view: SwarmView) -> list[str]:
     if not learners:
         return ["who learns from whom: no peer has published a step yet"]
     senders = list(view.peers[:MAX_MATRIX])
-    table = [("", *(_label(row) for row in senders), "others")]
+    header, table = ("", *map(_label, senders), "others"), []
     for row in learners:
         shares = [row.learns_from.get(sender.peer_id, 0.0) for sender in senders]
         table.append((_label(row), *map(_percent, shares), _percent(max(0.0, 1.0 - sum(shares)))))
-    return ["who learns from whom (share of the groups of a peer's last steps, by sender):", *_table(table, num_left=1)]
+    title = "who learns from whom (share of the groups of a peer's last steps, by sender):"
+    return [title, *columns(header, table, num_left=1)]
 
 
 def _label(row: SwarmRow) -> str:
@@ -112,18 +112,6 @@ def _label(row: SwarmRow) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.005 else "-"
-
-
-def _table(rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
-    """Return aligned lines: the first `num_left` columns aligned left, the others right."""
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(_padded(row, widths, num_left)).rstrip() for row in rows]
-
-
-def _padded(row: Sequence[str], widths: Sequence[int], num_left: int) -> Iterable[str]:
-    for place, (text, width) in enumerate(zip(row, widths, strict=True)):
-        gap = " " * (width - cells(text))
-        yield text + gap if place < num_left else gap + text
 
 
 class RunSummary(msgspec.Struct, frozen=True):
@@ -136,7 +124,6 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, manifest: RunManifest) -> RunSummary:
-        """Return the summary of a manifest."""
         return cls(manifest.run_id, manifest.name, manifest.task, manifest.method.name)
 
 
@@ -178,7 +165,6 @@ class SwarmView(msgspec.Struct, frozen=True):
     num_omitted: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         return document
 

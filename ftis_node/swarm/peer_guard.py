@@ -5,15 +5,10 @@
     if work.failed:
         ...  # counted, logged and charged already
 
-Readers reject invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions. Work
-for a peer is all work on input that the peer chose: its address, its announcement, its group, its query.
-
-Each exception in such work is counted; each kind is logged once. The peer is paused, for twice as long after each
-fault, and `on_fault` charges it. Several faults lead to a ban. Faults of this node itself pass through: a full disk, a
-damaged database, a dead worker.
-
-Per-peer back-off: a peer gets no requests for a while after a failure, longer after each consecutive one. A peer that
-never answers occupies a request slot until the time-out. Without back-off a few such peers would occupy all slots.
+Readers reject invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions in all
+work on input that a peer chose: its address, its announcement, its group, its query. Each is counted; each kind is
+logged once. The peer is paused, for twice as long after each fault, and `on_fault` charges it. Faults of this node
+itself pass through: a full disk, a damaged database, a dead worker.
 """
 
 from __future__ import annotations
@@ -24,12 +19,13 @@ import logging
 import sqlite3
 import time
 import traceback
-from collections import Counter, OrderedDict
+from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import DamagedError, MachineError, WorkerError
+from ftis_node.swarm.lru import LruDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -56,47 +52,40 @@ class _Pause(NamedTuple):
 
 
 class PeerBackoff:
-    """Exponential back-off for each peer, at most 4096 peers. `now` is a monotonic clock in seconds."""
+    """Exponential back-off for each peer, at most 4096 peers. `now` is a monotonic clock in seconds.
+
+    Without it a few peers that never answer would occupy all request slots until the time-out.
+    """
 
     def __init__(self, *, first_s: float) -> None:
         """`first_s` is the pause after the first failure; each further failure doubles it, up to 64 times."""
         self._backoff = ExponentialBackoff(first_s=first_s, ceiling_s=MAX_FACTOR * first_s)
-        self._pauses: OrderedDict[str, _Pause] = OrderedDict()
+        self._pauses = LruDict[str, _Pause](MAX_PEERS)
 
     def may_ask(self, peer_id: str, *, now: float) -> bool:
         """Return whether the peer may get a request, because its pause is over."""
-        pause = self._pauses.get(peer_id)
-        return pause is None or pause.until <= now
+        return self._pauses.get(peer_id, _Pause(now, 0)).until <= now
 
     def has_failed(self, peer_id: str) -> bool:
-        """Return whether the peer's last request failed."""
-        pause = self._pauses.get(peer_id)
-        return pause is not None and pause.num_failures > 0
+        return self._pauses.get(peer_id, _Pause(0.0, 0)).num_failures > 0
 
     def rest(self, peer_id: str, seconds: float, *, now: float) -> None:
         """Pause the peer because it answered BUSY. This does not count as a failure."""
-        known = self._pauses.pop(peer_id, _Pause(0.0, 0))
-        self._put(peer_id, known._replace(until=max(known.until, now + seconds)))
+        known = self._pauses.get(peer_id, _Pause(0.0, 0))
+        self._pauses[peer_id] = known._replace(until=max(known.until, now + seconds))
 
     def failed(self, peer_id: str, *, now: float) -> None:
         """Count a failed request and pause the peer."""
-        known = self._pauses.pop(peer_id, _Pause(0.0, 0))
-        num_failures = known.num_failures + 1
-        self._put(peer_id, _Pause(now + self._backoff.delay_s(num_failures), num_failures))
+        num_failures = self._pauses.get(peer_id, _Pause(0.0, 0)).num_failures + 1
+        self._pauses[peer_id] = _Pause(now + self._backoff.delay_s(num_failures), num_failures)
 
     def succeeded(self, peer_id: str) -> None:
-        """Forget the peer's failures."""
         self._pauses.pop(peer_id, None)
 
     def keep(self, peer_ids: Container[str]) -> None:
         """Forget the failures of all peers that are not in `peer_ids`."""
         for peer_id in [peer_id for peer_id in self._pauses if peer_id not in peer_ids]:
             del self._pauses[peer_id]
-
-    def _put(self, peer_id: str, pause: _Pause) -> None:
-        self._pauses[peer_id] = pause
-        if len(self._pauses) > MAX_PEERS:
-            self._pauses.popitem(last=False)
 
 
 class Place(StrEnum):
@@ -172,7 +161,8 @@ class PeerGuard:
         self.num_faults[place] += 1
         self._pauses.failed(peer_id, now=self._clock())
         self._log_once(peer_id, place, error)
-        if self.on_fault is None or _is_scarcity(error):
+        is_scarcity = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE_ERRNOS)
+        if self.on_fault is None or is_scarcity:
             return
         try:
             self.on_fault(peer_id, place, error)
@@ -203,7 +193,6 @@ def is_own(error: BaseException, *, passes: tuple[type[Exception], ...] = ()) ->
 
 
 def _num_cancels() -> int:
-    """Return the number of pending cancellations of the running task."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # in a thread
@@ -217,8 +206,3 @@ def _hides_cancellation(error: BaseException) -> bool:
     while context is not None and not isinstance(context, asyncio.CancelledError):
         context = context.__context__
     return context is not None
-
-
-def _is_scarcity(error: Exception) -> bool:
-    """Return whether the machine was out of memory or file descriptors. No peer is charged for that."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE_ERRNOS)

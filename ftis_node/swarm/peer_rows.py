@@ -28,18 +28,14 @@ def find_peer(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
     if PEER_ID.fullmatch(text):
         return text
     by_name = [row["peer_id"] for row in rows if text and row.get("name") == text]
-    by_id = [row["peer_id"] for row in rows if len(text) >= MIN_PART and _is_end_of(text, row["peer_id"])]
-    found = sorted({*by_name, *by_id})
+    ids = [row["peer_id"] for row in rows if len(text) >= MIN_PART]
+    found = sorted({*by_name, *(one for one in ids if one.startswith(text) or one.endswith(text))})
     if len(found) == 1:
         return str(found[0])
     if found:
         shown = ", ".join(found[:MAX_SHOWN])
         raise UsageError(f"{text!r} fits {len(found)} peers ({shown}): give more of the id")
     raise UsageError(f"no peer {text!r}: give an id, {MIN_PART} or more characters of its start or end, or a name")
-
-
-def _is_end_of(text: str, peer_id: str) -> bool:
-    return peer_id.startswith(text) or peer_id.endswith(text)
 
 
 def teaches(row: Mapping[str, Any]) -> str:

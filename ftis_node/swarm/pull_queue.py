@@ -1,4 +1,4 @@
-"""Queue of announced groups with their holders; it decides what to request next.
+"""Queue of announced groups with their holders, which decides what to request next, and its retry queue.
 
     announced --add--> WAITING --next_request--> IN FLIGHT --arrived--> (removed)
                           ^                          |
@@ -7,10 +7,6 @@
 The newest groups come first. Peers take turns, so that no sender fills a learner's batch alone. A group is requested
 from one peer at a time: first its sender, then other peers that announced it, then members that the caller names. At
 most `MAX_TRIES` peers get a request for a group.
-
-Retry queue of groups that no peer could serve: requested again with exponential back-off while they are fresh.
-
-A holder may have been busy or unreachable, or may not have had the group yet.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.swarm.lru import LruDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -94,7 +91,6 @@ class PullQueue:
 
     @property
     def num_in_flight(self) -> int:
-        """Return the number of requested items that have not arrived."""
         return len(self._in_flight)
 
     @property
@@ -120,7 +116,6 @@ class PullQueue:
         return False
 
     def num_in_flight_of(self, is_meant: Callable[[PullItem], bool]) -> int:
-        """Count the items in flight for which `is_meant` is true."""
         return sum(is_meant(known.item) for known in self._in_flight.values())
 
     def next_request(
@@ -189,12 +184,8 @@ class PullQueue:
 
     def drop_older(self, created_before: float) -> int:
         """Drop waiting items created before this time; return how many."""
-        old = [
-            known.item.id
-            for waiting in self._waiting.values()
-            for known in waiting.values()
-            if known.item.created_at < created_before
-        ]
+        waiting = [known.item for source in self._waiting.values() for known in source.values()]
+        old = [item.id for item in waiting if item.created_at < created_before]
         self.arrived(old)
         return len(old)
 
@@ -293,15 +284,17 @@ class _Waiting:
 
 
 class RetryQueue:
-    """Bounded retry queue; above `capacity` the oldest group is dropped. `now` is a monotonic clock in seconds."""
+    """Bounded retry queue of groups that no peer could serve yet; above `capacity` the oldest is dropped.
+
+    `now` is a monotonic clock in seconds.
+    """
 
     def __init__(self, *, first_wait_s: float = 2.0, max_rounds: int = 6, capacity: int = 1024) -> None:
         """Retry after `first_wait_s`, then after twice as long each time, at most `max_rounds` times."""
         self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
         self._max_rounds = max_rounds
-        self._capacity = capacity
-        self._waiting: dict[bytes, _Waiting] = {}
-        self._rounds: dict[bytes, int] = {}  # retries of each group that waits or is in flight
+        self._waiting = LruDict[bytes, _Waiting](capacity)
+        self._rounds = LruDict[bytes, int](2 * capacity)  # retries of each group that waits or is in flight
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -313,13 +306,8 @@ class RetryQueue:
             return False
         self._rounds[item.id] = num_rounds
         self._waiting[item.id] = _Waiting(item, now + self._backoff.delay_s(num_rounds))
-        if len(self._waiting) > self._capacity:
-            del self._waiting[next(iter(self._waiting))]
-        while len(self._rounds) > 2 * self._capacity:
-            del self._rounds[next(iter(self._rounds))]
         return True
 
     def due(self, *, now: float) -> list[PullItem]:
-        """Remove and return the groups to request again now."""
         due = [group_id for group_id, waiting in self._waiting.items() if waiting.due_at <= now]
         return [self._waiting.pop(group_id).item for group_id in due]

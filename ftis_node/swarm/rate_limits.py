@@ -1,28 +1,23 @@
 """Rate limits, token buckets for any unit, and shares of the replay buffer.
 
-bucket = TokenBucket(rate_per_s=100.0, burst=500.0)
-bucket.take(30.0, now=clock())      # True: 30 were available and are now spent
-
 Limits per peer: groups, tokens, scoring time, announcements. Each sender has its own token buckets. All new peers
 together share one more set, so that a thousand new identities get no more than a few. A peer with some reputation
 (`Reputation.is_known`) uses only its own buckets, so new peers cannot exhaust them.
 
-Nagle's rule (RFC 896) for small messages to one destination: send at once if idle, else gather for a short time. Each
-message has a fixed cost: frames, handshakes, acknowledgments. Under load one message holds what several would.
-
-Upload budget: requests per minute for each peer and service, bytes per second over all peers. A peer above its request
-rate gets BUSY. Above the byte rate a request waits briefly. If the wait would be long, the peer also gets BUSY and asks
-another holder. While bandwidth is short, peers that recently received more than their fair share get BUSY first. The
-fair share is the mean over the peers that received anything.
+Upload budget: requests per minute for each peer and service, bytes per second over all peers. Above the byte rate a
+request waits briefly. If the wait would be long, the peer gets BUSY and asks another holder. While bandwidth is short,
+peers that recently received more than their fair share get BUSY first. The fair share is the mean over the peers that
+received anything.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from ftis_node.records.addresses import block_of
+from ftis_node.swarm.lru import LruDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,33 +28,27 @@ FADE_PERIOD_S = 0.5
 SHARE_FACTOR = 1.5  # tolerance above the mean
 MAX_REMEMBERED = 4096  # request buckets; the least recently used is dropped
 MINUTE_S = 60.0
-MIN_PARTS = 3  # "", "ip4", host
-PREFIX_BITS = {4: 24, 6: 48}
 
 
 class SendWindow:
     """Rate limiter by the generic cell rate algorithm, for each destination. `now`: monotonic, in seconds.
 
-    `burst` messages go at once, then one in each window.
+    `burst` messages go at once, then one in each window. Each message has a fixed cost, and under load one holds what
+    several would (Nagle's rule, RFC 896).
     """
 
     def __init__(self, *, window_s: float, burst: int = 1, capacity: int = 256) -> None:
         """Above `capacity` destinations the one used longest ago is dropped, so it counts as idle."""
         self._window_s = window_s
         self._burst_s = (burst - 1) * window_s
-        self._capacity = capacity
-        self._free_at: OrderedDict[str, float] = OrderedDict()  # the windows of the messages so far end then
+        self._free_at = LruDict[str, float](capacity)  # the windows of the messages so far end then
 
     def wait_s(self, destination: str, *, now: float) -> float:
         """Return how long to gather before the next message to `destination`; 0 if it is idle."""
         return max(0.0, self._free_at.get(destination, now) - self._burst_s - now)
 
     def sent(self, destination: str, *, now: float) -> None:
-        """Start a window: a message goes to `destination` now."""
         self._free_at[destination] = max(now, self._free_at.get(destination, now)) + self._window_s
-        self._free_at.move_to_end(destination)
-        if len(self._free_at) > self._capacity:
-            self._free_at.popitem(last=False)
 
 
 class UploadBudget:
@@ -69,19 +58,14 @@ class UploadBudget:
         """`max_requests_per_minute` is the rate and the burst for each service of each peer."""
         self._max_requests_per_minute = max_requests_per_minute
         self._line = TokenBucket(rate_per_s=max_bytes_per_s, burst=max_bytes_per_s)
-        self._requests: OrderedDict[tuple[str, str], TokenBucket] = OrderedDict()
+        self._requests = LruDict[tuple[str, str], TokenBucket](MAX_REMEMBERED)
         self._recent = RecentBytes()
 
     def takes_request(self, peer_id: str, service: str, *, cost: float = 1.0, now: float) -> bool:
         """Return whether to serve a request, and charge it. `cost` is in units of a usual request."""
         key = (peer_id, service)
-        allowance = self._requests.pop(key, None) or TokenBucket(
-            rate_per_s=self._max_requests_per_minute / 60, burst=self._max_requests_per_minute
-        )
-        self._requests[key] = allowance
-        if len(self._requests) > MAX_REMEMBERED:
-            self._requests.popitem(last=False)
-        return allowance.take(cost, now=now)
+        bucket = self._requests[key] = self._requests.get(key) or minute_bucket(self._max_requests_per_minute)
+        return bucket.take(cost, now=now)
 
     def wait_s(self, peer_id: str, num_bytes: int, *, now: float) -> float | None:
         """Return the seconds to wait before sending `num_bytes`, and charge them; None if the peer must ask another.
@@ -162,6 +146,11 @@ class TokenBucket:
         return max(0.0, (min(amount, self._burst) - self.left(now=now)) / self._rate_per_s)
 
 
+def minute_bucket(per_minute: float) -> TokenBucket:
+    """Return a token bucket with this rate, and a burst of one minute."""
+    return TokenBucket(rate_per_s=per_minute / MINUTE_S, burst=per_minute)
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
     """Groups, tokens and scoring seconds per minute, for one sender and for all new peers together."""
@@ -175,12 +164,12 @@ class QuotaLimits:
 
 
 class _PeerBuckets:
-    """Token buckets for groups, tokens and scoring seconds; the burst is one minute."""
+    """Token buckets for groups, tokens and scoring seconds."""
 
     def __init__(self, groups_per_minute: float, tokens_per_minute: float, scoring_s_per_minute: float) -> None:
-        self.scoring_s = TokenBucket(rate_per_s=scoring_s_per_minute / MINUTE_S, burst=scoring_s_per_minute)
-        self._groups = TokenBucket(rate_per_s=groups_per_minute / MINUTE_S, burst=groups_per_minute)
-        self._tokens = TokenBucket(rate_per_s=tokens_per_minute / MINUTE_S, burst=tokens_per_minute)
+        self.scoring_s = minute_bucket(scoring_s_per_minute)
+        self._groups = minute_bucket(groups_per_minute)
+        self._tokens = minute_bucket(tokens_per_minute)
 
     def is_spent(self, *, now: float) -> bool:
         return self._groups.left(now=now) < 1.0 or self._tokens.left(now=now) <= 0.0
@@ -195,8 +184,7 @@ class Quotas:
 
     def __init__(self, limits: QuotaLimits, *, max_peers: int = 4096) -> None:
         self._limits = limits
-        self._max_peers = max_peers
-        self._senders: OrderedDict[str, _PeerBuckets] = OrderedDict()
+        self._senders = LruDict[str, _PeerBuckets](max_peers)
         self._new_peers = _PeerBuckets(
             limits.new_peers_groups_per_minute,
             limits.new_peers_tokens_per_minute,
@@ -224,7 +212,6 @@ class Quotas:
         self._buckets_of(peer_id).spend(num_tokens, now=now)
 
     def spend_scoring(self, peer_id: str, seconds: float, *, is_new_peer: bool, now: float) -> None:
-        """Charge the signer of a group that was scored."""
         if is_new_peer:
             self._new_peers.scoring_s.spend(seconds, now=now)
         self._buckets_of(peer_id).scoring_s.spend(seconds, now=now)
@@ -234,10 +221,7 @@ class Quotas:
         if buckets is None:
             limits = self._limits
             buckets = _PeerBuckets(limits.groups_per_minute, limits.tokens_per_minute, limits.scoring_s_per_minute)
-            self._senders[peer_id] = buckets
-            if len(self._senders) > self._max_peers:
-                self._senders.popitem(last=False)
-        self._senders.move_to_end(peer_id)
+        self._senders[peer_id] = buckets
         return buckets
 
 
@@ -270,17 +254,11 @@ class AnnounceRateLimiter:
 
     def __init__(self, *, max_per_minute: float, max_peers: int = 4096) -> None:
         self._max_per_minute = max_per_minute
-        self._max_peers = max_peers
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._buckets = LruDict[str, TokenBucket](max_peers)
 
     def admits(self, peer_id: str, *, now: float) -> bool:
         """Return whether to handle one more announcement of the peer, and charge it. `now`: seconds, monotonic."""
-        bucket = self._buckets.pop(peer_id, None) or TokenBucket(
-            rate_per_s=self._max_per_minute / MINUTE_S, burst=self._max_per_minute
-        )
-        self._buckets[peer_id] = bucket
-        if len(self._buckets) > self._max_peers:
-            self._buckets.popitem(last=False)
+        bucket = self._buckets[peer_id] = self._buckets.get(peer_id) or minute_bucket(self._max_per_minute)
         return bucket.take(1.0, now=now)
 
 
@@ -290,17 +268,5 @@ def subnet_of(multiaddrs: Iterable[str]) -> str | None:
     Identities cost nothing, but addresses in many networks do. Return None for loopback, private and relayed addresses,
     because they do not identify the peer's network.
     """
-    return next(filter(None, map(_subnet, multiaddrs)), None)
-
-
-def _subnet(multiaddr: str) -> str | None:
-    parts = multiaddr.split("/")
-    if len(parts) < MIN_PARTS or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
-        return None
-    try:
-        address = ipaddress.ip_address(parts[2])
-    except ValueError:
-        return None
-    if not address.is_global:
-        return None
-    return str(ipaddress.ip_network((address, PREFIX_BITS[address.version]), strict=False))
+    direct = (one for one in multiaddrs if one.startswith(("/ip4/", "/ip6/")) and "/p2p-circuit" not in one)
+    return next((block.name for block in map(block_of, direct) if block is not None and block.is_public), None)

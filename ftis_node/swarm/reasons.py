@@ -1,14 +1,6 @@
 """Dictionary of reasons: for the rejection of a group and for a peer's loss of reputation.
 
 Status, events, screens, the report and docs/reference/rejections.md use these names and sentences; tests compare them.
-`REFUSALS` are the reasons of validation, `BEHAVIOUR` the other entries of a peer's record.
-
-Attributes a rejected group to the peer that signed it, to the peer that sent it, or to none.
-
-Any peer may serve any group, so that a group stays available if its creator is offline. Two rules keep that safe. A
-reason found before the signature check is not charged to the named creator, because any peer can write that name. A
-reason that a relaying peer cannot know is not charged to that peer. It knows form and signature, because its own
-validation checks them. It does not know our clock, quotas or bans.
 """
 
 from __future__ import annotations
@@ -110,7 +102,12 @@ class Attribution(NamedTuple):
 
 
 def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: bool) -> Attribution:
-    """Return the peer at fault: `origin` sent the group, `sender` is its named creator, verified if `signed`."""
+    """Return the peer at fault: `origin` sent the group, `sender` is its named creator, verified if `signed`.
+
+    Any peer may serve any group. So a reason found before the signature check is not charged to the named creator,
+    because any peer can write that name. A reason that a relaying peer cannot know, such as our clock, quotas or bans,
+    is not charged to that peer. It knows form and signature, because its own validation checks them.
+    """
     if conduct := ORIGIN_FAULT.get(reason):
         return Attribution(origin, conduct)
     if reason in NO_FAULT:

@@ -6,14 +6,8 @@
           -10 |  at or below: BANNED for a time that doubles with each ban; afterwards the score is -5, on probation
 
 Groups used in a training step raise the score slowly. Rejected groups lower it, and false claims lower it strongly.
-Events that honest peers also cause do not change it: a late group, a duplicate, a scorer that timed out. A negative
-score decays towards 0. Each day without a ban reduces the number of past bans by one.
-
-Reputation of all known peers, bounded, so that a thousand new identities cost no memory.
-
-When the table is full, the peers with the least information are dropped first. Peers that the operator banned or trusts
-are kept. Of the others, peers with their own rate limits are dropped last, and before them those with the longest bans.
-A dropped identity counts as a new peer.
+Events that honest peers also cause do not change it. A negative score decays towards 0. Each day without a ban reduces
+the number of past bans by one.
 """
 
 from __future__ import annotations
@@ -40,8 +34,6 @@ MAX_REASONS = 32
 
 
 class Behaviour(StrEnum):
-    """Kind of behavior of a peer."""
-
     ACCEPTED = "accepted"  # one of its groups was accepted
     CONTRIBUTED = "contributed"  # a step used one of its groups
     HARMLESS = "harmless"  # a group was not usable, for a reason that honest peers also cause
@@ -77,8 +69,6 @@ SCORE_CHANGES = {
 
 
 class TrustLevel(StrEnum):
-    """Treatment of a peer by the node."""
-
     TRUSTED = "trusted"  # set by the operator: never banned automatically
     GOOD = "good"
     PROBATION = "probation"
@@ -149,7 +139,6 @@ class Reputation:
         return forgiven.banned(rules.length_s(forgiven.num_bans), now=now, reason=reason or conduct)
 
     def banned(self, length_s: float, *, now: float, reason: str) -> Reputation:
-        """Return the record with a ban that starts now."""
         return replace(
             self,
             score=SCORE_AFTER_BAN,
@@ -195,7 +184,11 @@ class PeerReputation:
 
 
 class ReputationTable:
-    """Bounded table of peers and their reputations. `now` is Unix time in seconds."""
+    """Bounded table of peers and their reputations. `now` is Unix time in seconds.
+
+    If it is full, the peers with the least information are dropped first. Peers that the operator banned or trusts are
+    kept. Of the others, peers with their own rate limits are dropped last, and before them those with the longest bans.
+    """
 
     def __init__(self, rules: BanRules | None = None, *, max_peers: int = 4096) -> None:
         self._rules = rules or BanRules()
@@ -215,12 +208,10 @@ class ReputationTable:
         self._peers[peer_id] = record
 
     def reputation(self, peer_id: str) -> Reputation:
-        """Return a peer's reputation; that of a new peer if the peer is unknown."""
         record = self._peers.get(peer_id)
         return NEW_PEER if record is None else record.reputation
 
     def record_of(self, peer_id: str) -> PeerReputation:
-        """Return a peer's record; a new one if the peer is unknown."""
         return self._peers.get(peer_id) or PeerReputation()
 
     def is_banned(self, peer_id: str, *, now: float) -> bool:
@@ -246,7 +237,6 @@ class ReputationTable:
         )
 
     def unban(self, peer_id: str, *, now: float) -> None:
-        """End a ban and forget past bans."""
         self._change(peer_id, lambda was: was.unbanned(now=now), now=now)
 
     def trust(self, peer_id: str, trusted: bool, *, now: float) -> None:

@@ -1,12 +1,8 @@
-"""Sequence numbers of one sender: gaps show announcements that were lost.
+"""Sequence numbers of one sender, whose gaps show lost announcements, and the progress of a backfill.
 
 A sender numbers its groups 1, 2, 3, ... and announces each. Gossipsub may drop messages without an error. The loss
 shows as a gap between numbers, or as a higher number in the sender's directory record. Groups from before the first
 received announcement are not a gap: the node queries the fresh ones by time.
-
-Progress report of a backfill: the number of missed groups that have arrived, and the time for the rest.
-
-A few groups are always missing. Only a backfill of at least `MIN_MISSED` groups is reported.
 """
 
 from __future__ import annotations
@@ -35,7 +31,10 @@ class BackfillReport:
 
 
 class BackfillProgress:
-    """State machine that decides when to report progress. Times are seconds of a monotonic clock."""
+    """Decides when to report progress. Times are seconds of a monotonic clock.
+
+    A few groups are always missing, so only a backfill of at least `MIN_MISSED` groups is reported.
+    """
 
     def __init__(self) -> None:
         self._began_at: float | None = None

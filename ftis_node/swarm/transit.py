@@ -27,7 +27,6 @@ class VersionsInTransit:
 
     @property
     def versions(self) -> Sequence[int]:
-        """Return the versions in transit, oldest first."""
         return sorted(self._arrivals)
 
     def send(self, version: int, *, at: float) -> None:

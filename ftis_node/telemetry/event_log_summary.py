@@ -1,10 +1,7 @@
 """Summary of the event log of a node's earlier processes. The node needs it at its start.
 
 The node writes a line after its event, so the log is never ahead of the replay buffer. If it is ahead, the buffer has
-lost its last commits (a torn write-ahead log, a restored backup), and the node replaces the buffer. The log also holds
-the last sequence number of own groups.
-
-Damaged lines are skipped and counted.
+lost its last commits (a torn write-ahead log, a restored backup), and the node replaces the buffer.
 """
 
 from __future__ import annotations
@@ -36,8 +33,6 @@ class LoggedGroup(NamedTuple):
 
 
 class _Line(msgspec.Struct):
-    """The fields of an event that the summary uses."""
-
     time: float
     event: str
     group: str | None = None
@@ -102,7 +97,6 @@ class EventLogSummary:
         return [(bytes.fromhex(name), reason) for name, reason in self._released.items()]
 
     def add(self, data: bytes) -> None:
-        """Add one line of the log."""
         try:
             line = _DECODER.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from contextlib import ExitStack
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from ftis_node.files import check_regular, open_to_write
 from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
@@ -24,7 +23,7 @@ from ftis_node.telemetry.secrets import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from io import TextIOWrapper
+    from pathlib import Path
 
 EVENT_SCHEMA = 4  # in each `start` event; a log without it has the names of schema 1
 EVENTS = {  # of schema 1
@@ -104,50 +103,6 @@ def _present_fields(event: dict[str, Any], field: str, names: dict[str, str]) ->
     return {field: names.get(name, name) + colon + details}
 
 
-class RotatingLog(RotatingFileHandler):
-    """Rotating log that takes the size from its stream. A look-up in the file system for each line would be slow."""
-
-    _shortage = RateLimitedLog()
-
-    def _open(self) -> TextIOWrapper:
-        """Open the file. A symbolic link is rejected, because it may lead out of the home."""
-        return self._opened(Path(self.baseFilename))
-
-    def doRollover(self) -> None:
-        """Open the next file before closing the full one; keep the full one if no file can be opened."""
-        full = Path(self.baseFilename)
-        new = full.with_name(f"{full.name}.new")
-        try:
-            stream = self._opened(new)
-        except OSError as error:
-            if not is_out_of_files(error):
-                raise
-            if self._shortage.is_due():
-                log.warning("%s is full and no other file can be opened (%s): it continues to grow", full, error)
-            return
-        for number in range(self.backupCount - 1, 0, -1):
-            older = full.with_name(f"{full.name}.{number}")
-            if older.exists():
-                older.replace(full.with_name(f"{full.name}.{number + 1}"))
-        full.replace(full.with_name(f"{full.name}.1"))
-        new.replace(full)
-        if self.stream is not None:
-            self.stream.close()
-        self.stream = stream
-
-    def _opened(self, path: Path) -> TextIOWrapper:
-        return os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding=self.encoding)
-
-    def shouldRollover(self, record: logging.LogRecord) -> bool:
-        """Return whether this line would exceed the size limit."""
-        written = self.stream.tell() if self.stream is not None else 0
-        return written > 0 and written + len(record.getMessage()) >= self.maxBytes
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Raise the error of a failed write to the caller; the base class would print a traceback."""
-        raise
-
-
 class EventLog:
     """Append-only writer of events, usable from any thread and cheap enough for a call for every group.
 
@@ -156,18 +111,53 @@ class EventLog:
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
         _drop_half_line(path)
-        self._handler = RotatingLog(path, maxBytes=max_bytes, backupCount=kept_files, encoding="utf-8")
-        self._handler.setFormatter(logging.Formatter("%(message)s"))
+        self._path, self._max_bytes, self._kept_files = path, max_bytes, kept_files
+        self._lock = threading.Lock()
+        self._shortage = RateLimitedLog()
+        self._stream: TextIO | None = _opened(path)
 
     def write(self, event: str, **fields: JsonValue | bytes | list[Any] | dict[str, Any]) -> None:
         """Write one line `{"time": ..., "event": ..., ...}`. Bytes (ids) are written as hex."""
         readable = {key: value.hex() if isinstance(value, bytes) else value for key, value in fields.items()}
         line = json.dumps({"time": round(time.time(), 3), "event": event, **readable}, separators=(",", ":"))
-        self._handler.handle(logging.LogRecord("events", logging.INFO, "", 0, redacted(line), None, None))
+        line = redacted(line)
+        with self._lock:
+            stream = self._stream = self._stream or _opened(self._path)  # a late event, after `close`
+            if 0 < (written := stream.tell()) and written + len(line) >= self._max_bytes:
+                stream = self._stream = self._next_file(stream)
+            stream.write(line + "\n")
+            stream.flush()
+
+    def _next_file(self, stream: TextIO) -> TextIO:
+        """Open the next file before closing the full one; keep the full one if no file can be opened."""
+        full, new = self._path, self._path.with_name(f"{self._path.name}.new")
+        try:
+            opened = _opened(new)
+        except OSError as error:
+            if not is_out_of_files(error):
+                raise
+            if self._shortage.is_due():
+                log.warning("%s is full and no other file can be opened (%s): it continues to grow", full, error)
+            return stream
+        for number in range(self._kept_files - 1, 0, -1):
+            older = full.with_name(f"{full.name}.{number}")
+            if older.exists():
+                older.replace(full.with_name(f"{full.name}.{number + 1}"))
+        full.replace(full.with_name(f"{full.name}.1"))
+        new.replace(full)
+        stream.close()
+        return opened
 
     def close(self) -> None:
-        """Close the file."""
-        self._handler.close()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.close()
+            self._stream = None
+
+
+def _opened(path: Path) -> TextIO:
+    """Open a file. A symbolic link is rejected, because it may lead out of the home."""
+    return os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding="utf-8")
 
 
 def event_log_files(path: Path) -> list[Path]:
@@ -256,7 +246,6 @@ class EventReader:
         return list(files.values())[::-1]
 
     def _names(self) -> Iterator[Path]:
-        """Yield the newest first: `events.jsonl`, then `events.jsonl.1`, and so on."""
         yield self._path
         for number in range(1, MAX_ROTATED_FILES + 1):
             yield self._path.with_name(f"{self._path.name}.{number}")

@@ -3,10 +3,10 @@
     a task that is not awaited, a callback, a timer --> the loop's exception handler --+
     a thread                                        --> threading.excepthook ----------+--> on_fault(where, error)
 
-After such an error a part of the process has stopped, and no other part notices. An error is a fault if it passed
-through our code, or if `report` reports it. Libraries have separate tasks and threads. Those of hivemind serve unknown
-peers, which must not be able to end a node. So errors within libraries are only logged, once for each kind. Other
-checks detect the loss of such a task: p2pd's connection, heartbeats, time limits.
+An error is a fault if it passed through our code, or if `report` reports it. A part of the process has stopped then,
+and no other part notices. Libraries have separate tasks and threads. Those of hivemind serve unknown peers, which must
+not be able to end a node. So errors within libraries are only logged, once for each kind. Other checks detect the loss
+of such a task: p2pd's connection, heartbeats, time limits.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ class _Watch:
         self._known: set[tuple[str, str]] = set()
 
     def take_context(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle the context that asyncio gives to an exception handler."""
         error = context.get("exception")
         if error is None:  # a warning from asyncio
             log.warning("%s", context["message"])

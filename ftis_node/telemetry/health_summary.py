@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     Document = Mapping[str, Any]
 
@@ -20,7 +20,13 @@ OFF = "off"  # the state of a worker that the role does not need
 READY = "ready"
 PAUSED_ADVICE = "free disk space or raise limits.home_bytes; the node resumes by itself"
 BUDGET_UNITS = {"generate_tokens": "tokens generated", "learn_steps": "steps", "learn_tokens": "tokens trained on"}
-WORKERS = (("generation", "generation"), ("learner", "learner"))
+WORKERS = ("generation", "learner")
+# Thresholds of the answers.
+GROUP_S, STEP_S, SNAPSHOT_S = 900.0, 3600.0, 30.0
+CLOCK_SKEW_S = 10.0
+UNCONFIRMED_GROUPS = 32
+JUDGED_GROUPS, REFUSED_SHARE = 32, 0.5  # with fewer groups the rejected share is not meaningful
+DISK_FREE_BYTES = 2e9
 
 
 class AnswerWord(StrEnum):
@@ -51,54 +57,29 @@ class HealthAnswer:
 _yes, _no, _not_yet = (partial(HealthAnswer, word) for word in (AnswerWord.YES, AnswerWord.NO, AnswerWord.NOT_YET))
 
 
-@dataclass(frozen=True, slots=True)
-class HealthSummary:
+class HealthSummary(NamedTuple):
     """The three answers."""
 
     contributing: HealthAnswer
     learning: HealthAnswer
     healthy: HealthAnswer
 
-    def items(self) -> tuple[tuple[str, HealthAnswer], ...]:
+    def items(self) -> Iterable[tuple[str, HealthAnswer]]:
         """Return the questions with their answers, in display order."""
-        return (("contributing", self.contributing), ("learning", self.learning), ("healthy", self.healthy))
+        return self._asdict().items()
 
 
-@dataclass(frozen=True, slots=True)
-class HealthLimits:
-    """Thresholds of the answers."""
-
-    group_s: float = 900.0
-    step_s: float = 3600.0
-    snapshot_s: float = 30.0
-    clock_skew_s: float = 10.0
-    unconfirmed_groups: int = 32
-    judged_groups: int = 32  # with fewer groups the rejected share is not meaningful
-    refused_share: float = 0.5
-    disk_free_bytes: float = 2e9
-
-
-def summarize_health(document: Document, *, now: float, limits: HealthLimits | None = None) -> HealthSummary:
+def summarize_health(document: Document, *, now: float) -> HealthSummary:
     """Return the answers for a status document (`status --json`); `now` is Unix time in seconds."""
-    limits = limits or HealthLimits()
     state = document["node"]["state"]
     if state not in ("running", "starting"):
         answer = _ended(document)
         return HealthSummary(answer, answer, answer)
-    healthy = _healthy(document, now, limits)
+    healthy = _healthy(document, now)
     if state == "starting":
         wait = _not_yet("the node is starting", "wait while models load; see logs/ in the home")
         return HealthSummary(wait, wait, wait if healthy.is_well else healthy)
-    return HealthSummary(_contributing(document, now, limits), _learning(document, now, limits), healthy)
-
-
-def used_up(document: Document) -> dict[str, int]:
-    """Return the limits of the budgets that are used up, by name."""
-    return {
-        name: amount["limit"]
-        for name, amount in document.get("budget", {}).items()
-        if amount["limit"] is not None and amount["left"] == 0
-    }
+    return HealthSummary(_contributing(document, now), _learning(document, now), healthy)
 
 
 def _ended(document: Document) -> HealthAnswer:
@@ -108,7 +89,9 @@ def _ended(document: Document) -> HealthAnswer:
     match node.get("end"):
         case "finished":
             used = ", ".join(
-                f"{limit:,} of {limit:,} {BUDGET_UNITS[name]}" for name, limit in used_up(document).items()
+                f"{amount['limit']:,} of {amount['limit']:,} {BUDGET_UNITS[name]}"
+                for name, amount in document.get("budget", {}).items()
+                if amount["limit"] is not None and amount["left"] == 0
             )
             return HealthAnswer(AnswerWord.FINISHED, used or "all work is done", f"go on with {command}")
         case "stopped":
@@ -119,7 +102,7 @@ def _ended(document: Document) -> HealthAnswer:
             return _no("the node did not end by itself: killed, or a fault", f"start it again with {command}")
 
 
-def _contributing(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
+def _contributing(document: Document, now: float) -> HealthAnswer:
     swarm, generation = document["swarm"], document["generation"]
     if answer := _worker_away(document, "generation"):
         return answer
@@ -130,38 +113,31 @@ def _contributing(document: Document, now: float, limits: HealthLimits) -> Healt
     if document.get("budget", {}).get("generate_tokens", {}).get("left") == 0:
         return _yes("its token budget is used up; it still serves its groups")
     if _is_exchange(document):
-        return _exchanging(swarm, limits)
+        if not swarm["groups_sent"]:
+            why = "no group of the trainer sent since the start"
+            return _not_yet(why, "start the trainer (ftis-node docs train/trl)")
+        return _sending(swarm)
     if generation["state"] == OFF:
-        return _yes(f"{_count(swarm['peers_connected'], 'peer')} may fetch its weights")
-    last, silent_s = generation.get("last_group_at"), document["node"]["uptime_s"]
-    if last is not None:
-        silent_s = now - last
-    if silent_s > limits.group_s and not document["replay"]["ready"]:
-        advice = "see logs/generation.log in the home"
-        return _no(f"no group generated for {duration(silent_s)}", advice)
+        return _yes(f"{plural(swarm['peers_connected'], 'peer')} may fetch its weights")
+    last = generation.get("last_group_at")
+    silent_s = document["node"]["uptime_s"] if last is None else now - last
+    if silent_s > GROUP_S and not document["replay"]["ready"]:
+        return _no(f"no group generated for {duration(silent_s)}", "see logs/generation.log in the home")
     if not swarm["groups_sent"]:
         return _not_yet("no group sent since the start", "wait for the first")
-    return _sending(swarm, limits)
+    return _sending(swarm)
 
 
-def _exchanging(swarm: Mapping[str, Any], limits: HealthLimits) -> HealthAnswer:
-    """Return whether the groups of the trainer beside an exchange node reach peers."""
-    if not swarm["groups_sent"]:
-        return _not_yet("no group of the trainer sent since the start", "start the trainer (ftis-node docs train/trl)")
-    return _sending(swarm, limits)
-
-
-def _sending(swarm: Mapping[str, Any], limits: HealthLimits) -> HealthAnswer:
+def _sending(swarm: Mapping[str, Any]) -> HealthAnswer:
     if not swarm["groups_confirmed"]:
-        why = f"{_count(swarm['groups_sent'], 'group')} sent, none confirmed by a peer"
-        if swarm["groups_sent"] < limits.unconfirmed_groups:
+        why = f"{plural(swarm['groups_sent'], 'group')} sent, none confirmed by a peer"
+        if swarm["groups_sent"] < UNCONFIRMED_GROUPS:
             return _not_yet(why, "wait for the first confirmation")
         return _no(why, "compare versions and clocks with peers: ftis-node doctor --peers ADDRESS")
     return _yes(f"{swarm['groups_sent']} groups sent, {swarm['groups_confirmed']} confirmed")
 
 
 def _not_connected(swarm: Mapping[str, Any]) -> HealthAnswer:
-    """Return why no peer receives groups, and what to do."""
     if swarm["state"] == "starting":
         return _not_yet(swarm["reason"] or "the network is starting", "wait")
     if "no peers" in swarm["reason"]:
@@ -169,7 +145,7 @@ def _not_connected(swarm: Mapping[str, Any]) -> HealthAnswer:
     return _no(swarm["reason"], "check addresses and network: ftis-node doctor --peers ADDRESS")
 
 
-def _learning(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
+def _learning(document: Document, now: float) -> HealthAnswer:
     learner, replay = document["learner"], document["replay"]
     if _is_exchange(document):
         return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the trainer beside this node trains the model")
@@ -179,11 +155,11 @@ def _learning(document: Document, now: float, limits: HealthLimits) -> HealthAns
         return answer
     last = learner.get("last_step_at")
     waited_s = document["node"]["uptime_s"] if last is None else now - last
-    if waited_s > limits.step_s:
-        why = f"no step for {duration(waited_s)}, {_count(replay['ready'], 'group')} ready"
+    if waited_s > STEP_S:
+        why = f"no step for {duration(waited_s)}, {plural(replay['ready'], 'group')} ready"
         return _no(why, "check that groups arrive; see logs/learner.log in the home")
     if last is None:
-        ready = _count(replay["ready"], "group")
+        ready = plural(replay["ready"], "group")
         return _not_yet(f"no step since the start, {ready} ready", "wait for the first step")
     if learner["kept_fraction"] == 0:
         why = "the last step used no completion: the filter dropped all"
@@ -191,50 +167,46 @@ def _learning(document: Document, now: float, limits: HealthLimits) -> HealthAns
     if learner["reward_mean"] == 0:
         return _no("every reward of the last step was 0", "use an easier task or a larger model")
     if learner["grad_norm"] == 0:
-        return HealthAnswer(
-            AnswerWord.NO,
-            "the last gradient was 0",
-            "the rewards in each group were equal: check the task's difficulty",
-        )
+        return _no("the last gradient was 0", "the rewards in each group were equal: check the task's difficulty")
     reward = "" if learner["reward_mean"] is None else f", reward {learner['reward_mean']:.3f}"
     return _yes(f"step {learner['step']}{reward}")
 
 
-def _healthy(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
-    """Return the first problem, or yes if there is none."""
+def _healthy(document: Document, now: float) -> HealthAnswer:
     swarm, health = document["swarm"], document.get("health", {})
     if problems := health.get("problems"):
         return _no(problems[0], "see logs/ in the home; ftis-node doctor checks the machine")
     if paused := document.get("limits", {}).get("paused"):
         return _no(f"paused: {paused}", PAUSED_ADVICE)
-    for section, name in WORKERS:
-        if document[section]["state"] == "failed":
+    for name in WORKERS:
+        if document[name]["state"] == "failed":
             return _no(f"the {name} worker failed for good", f"see logs/{name}.log in the home")
-        if document[section]["state"] == "backing-off":
+        if document[name]["state"] == "backing-off":
             return _no(f"the {name} worker died and restarts", f"see logs/{name}.log in the home")
     taken_at = health.get("taken_at")
-    if taken_at and now - taken_at > limits.snapshot_s:
+    if taken_at and now - taken_at > SNAPSHOT_S:
         return _no(f"the last status is {duration(now - taken_at)} old", "the node hangs: restart it")
     skew_s = swarm["clock_skew_s"]
-    if skew_s is not None and abs(skew_s) > limits.clock_skew_s:
+    if skew_s is not None and abs(skew_s) > CLOCK_SKEW_S:
         return _no(f"peers' clocks are {skew_s:+.0f} s off ours", "switch on time synchronization")
     free_bytes = document.get("limits", {}).get("disk_free_bytes")
-    if free_bytes is not None and free_bytes < limits.disk_free_bytes:
+    if free_bytes is not None and free_bytes < DISK_FREE_BYTES:
         return _no(f"{free_bytes / 1e9:.1f} GB of disk left", "free disk space")
     if times := document["learner"].get("out_of_memory"):
-        why = f"the last step ran out of memory {_count(times, 'time')}"
+        why = f"the last step ran out of memory {plural(times, 'time')}"
         return _no(why, "lower learner.micro_batch_tokens")
     if update := swarm.get("update"):  # this node cannot read the messages of newer peers
         return _no(*update.rsplit(": ", 1))
     refused = sum(swarm["groups_refused"].values())
     judged = refused + swarm["groups_received"]
-    if judged >= limits.judged_groups and refused > limits.refused_share * judged:
+    if judged >= JUDGED_GROUPS and refused > REFUSED_SHARE * judged:
         reason = max(swarm["groups_refused"], key=swarm["groups_refused"].get)
         why = f"{refused} of {judged} groups refused, most as {reason!r}"
         return _no(why, "ftis-node peers shows whose; ftis-node docs reference/rejections says why")
     if _is_exchange(document):
         return _yes("its loops are up")
-    return _yes("both workers are up" if _has_both(document) else "its worker is up")
+    has_both = OFF not in (document["generation"]["state"], document["learner"]["state"])
+    return _yes("both workers are up" if has_both else "its worker is up")
 
 
 def _worker_away(document: Document, name: str) -> HealthAnswer | None:
@@ -252,12 +224,9 @@ def _is_exchange(document: Document) -> bool:
     return bool(document["node"].get("role") == "exchange")
 
 
-def _has_both(document: Document) -> bool:
-    return OFF not in (document["generation"]["state"], document["learner"]["state"])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def plural(number: int, what: str) -> str:
+    """Return `1 step`, `1,200 steps`."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def duration(seconds: float) -> str:

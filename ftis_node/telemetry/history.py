@@ -1,9 +1,8 @@
 """The history of a run as points for curves, read from its event log at once or while the run continues.
 
-Event logs are long (at least one line for each group, hundreds of megabytes). So the reader first decodes only the
-event name, and parses a line only if it is a point. The last few lines are kept as text. If the learner falls back to
-an older checkpoint, a repeated step replaces the points from that step on. So the curves show the steps that led to the
-current weights.
+Event logs have hundreds of megabytes. So the reader decodes a few fields, and parses a line only if it is a point. The
+last few lines are kept as text. If the learner falls back to an older checkpoint, a repeated step replaces the points
+from that step on. So the curves show the steps that led to the current weights.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ import json
 import math
 from collections import deque
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from ftis_node.telemetry.events import EventReader, present_name, with_present_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 DEFAULT_NUM_LAST_EVENTS = 200
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,13 @@ class History:
     events: tuple[dict[str, Any], ...] = ()
     damaged_lines: int = 0
 
+    def by_task(self) -> dict[str, list[EvaluationPoint]]:
+        """Return the evaluations of each task, by step."""
+        tasks: dict[str, list[EvaluationPoint]] = {}
+        for point in sorted(self.evaluations, key=lambda point: point.step):
+            tasks.setdefault(point.task, []).append(point)
+        return tasks
+
 
 class HistoryFollower:
     """A history that follows its event log."""
@@ -83,7 +91,6 @@ class HistoryFollower:
         num_last_events: int = DEFAULT_NUM_LAST_EVENTS,
         is_notable: Callable[[str], bool] | None = None,
     ) -> None:
-        """Start empty; the first `poll` reads the whole log. `is_notable` as in `HistoryBuilder`."""
         self._reader = EventReader(events_path)
         self._builder = HistoryBuilder(num_last_events=num_last_events, is_notable=is_notable)
         self.history = History()
@@ -100,12 +107,14 @@ class HistoryFollower:
 
 
 class HistoryBuilder:
-    """Builder of a history from an event log's lines, in order."""
+    """Builder of a history from an event log's lines, in order.
+
+    `is_notable` selects names of events. The last events with these names are kept separately, however old.
+    """
 
     def __init__(
         self, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS, is_notable: Callable[[str], bool] | None = None
     ) -> None:
-        """`is_notable` selects event names. The last events with these names are kept separately, however old."""
         self._is_notable = is_notable
         self._num_events = 0
         self._notable_lines: deque[tuple[int, bytes]] = deque(maxlen=num_last_events)
@@ -116,7 +125,8 @@ class HistoryBuilder:
 
     def add(self, line: bytes) -> str | None:
         """Add one line; return the event's name, or None if the line is damaged."""
-        name = event_name(line)
+        head = read_head(line)
+        name = None if head is None else head.event
         try:
             if name == "step":
                 self._add_step(step_point(read_event(line)))
@@ -152,32 +162,38 @@ class HistoryBuilder:
         self._steps.append(point)
 
 
-class _Head(msgspec.Struct):
-    """The fields that every event has."""
+class EventHead(msgspec.Struct):
+    """The name of an event, and the fields that are counted."""
 
     time: float
     event: str
+    own: bool = False
+    num_tokens: int = 0
+    reason: str = ""
 
 
-_HEAD_DECODER = msgspec.json.Decoder(_Head)
+_DECODER = msgspec.json.Decoder(EventHead)
 
 
-def event_name(line: bytes) -> str | None:
-    """Return the name of the event in a line; None if the line is damaged."""
+def read_head(line: bytes) -> EventHead | None:
+    """Return the head of the event in a line; only time and name if another field has a wrong type or is NaN.
+
+    None if the line is damaged.
+    """
     try:
-        return present_name(_HEAD_DECODER.decode(line).event)
+        head = _DECODER.decode(line)
+        head.event = present_name(head.event)
+        return head
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
         event = read_event(line)
-        float(event["time"])
+        return EventHead(float(event["time"]), event["event"]) if isinstance(event["event"], str) else None
     except (ValueError, KeyError, TypeError):
         return None
-    return event["event"] if isinstance(event["event"], str) else None
 
 
 def _event_or_none(line: bytes) -> dict[str, Any] | None:
-    """Return the event; None if the line cannot be parsed."""
     try:
         return read_event(line)
     except ValueError:
@@ -215,7 +231,19 @@ def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
     )
 
 
+def slices(items: Sequence[T], num: int) -> list[Sequence[T]]:
+    """Return the items in `num` slices of about equal length, at most one per item."""
+    num = min(num, len(items))
+    edges = [round(place * len(items) / num) for place in range(num + 1)] if num else []
+    return [items[begin:end] for begin, end in pairwise(edges)]
+
+
+def thinned(points: Sequence[tuple[float, float]], num: int) -> list[tuple[float, float]]:
+    """Return at most `num` points, each the mean of consecutive ones."""
+    parts = slices(points, num)
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
 def _finite(value: Any) -> Any:
-    """Return a finite number; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) else None

@@ -1,13 +1,8 @@
 """Logging of daemon and workers: text or JSON lines, and a rate limit for repeated faults; progress of long work.
 
 A record may have two extra attributes: `fields` holds values by name for the JSON form, `bare` marks text without time
-and level.
-
-Standard input, output and error of a daemon, which may be closed, on a full disk, or a pipe without a reader.
-
-Progress and log lines are not essential. A line that cannot be written is dropped, and the node continues.
-
-A worker reports progress, and the caller chooses how to show it.
+and level. Standard files may be closed, on a full disk, or a pipe without a reader. A line that cannot be written is
+dropped, and the node continues.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
-from ftis_node.telemetry.secrets import SecretFreeFormatter, keep_variables_secret, redacted
+from ftis_node.telemetry.secrets import keep_variables_secret, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,23 +122,20 @@ class CurrentStderr(logging.StreamHandler[TextIO]):
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]  # the base class keeps the stream that it had at construction
-        """Return the current standard error."""
         return sys.stderr
 
 
-class TextFormatter(SecretFreeFormatter):
-    """Formatter of text lines with date and time zone. A `bare` record gives only its message."""
+class TextFormatter(logging.Formatter):
+    """Formatter of text lines with date and time zone, without secrets. A `bare` record gives only its message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        return redacted(record.getMessage()) if getattr(record, "bare", False) else super().format(record)
+        return redacted(record.getMessage() if getattr(record, "bare", False) else super().format(record))
 
 
-class JsonFormatter(SecretFreeFormatter):
-    """Formatter of JSON lines: {time, level, logger, message, fields}, and `error` with a traceback."""
+class JsonFormatter(logging.Formatter):
+    """Formatter of JSON lines without secrets: {time, level, logger, message, fields}, and `error` with a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one JSON object."""
         document = {
             "time": self.formatTime(record, DATE_FORMAT),
             "level": record.levelname.lower(),
@@ -172,7 +164,6 @@ def log_as_json() -> None:
 
 
 def is_json() -> bool:
-    """Return whether log lines are JSON."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 

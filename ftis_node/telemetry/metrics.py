@@ -10,18 +10,16 @@ import time
 import tomllib
 from functools import lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from prometheus_client.registry import Collector
 
     from ftis_node.telemetry.status import Status
 
@@ -48,7 +46,6 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Return the label names, in the order of their values."""
         if self.part is not None:
             return (self.part[0],)
         return (self.label,) if self.label else self.labels
@@ -66,11 +63,16 @@ def help_of(name: str) -> str:
     return {metric.name: metric.help for metric in all_metrics()}[name]
 
 
+class _Collector(NamedTuple):
+    status: Status
+
+    def collect(self) -> Iterator[Family]:
+        return metric_families(self.status)
+
+
 def render_metrics(status: Status) -> bytes:
     """Return the text that a Prometheus server scrapes."""
-    registry = CollectorRegistry()
-    registry.register(_collector(status))
-    return generate_latest(registry)
+    return generate_latest(_Collector(status))
 
 
 def metric_families(status: Status) -> Iterator[Family]:
@@ -81,14 +83,6 @@ def metric_families(status: Status) -> Iterator[Family]:
     yield from _verdict(document)
     yield from _evaluations(document)
     yield from _numbers(document)
-
-
-def _collector(status: Status) -> Collector:
-    class FromStatus:
-        def collect(self) -> Iterator[Family]:
-            return metric_families(status)
-
-    return FromStatus()
 
 
 def _numbers(document: dict[str, Any]) -> Iterator[Family]:

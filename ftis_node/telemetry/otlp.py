@@ -1,11 +1,8 @@
-"""Sends the metrics of a running node to an OpenTelemetry collector, and never disturbs the node.
+"""Export of the metrics of a running node to an OpenTelemetry collector. It never disturbs the node.
 
-The OpenTelemetry SDK has a thread that sends every 60 s and once at the end. Its `OTEL_*` variables set headers,
-interval, timeout, compression, temporality and resource attributes. The first fault is logged, the others are not.
-
-Adapter from the Prometheus metrics of a status to OpenTelemetry instruments with the same names and labels.
-
-The instruments are those of the table in `metrics.toml`. The values are the samples that Prometheus would scrape.
+The instruments have the names, labels and values that Prometheus would scrape. The OpenTelemetry SDK has a thread that
+sends every 60 s and once at the end. Its `OTEL_*` variables set headers, interval, timeout, compression, temporality
+and resource attributes. The first fault is logged, the others are not.
 """
 
 from __future__ import annotations
@@ -175,11 +172,9 @@ class _FirstFault(logging.Handler):
         self._has_warned = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report the record."""
         self.report(record.getMessage())
 
     def report(self, cause: str) -> None:
-        """Log the first cause."""
         if not self._has_warned:
             self._has_warned = True
             what = f"{self._collector} ({cause})"

@@ -1,15 +1,13 @@
 """Secret files, and redaction: the removal of secrets from all text that this process writes.
 
 Code that reads a secret registers it with `keep_secret`. Log lines, tracebacks of the command line, events and statuses
-pass through `redacted`, so a secret in an error's text is not written. `redacted` removes the secret as text, in hex,
-in base64 at each of the three byte offsets, and as Python's `repr` of bytes. It also removes any access token of the
-Hugging Face Hub and of an `Authorization` header, and user and password in a URL.
+pass through `redacted`. It removes each form of a secret, and user and password in a URL. It removes any
+access token of the Hugging Face Hub and of an `Authorization` header.
 """
 
 from __future__ import annotations
 
 import base64
-import logging
 import os
 import re
 import stat
@@ -53,7 +51,7 @@ def keep_variables_secret(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def forms_of(secret: bytes) -> Iterator[str]:
-    """Yield the forms that the bytes of a secret may have in a text."""
+    """Yield the forms of a secret in a text: the text, hex, Python's `repr`, base64 at each of three byte offsets."""
     yield secret.hex()
     yield secret.hex().upper()
     yield repr(secret)[2:-1]
@@ -73,14 +71,6 @@ def redacted(text: str) -> str:
         if form in text:
             text = text.replace(form, HIDDEN)
     return TOKENS.sub(HIDDEN, text)
-
-
-class SecretFreeFormatter(logging.Formatter):
-    """Formatter that removes secrets from log lines and their tracebacks."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        return redacted(super().format(record))
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

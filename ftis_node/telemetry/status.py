@@ -6,9 +6,9 @@ These frozen records define the JSON form. The daemon builds one snapshot each s
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ftis_node.telemetry.secrets import redacted
 
@@ -274,7 +274,6 @@ class Status(msgspec.Struct, frozen=True):
     health: HealthStatus = HealthStatus()
 
     def to_json(self) -> bytes:
-        """Return the snapshot as JSON."""
         return redacted(msgspec.json.encode(self).decode()).encode()
 
     @classmethod
@@ -286,9 +285,7 @@ class Status(msgspec.Struct, frozen=True):
 def stopped(status: Status, *, resume: str = "") -> Status:
     """Return the last snapshot of a node that no longer runs. `resume` is the command that starts it again."""
     end = status.node.end or _former_end(status).value
-    node = msgspec.structs.replace(status.node, end=end, resume=resume or status.node.resume)
-    status = msgspec.structs.replace(status, node=node)
-    return _at_rest(status, state="stopped", worker="stopped", swarm="stopped", reason="the node is not running")
+    return _at_rest(status, "stopped", "the node is not running", end=end, resume=resume or status.node.resume)
 
 
 def _former_end(status: Status) -> EndWord:
@@ -300,18 +297,16 @@ def _former_end(status: Status) -> EndWord:
 
 def starting(status: Status) -> Status:
     """Return the last snapshot of a node as that of a starting node, whose models are loading."""
-    status = msgspec.structs.replace(status, node=msgspec.structs.replace(status.node, end="", resume=""))
-    return _at_rest(status, state="starting", worker="starting", swarm="starting", reason="the node is starting")
+    return _at_rest(status, "starting", "the node is starting", end="", resume="")
 
 
-def _at_rest(status: Status, *, state: str, worker: str, swarm: str, reason: str) -> Status:
+def _at_rest(status: Status, state: str, reason: str, *, end: str, resume: str) -> Status:
     problems = [] if state == "starting" else [reason]
-    health = HealthStatus(healthy=not problems, problems=problems, waits_for=reason, taken_at=status.health.taken_at)
-    changes: dict[str, Any] = {
-        "node": msgspec.structs.replace(status.node, state=state),
-        "generation": msgspec.structs.replace(status.generation, state=worker, tokens_per_s=0.0),
-        "learner": msgspec.structs.replace(status.learner, state=worker),
-        "swarm": msgspec.structs.replace(status.swarm, state=swarm, reason=reason, peers_connected=0),
-        "health": health,
-    }
-    return msgspec.structs.replace(status, **changes)
+    return replace(
+        status,
+        node=replace(status.node, state=state, end=end, resume=resume),
+        generation=replace(status.generation, state=state, tokens_per_s=0.0),
+        learner=replace(status.learner, state=state),
+        swarm=replace(status.swarm, state=state, reason=reason, peers_connected=0),
+        health=HealthStatus(healthy=not problems, problems=problems, waits_for=reason, taken_at=status.health.taken_at),
+    )

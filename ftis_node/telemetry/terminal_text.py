@@ -7,14 +7,16 @@ sequences, and marks that change the direction of writing. Widths are in termina
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 WIDE = frozenset("WF")
 ELLIPSIS = "…"
+LABEL = 12  # width of the column of labels
 MAX_VALUE = 200  # characters of one value in an error message
 MAX_LINE = 2000
 LONG_VALUE = re.compile(r"""'[^']{201,}'|"[^"]{201,}"|\S{201,}""")
@@ -36,9 +38,15 @@ def in_gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB"
 
 
-def printable(text: str) -> str:
+def date_time(unix_s: float) -> str:
+    """Return the local date and time: `2026-05-04 12:30:01`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def printable(text: str, *, keep_newlines: bool = False) -> str:
     """Return the text with non-printable characters escaped, safe on one line of a terminal."""
-    return "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
+    kept = "\n" if keep_newlines else ""
+    return "".join(mark if mark.isprintable() or mark in kept else ascii(mark)[1:-1] for mark in text)
 
 
 def one_line(text: str) -> str:
@@ -82,14 +90,30 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table of printable text: a header and one line per row, each column as wide as its widest cell."""
+def labeled(facts: Iterable[tuple[str, str]], width: int) -> list[str]:
+    """Return each text after its label in a column of `LABEL` cells, wrapped at `width` cells."""
+    lines = []
+    for label, text in facts:
+        lines += [f"{'' if place else label:{LABEL}}{part}" for place, part in enumerate(wrapped(text, width - LABEL))]
+    return lines
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = MAX_LINE) -> list[str]:
+    """Return a table of printable text: a header and one line per row, each column as wide as its widest cell.
+
+    The first `num_left` columns are aligned left, the others right.
+    """
     table = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
-    lines = (
-        "  ".join(cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)) for row in table
-    )
-    return [line.rstrip() for line in lines]
+    lines = []
+    for row in table:
+        gaps = [" " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)]
+        padded = [
+            cell + gap if place < num_left else gap + cell
+            for place, (cell, gap) in enumerate(zip(row, gaps, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def cut(text: str, width: int) -> list[str]:

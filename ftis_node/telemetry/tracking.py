@@ -1,17 +1,12 @@
-"""Sends metrics to the trackers. A tracker may be slow, broken or unreachable, and never stops the node.
+"""Metrics to experiment trackers: TensorBoard, Weights & Biases, trackio. A tracker never stops the node.
 
-    consumes: metrics of steps and evaluations     produces: curves
-    waits for: metrics, and the tracker            unblocked by: the train loop
-
-Each tracker has a thread and a bounded queue. Metrics that do not fit into the queue are dropped and counted. Errors of
-a tracker are counted; the first is logged. After an error the tracker is opened again for the next metrics, with a new
-file or connection.
-
-Experiment trackers for a node's metrics: TensorBoard, Weights & Biases, trackio.
+Each tracker has a thread and a bounded queue, because its calls may block and raise any exception. Metrics that do not
+fit into the queue are dropped and counted. Errors of a tracker are counted; the first is logged. After an error the
+tracker is opened again for the next metrics, with a new file or connection.
 
 Each library is optional and imported only when its tracker is opened. The record writer of the `tensorboard` package
 writes TensorBoard's files. Torch's writer would import torch into the daemon, and the higher-level writers of
-`tensorboard` have a thread that hides a full disk. Calls may block and raise any exception: see `tracking.py`.
+`tensorboard` have a thread that hides a full disk.
 """
 
 from __future__ import annotations
@@ -182,25 +177,21 @@ class TrackerThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._attempt(self._opened)  # open now, so that a fault is logged at the start and not at the first step
+        self._attempt(None)  # open now, so that a fault is logged at the start and not at the first step
         while (entry := self._entries.get()) is not None:
-            if self._attempt(partial(self._write, *entry)):
+            if self._attempt(entry):
                 self.num_written += 1
             else:
                 self.num_failed += 1
         self._close()
 
-    def _opened(self) -> Tracker:
-        if self._tracker is None:
-            self._tracker = self._open_tracker()
-        return self._tracker
-
-    def _write(self, step: int, figures: Mapping[str, float]) -> None:
-        self._opened().log(step, figures)
-
-    def _attempt(self, action: Callable[[], object]) -> bool:
+    def _attempt(self, entry: tuple[int, Mapping[str, float]] | None) -> bool:
+        """Open the tracker if it is closed, and write the entry. Return whether both succeeded."""
         try:
-            action()
+            if self._tracker is None:
+                self._tracker = self._open_tracker()
+            if entry is not None:
+                self._tracker.log(*entry)
         except Exception as error:
             self._warn_once("takes no figures", error)
             self._close()
@@ -237,7 +228,6 @@ class Tracking:
         return bool(self._threads)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Queue metrics for every tracker without waiting."""
         for thread in self._threads:
             thread.offer(step, figures)
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from ftis_node.records.envelope import Accepted
 from ftis_node.validation.pipeline import Refused, ValidationResult, validate
-from ftis_node.validation.rules import RULES, Refusal, ValidationContext, ValidationLimits
-from ftis_node.validation.text_rules import TEXT_RULES
+from ftis_node.validation.rules import Refusal, ValidationContext, ValidationLimits
 
 __all__ = [
-    "RULES",
-    "TEXT_RULES",
     "Accepted",
     "ValidationContext",
     "ValidationLimits",

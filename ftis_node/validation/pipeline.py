@@ -12,13 +12,12 @@ bytes -> size, parse, version, codec, malformed     (records/: sizes are bounded
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError, RecordError, WorkerError
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt, unpack_any
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.group import CompletionStatus, Group
-from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.rules import RULES, Refusal, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenize
@@ -69,32 +68,28 @@ async def validate(
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
     num_tokens = unpacked.num_tokens
     if first := _first_refusal(envelope, unpacked, context):
-        return Refused(first.refusal, unpacked.sender, envelope.id, signed=first.signed, num_tokens=num_tokens)
+        refusal, signed = first
+        return Refused(refusal, unpacked.sender, envelope.id, signed=signed, num_tokens=num_tokens)
     verdict = await _judge_content(data, envelope, unpacked, context, made)
     if isinstance(verdict, Refusal):
         return Refused(verdict, unpacked.sender, envelope.id, signed=True, num_tokens=num_tokens)
     return verdict
 
 
-class _First(NamedTuple):
-    """First rejection by the cheap rules. `signed` is true if the signature was verified before it."""
-
-    refusal: Refusal
-    signed: bool
-
-
-def _first_refusal(envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext) -> _First | None:
-    """Apply the cheap rules for this form of a group; return the first rejection, None if all pass."""
+def _first_refusal(
+    envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext
+) -> tuple[Refusal, bool] | None:
+    """Apply the cheap rules; return the first rejection and whether the signature was verified. None if all pass."""
     signed = False
     if isinstance(unpacked, Group):
         for rule in RULES:
             if refusal := rule(envelope, unpacked, context):
-                return _First(refusal, signed)
+                return refusal, signed
             signed |= rule is signature_holds
         return None
     for text_rule in TEXT_RULES:
         if refusal := text_rule(envelope, unpacked, context):
-            return _First(refusal, signed)
+            return refusal, signed
         signed |= text_rule is signature_holds
     return None
 
@@ -187,7 +182,6 @@ def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
 
 
 async def _rescore(group: Group, item: TaskItem, context: ValidationContext, cost: ScoringCost) -> Group:
-    """Return the group with our rewards."""
     texts = [context.tokenizer.decode(ids.tolist()) for ids in group.tokens.ids_of_each()]
     scores = await context.scorer.score(item, texts, cost=cost)
     rewards, statuses = zip(*scores, strict=True)

@@ -101,7 +101,6 @@ class Refusal:
 
 
 def same_run(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a group of another run."""
     if group.run_id == context.run_id:
         return None
     return Refusal("run", f"run {group.run_id[:8]}, this node is in {context.run_id[:8]}")
@@ -113,12 +112,10 @@ def sender_welcome(envelope: Envelope, group: Group | TextGroup, context: Valida
 
 
 def within_quota(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a sender that has used up its rate limit."""
     return None if context.within_quota(group.sender) else Refusal("quota", "its sender exceeded its rate limit")
 
 
 def signature_holds(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a body that the named sender did not sign."""
     return None if envelope.is_signed_by(group.sender) else Refusal("signature", "not signed by its sender")
 
 
@@ -179,7 +176,6 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Val
 
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Reject a token id outside the tokenizer's vocabulary."""
     ids = group.tokens.token_ids
     if ids.view(np.uint32).max() >= context.tokenizer.vocab_size:  # a negative id is 2^31 or more
         return Refusal("token_out_of_range", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
@@ -238,7 +234,6 @@ def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext)
 
 
 def rewards_possible(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a claimed reward outside [0, 1]."""
     ok = all(0.0 <= reward <= 1.0 for reward in group.rewards)  # NaN compares false
     return None if ok else Refusal("reward_range", "a claimed reward outside [0, 1]")
 

@@ -65,7 +65,7 @@ def texts_in_bounds(envelope: Envelope, group: TextGroup, context: ValidationCon
 
 
 def means_possible(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a mean log-prob that is not finite, above 0 (beyond `LOGPROB_SLACK`), or absurdly low."""
+    """Reject a mean log-prob that is not finite, above `LOGPROB_SLACK`, absurdly low, or equal for different texts."""
     for completion in group.completions:
         mean = completion.mean_logprob
         if not math.isfinite(mean) or not MIN_MEAN_LOGPROB <= mean <= LOGPROB_SLACK:
@@ -74,15 +74,10 @@ def means_possible(envelope: Envelope, group: TextGroup, context: ValidationCont
     mean = sum(completion.mean_logprob * completion.num_tokens for completion in group.completions) / num_tokens
     if not mean >= context.limits.min_mean_logprob:
         return Refusal("logprobs", f"a mean log-prob of {mean:.4g} over the group")
-    return _means_differ(group)
-
-
-def _means_differ(group: TextGroup) -> Refusal | None:
-    """Reject the same mean log-prob for all of several different texts: no measurement gives that."""
     means = {completion.mean_logprob for completion in group.completions}
-    if len(means) > 1 or len({completion.text for completion in group.completions}) < MIN_DISTINCT_TEXTS:
-        return None
-    return Refusal("logprobs", f"the texts differ, but each has the mean log-prob {means.pop():.4g}")
+    if len(means) == 1 and len({completion.text for completion in group.completions}) >= MIN_DISTINCT_TEXTS:
+        return Refusal("logprobs", f"the texts differ, but each has the mean log-prob {means.pop():.4g}")
+    return None
 
 
 def retokenize(envelope: Envelope, text_group: TextGroup, context: ValidationContext) -> Group | Refusal:

@@ -42,7 +42,6 @@ class Follower:
 
 
 def refuse_offer(offer: WeightsOffer, follower: Follower) -> Refusal | None:
-    """Return the reason to reject the offer, or None."""
     if offer.peer_id != follower.follows:
         return Refusal("peer", f"offered by {offer.peer_id}, but this node follows another learner")
     if offer.run_id != follower.run_id:

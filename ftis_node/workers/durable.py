@@ -45,7 +45,6 @@ def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether `path` is a completely written folder."""
     return (path / MARKER).is_file()
 
 
@@ -55,14 +54,12 @@ def newest_complete(parent: Path, prefix: str) -> Path | None:
     return numbered[-1] if numbered else None
 
 
-def keep_newest(parent: Path, prefix: str, keep: int) -> list[Path]:
-    """Remove all but the `keep` newest complete folders. Returns the removed ones. Raises ValueError for keep < 1."""
+def keep_newest(parent: Path, prefix: str, keep: int) -> None:
+    """Remove all but the `keep` newest complete folders. Raises ValueError for keep < 1."""
     if keep < 1:
         raise ValueError("the newest complete folder is never removed: keep must be at least 1")
-    outdated = _complete_by_number(parent, prefix)[:-keep]
-    for path in outdated:
+    for path in _complete_by_number(parent, prefix)[:-keep]:
         _remove(path)
-    return outdated
 
 
 def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
@@ -76,26 +73,16 @@ def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
     return numbered[0]
 
 
-def remove_leftovers(parent: Path, prefix: str) -> list[Path]:
+def remove_leftovers(parent: Path, prefix: str) -> None:
     """Remove the remains of crashes in `parent`: temporary folders, and `<prefix>...` folders without a marker.
 
     Only the folder's single writer may call it, at its start: it also removes folders that another process is writing.
-    Returns the removed ones.
     """
-    if not parent.is_dir():
-        return []
-    leftovers = [
-        path
-        for path in sorted(parent.iterdir())
-        if path.name.startswith(f".{prefix}")
-        and TEMPORARY_MARK in path.name
-        or path.is_dir()
-        and path.name.startswith(prefix)
-        and not is_complete(path)
-    ]
-    for path in leftovers:
-        shutil.rmtree(path)
-    return leftovers
+    for path in list(parent.iterdir()) if parent.is_dir() else ():
+        is_temporary = path.name.startswith(f".{prefix}") and TEMPORARY_MARK in path.name
+        is_unmarked = path.name.startswith(prefix) and path.is_dir() and not is_complete(path)
+        if is_temporary or is_unmarked:
+            shutil.rmtree(path)
 
 
 def _temporary_sibling(target: Path) -> Path:
@@ -104,16 +91,13 @@ def _temporary_sibling(target: Path) -> Path:
 
 def _move_into_place(temporary: Path, target: Path, *, sync: bool) -> None:
     """Rename the folder. An existing target is renamed first, because a rename cannot replace a non-empty folder."""
-    if target.exists():
-        aside = _temporary_sibling(target)
+    aside = _temporary_sibling(target)
+    if is_replaced := target.exists():
         target.rename(aside)
-        temporary.rename(target)
-    else:
-        aside = None
-        temporary.rename(target)
+    temporary.rename(target)
     if sync:
         sync_to_disk(target.parent)
-    if aside is not None:
+    if is_replaced:
         shutil.rmtree(aside)
 
 

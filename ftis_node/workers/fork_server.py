@@ -20,17 +20,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ftis_node.models import skip_unused_packages
-from ftis_node.workers.liveness import PR_SET_PDEATHSIG
+from ftis_node.workers.liveness import ORPHAN_EXIT_CODE, PR_SET_PDEATHSIG
 from ftis_node.workers.preload import LOADED
-from ftis_node.workers.wire import ForkRequest, pack_pid, unpack_fork
+from ftis_node.workers.wire import ForkRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAX_REQUEST_BYTES = 1 << 18
 HAS_THREADS_EXIT_CODE = 3
-ORPHAN_EXIT_CODE = 1
 POLL_S = 0.001
 # mallopt's parameters, from <malloc.h>
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
@@ -39,7 +40,6 @@ NEVER_TRIM = -1
 
 
 def main() -> None:
-    """Import, then serve."""
     parser = argparse.ArgumentParser(description="Forks the workers of ftis-node; started by its daemon, not by hand.")
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--owner-pid", type=int, required=True)
@@ -76,9 +76,10 @@ def serve(channel: socket.socket, *, owner_pid: int) -> None:
         request, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 1)
         if not request:
             return
-        pid = fork_worker(unpack_fork(request), log_file=files[0], channel=channel, owner_pid=owner_pid)
+        fork = msgspec.msgpack.decode(request, type=ForkRequest)
+        pid = fork_worker(fork, log_file=files[0], channel=channel, owner_pid=owner_pid)
         os.close(files[0])
-        channel.send(pack_pid(pid))
+        channel.send(msgspec.msgpack.encode(pid))
 
 
 def fork_worker(request: ForkRequest, *, log_file: int, channel: socket.socket, owner_pid: int) -> int:

@@ -1,26 +1,7 @@
-"""The failure detector of a worker, a pure state machine without clock or socket: heartbeats and ticks in, a verdict
-out.
-
-Silence is counted in ticks of the daemon's event loop, not by a clock. If the daemon itself was paused for a minute (a
-suspended laptop, a debugger), it counts one tick without a heartbeat, not a dead worker.
-
-The heartbeat of a worker. A separate thread sends it, so long tensor operations in the event loop do not delay it.
+"""Heartbeats of a worker, the daemon's failure detector, the restart policy, and a worker's end with its owner.
 
 A heartbeat alone proves that the process lives, not that it makes progress. So each one has two counters: requests in
-flight, and progress that handlers report. Requests in flight without progress for too long count as a hang, which
-`liveness.py` detects in the daemon.
-
-The restart policy of a worker: exponential back-off, as a pure function of its time in service.
-
-A worker that served for a while and then died is restarted almost at once. After each death soon after its start the
-delay doubles. After a few such deaths in a row no restart follows: another start does not remove the cause, which the
-worker's log shows. A worker that lacks memory has more attempts, because another process may free memory.
-
-Parent-death handling: a worker ends when its owner does, even if the owner is killed.
-
-Two mechanisms run at once. The kernel's parent-death signal (Linux) is instant, but applies only to the direct parent.
-A thread that watches the owner also works if a launcher such as torchrun is between the two. The thread ends the
-process without clean-up: a worker writes its files atomically (`durable.py`), so a kill cannot corrupt them.
+flight, and progress that handlers report. Requests in flight without progress for too long count as a hang.
 """
 
 from __future__ import annotations
@@ -29,9 +10,8 @@ import ctypes
 import os
 import select
 import signal
-import sys
 import threading
-import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -42,93 +22,76 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.workers.wire import HEARTBEAT_IDENTITY, Heartbeat, pack
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Iterator
 
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 ORPHAN_EXIT_CODE = 1
-POLL_EVERY_S = 0.5
 
 
-def die_with_owner(owner_pid: int, *, poll_every_s: float = POLL_EVERY_S) -> None:
-    """End this process when `owner_pid` ends. Call it once, before any long work."""
+def die_with_owner(owner_pid: int) -> None:
+    """End this process when `owner_pid` ends, even if it is killed. Call it once, before any long work.
+
+    The kernel's parent-death signal is instant, but applies only to the direct parent. A thread that watches the owner
+    also works if a launcher such as torchrun is between the two. Both end the process without clean-up: a worker writes
+    its files atomically (`durable.py`).
+    """
     parent_pid = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent_pid:  # the owner died before the signal was requested
         os._exit(ORPHAN_EXIT_CODE)
-    watch = threading.Thread(target=_watch, args=(owner_pid, poll_every_s), name="owner-watch", daemon=True)
-    watch.start()
+    threading.Thread(target=_end_after, args=(owner_pid,), name="owner-watch", daemon=True).start()
 
 
-def _watch(owner_pid: int, poll_every_s: float) -> None:
-    if hasattr(os, "pidfd_open"):
-        _wait_for_exit(owner_pid)
-    else:
-        _poll_parent(os.getppid(), poll_every_s)
-    os._exit(ORPHAN_EXIT_CODE)
-
-
-def _wait_for_exit(owner_pid: int) -> None:
-    """Block until the owner has ended. A pidfd becomes readable at the exit, before the process is reaped."""
+def _end_after(owner_pid: int) -> None:
+    """Wait for the owner's end. A pidfd becomes readable at the exit, before the process is reaped."""
     try:
         owner = os.pidfd_open(owner_pid)
     except ProcessLookupError:
-        return
+        os._exit(ORPHAN_EXIT_CODE)
     poll = select.poll()
     poll.register(owner, select.POLLIN)
     poll.poll()
-
-
-def _poll_parent(parent_pid: int, poll_every_s: float) -> None:
-    """Block until the parent of this process changes, on systems without pidfds."""
-    while os.getppid() == parent_pid:
-        time.sleep(poll_every_s)
+    os._exit(ORPHAN_EXIT_CODE)
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
-    """A decision: restart after `delay_s`. `num_quick_deaths` is the count of quick deaths (or shortages) for the next
-    decision.
-    """
+class RestartDecision:
+    """Restart after `delay_s`; None: give up. `num_deaths` in a row is the count for the next decision."""
 
-    delay_s: float
-    num_quick_deaths: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """A decision: do not restart."""
-
-    num_quick_deaths: int
+    num_deaths: int
+    delay_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """The back-off between restarts, and the limits of quick deaths and of memory shortages in a row."""
+    """The back-off between restarts, and the limits of quick deaths and of memory shortages in a row.
+
+    A worker that served for a while is restarted almost at once. After each death soon after its start the delay
+    doubles. After a few of them no restart follows: another start does not remove the cause, which the worker's log
+    shows. A worker that lacks memory has more attempts, because another process may free memory.
+    """
 
     backoff: ExponentialBackoff = ExponentialBackoff(first_s=0.5, ceiling_s=60.0)
     quick_death_s: float = 30.0
     max_quick_deaths: int = 5
     max_shortages: int = 20
 
-    def after_death(self, *, served_s: float, num_quick_deaths: int) -> Restart | GiveUp:
+    def after_death(self, *, served_s: float, num_quick_deaths: int) -> RestartDecision:
         """Return the decision after a death.
 
         `served_s` is the time from readiness to death, 0 if the worker never was ready. `num_quick_deaths` counts the
         quick deaths in a row before this one.
         """
         if served_s >= self.quick_death_s:
-            return Restart(delay_s=self.backoff.delay_s(1), num_quick_deaths=0)
+            return RestartDecision(num_deaths=0, delay_s=self.backoff.delay_s(1))
         return self._after(num_quick_deaths + 1, at_most=self.max_quick_deaths)
 
-    def after_shortage(self, *, num_shortages: int) -> Restart | GiveUp:
+    def after_shortage(self, *, num_shortages: int) -> RestartDecision:
         """Return the decision after a lack of memory; `num_shortages` counts those in a row before this one."""
         return self._after(num_shortages + 1, at_most=self.max_shortages)
 
-    def _after(self, number: int, *, at_most: int) -> Restart | GiveUp:
-        if number >= at_most:
-            return GiveUp(num_quick_deaths=number)
-        return Restart(delay_s=self.backoff.delay_s(number), num_quick_deaths=number)
+    def _after(self, number: int, *, at_most: int) -> RestartDecision:
+        return RestartDecision(number, None if number >= at_most else self.backoff.delay_s(number))
 
 
 class ActivityCounter:
@@ -140,59 +103,48 @@ class ActivityCounter:
         self._progress = 0
 
     def begin(self) -> None:
-        """Count the start of a request."""
         with self._lock:
             self._num_in_flight += 1
             self._progress += 1
 
     def end(self) -> None:
-        """Count the end of a request, with a reply or an error."""
         with self._lock:
             self._num_in_flight -= 1
             self._progress += 1
 
     def progress(self) -> None:
-        """Count progress of a handler."""
         with self._lock:
             self._progress += 1
 
     def read(self) -> Heartbeat:
-        """Return the present counts as a message."""
         with self._lock:
             return Heartbeat(num_in_flight=self._num_in_flight, progress=self._progress)
 
 
-class HeartbeatThread:
-    """A context manager that sends heartbeats: `with HeartbeatThread(activity, endpoint=..., every_s=...):`."""
+@contextmanager
+def heartbeats(activity: ActivityCounter, *, endpoint: str, every_s: float) -> Iterator[None]:
+    """Send heartbeats from a thread, so that long tensor operations in the event loop do not delay them."""
+    stopped = threading.Event()
 
-    def __init__(self, activity: ActivityCounter, *, endpoint: str, every_s: float) -> None:
-        self._activity = activity
-        self._endpoint = endpoint
-        self._every_s = every_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-
-    def __enter__(self) -> HeartbeatThread:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
+    def beat() -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.IDENTITY, HEARTBEAT_IDENTITY)
             socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(self._endpoint)
-            while not self._stopped.is_set():
+            socket.connect(endpoint)
+            while not stopped.is_set():
                 try:
-                    socket.send_multipart(pack(self._activity.read()), flags=zmq.NOBLOCK)
+                    socket.send_multipart(pack(activity.read()), flags=zmq.NOBLOCK)
                 except zmq.Again:  # the daemon reads nothing and its queue is full: drop this heartbeat
-                    self._stopped.wait(self._every_s)
-                self._stopped.wait(self._every_s)
+                    stopped.wait(every_s)
+                stopped.wait(every_s)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
 
 
 class LivenessVerdict(StrEnum):
@@ -205,7 +157,11 @@ class LivenessVerdict(StrEnum):
 
 @dataclass(slots=True)
 class Liveness:
-    """The failure detector of one worker process. With `max_stalled_ticks` None a request may take any time."""
+    """The failure detector of one worker process. With `max_stalled_ticks` None a request may take any time.
+
+    Silence is counted in ticks of the daemon's event loop, not by a clock. If the daemon itself was paused for a minute
+    (a suspended laptop, a debugger), it counts one tick without a heartbeat, not a dead worker.
+    """
 
     max_silent_ticks: int
     max_stalled_ticks: int | None = None
@@ -215,7 +171,6 @@ class Liveness:
     is_busy: bool = False
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Record a heartbeat."""
         self.num_silent_ticks = 0
         self.is_busy = heartbeat.num_in_flight > 0
         if heartbeat.progress > self.last_progress:  # the start of a request is progress, too

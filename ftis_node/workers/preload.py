@@ -1,6 +1,4 @@
-"""The process to spawn for a worker: its record, its time limits, its socket, and the process that forks it.
-
-One process imports the workers' libraries once and forks the first process of each worker.
+"""The record of a worker's process, its time limits, its socket, and the process that forks it.
 
     daemon --spawns--> preloading process (`fork_server.py`) --imports, forks twice--> both workers; then it ends
 
@@ -13,12 +11,6 @@ signals, process group, parent-death signal, log and environment. A restart spaw
 
 After any failure `fork` returns None, and the worker is spawned as usual. Libraries must not have started
 threads before the fork, and CUDA cannot be used after one: only workers on the CPU are forked.
-
-The handle of a worker process that this process did not spawn but inherited has the part of
-`asyncio.subprocess.Process` that `process.py` uses.
-
-The path of a worker's socket is a file in a folder that the caller gives. The kernel limits the path of a unix socket
-to 107 bytes. For a longer one zmq's error does not name the folder, so this module checks the length.
 """
 
 from __future__ import annotations
@@ -34,11 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import ConfigError
 from ftis_node.files import open_to_write
 from ftis_node.workers.liveness import Liveness
-from ftis_node.workers.wire import pack_fork, unpack_pid
+from ftis_node.workers.wire import ForkRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.workers.wire import Message
 
 SCHEME = "ipc://"
-MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes, including the terminating zero
+MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with the final zero; zmq's error does not name the path
 log = logging.getLogger(__name__)
 SERVER_MODULE = "ftis_node.workers.fork_server"
 PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
@@ -55,10 +49,8 @@ LOADED = b"loaded"
 MAX_REPLY_BYTES = 64
 LOAD_TIMEOUT_S = 300.0
 FORK_TIMEOUT_S = 30.0
-COMMAND_BYTES = 512
-"""Length of the server's command line, which a worker replaces by its own."""
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's threads would start at its import. No worker multiplies matrices with numpy."""
+COMMAND_BYTES = 512  # of the server's command line, which a worker replaces by its own
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would start at its import, and no worker needs them
 
 
 def endpoint_in(sockets_dir: Path, *, name: str) -> str:
@@ -85,8 +77,8 @@ def remove_socket(endpoint: str) -> None:
 class WorkerSpec:
     """The process to spawn: `python -m module`. `boot` is the first message that it receives.
 
-    `environment` is added to the daemon's environment. `launcher` precedes the module's name on the command line
-    (torchrun, for example). The first process is forked from `preloading` if that is possible.
+    `environment` is added to the daemon's environment. The first process is forked from `preloading` if that is
+    possible.
     """
 
     name: str
@@ -96,7 +88,6 @@ class WorkerSpec:
     log_path: Path
     event_types: tuple[type[Message], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    launcher: tuple[str, ...] = (sys.executable, "-m")
     preloading: PreloadingProcess | None = None
 
 
@@ -117,7 +108,6 @@ class Timing:
     terminate_grace_s: float = 1.0
 
     def liveness(self) -> Liveness:
-        """Return a failure detector for one worker process."""
         stall_timeout_s = self.stall_timeout_s
         return Liveness(
             max_silent_ticks=max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)),
@@ -139,7 +129,10 @@ class ProcessHandle(Protocol):
 
 
 class ForkedProcess:
-    """A child process by its id. Its end is awaited through a pidfd, and its exit status is collected at once."""
+    """A child process that this process inherited, with the part of `asyncio.subprocess.Process` that is used.
+
+    Its end is awaited through a pidfd, and its exit status is collected at once.
+    """
 
     def __init__(self, pid: int) -> None:
         """Raise ChildProcessError if `pid` is no child of this process."""
@@ -156,7 +149,6 @@ class ForkedProcess:
         return await asyncio.shield(self._exited)
 
     def send_signal(self, signal: Signals, /) -> None:
-        """Send a signal to a process that has not ended."""
         if self.returncode is None:
             os.kill(self.pid, signal)
 
@@ -208,10 +200,10 @@ class PreloadingProcess:
                 return None
             try:
                 async with asyncio.timeout(FORK_TIMEOUT_S):
-                    request = pack_fork(command[2:], environment)
+                    request = msgspec.msgpack.encode(ForkRequest(tuple(command[2:]), dict(environment)))
                     socket.send_fds(self._socket, [request], [log_file])
-                    pid = unpack_pid(await asyncio.get_running_loop().sock_recv(self._socket, MAX_REPLY_BYTES))
-                forked = ForkedProcess(pid)
+                    reply = await asyncio.get_running_loop().sock_recv(self._socket, MAX_REPLY_BYTES)
+                forked = ForkedProcess(msgspec.msgpack.decode(reply, type=int))
             except (OSError, ValueError, TimeoutError) as error:
                 log.warning("a worker cannot be forked (%s: %s): it is spawned", type(error).__name__, error)
                 await self.close()
@@ -280,9 +272,7 @@ class PreloadingProcess:
 
 
 def can_fork() -> bool:
-    """Return whether this system has what forked workers need: Linux with pidfds."""
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return False
+    """Return whether this system has what forked workers need: pidfds."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:

@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -24,29 +25,9 @@ import zmq.asyncio
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
+from ftis_node.workers import wire
 from ftis_node.workers.liveness import LivenessVerdict
 from ftis_node.workers.preload import endpoint_in, remove_socket
-from ftis_node.workers.wire import (
-    WORKER_IDENTITY,
-    Body,
-    Call,
-    Cancel,
-    Control,
-    Event,
-    Failure,
-    Heartbeat,
-    Hello,
-    Message,
-    Ready,
-    Reply,
-    Start,
-    Stop,
-    error_of,
-    pack,
-    union_of,
-    unpack,
-    unpack_body,
-)
 
 if TYPE_CHECKING:
     import msgspec
@@ -81,7 +62,7 @@ class WorkerProcess:
         self._on_event = on_event
         self._endpoint = endpoint_in(spec.sockets_dir, name=f"{spec.name}-{number}")
         self._liveness = timing.liveness()
-        self._event_types = union_of(spec.event_types) if spec.event_types else None
+        self._event_types = wire.union_of(spec.event_types) if spec.event_types else None
         self._calls: dict[int, _PendingCall] = {}
         self._call_ids = itertools.count(1)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -93,7 +74,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Return the worker's process id."""
         return self._process.pid
 
     @property
@@ -141,10 +121,11 @@ class WorkerProcess:
             raise self._die(self._died(f"was not ready within {self._timing.start_grace_s:.0f} s"))
 
     async def until_death(self) -> FtisError:
-        """Wait until the worker has died and return the cause."""
         return await asyncio.shield(self._death)
 
-    async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
+    async def call(
+        self, request: wire.Message, reply_type: type[wire.Body], *, on_event: OnEvent | None = None
+    ) -> wire.Body:
         """Return the worker's reply to one request. Raises WorkerDiedError or the handler's error (`wire.error_of`)."""
         if self._death.done():
             raise copy.copy(self._death.result())
@@ -152,17 +133,17 @@ class WorkerProcess:
         pending = _PendingCall(outcome=asyncio.get_running_loop().create_future(), on_event=on_event)
         self._calls[call_id] = pending
         try:
-            await self._send(Call(call_id=call_id), request)
+            await self._send(wire.Call(call_id=call_id), request)
             outcome = await pending.outcome
         except asyncio.CancelledError:
             with suppress(WorkerDiedError):  # a dead worker has no call to cancel
-                await self._send(Cancel(call_id=call_id))
+                await self._send(wire.Cancel(call_id=call_id))
             raise
         finally:
             del self._calls[call_id]
         if isinstance(outcome, FtisError):
             raise copy.copy(outcome)  # one death ends many calls, and each raise adds its traceback to the object
-        return unpack_body(outcome, reply_type)
+        return wire.unpack_body(outcome, reply_type)
 
     def kill(self, how: str) -> None:
         """Kill the worker at once. `how` follows "the worker" in the error that every call raises."""
@@ -172,8 +153,8 @@ class WorkerProcess:
     async def _spawn(self) -> ProcessHandle:
         """Start the process in a new session, so that ctrl-C does not reach it while it imports."""
         spec = self._spec
-        command = (*spec.launcher, spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid()))
-        command = (*command, "--heartbeat-every-s", str(self._timing.heartbeat_every_s))
+        command = [sys.executable, "-m", spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid())]
+        command += ["--heartbeat-every-s", str(self._timing.heartbeat_every_s)]
         environment = {**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment}
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
@@ -191,7 +172,6 @@ class WorkerProcess:
             )
 
     def _begin(self, stack: AsyncExitStack, watch: Callable[[], Awaitable[None]]) -> None:
-        """Run a watch in a task that `stack` cancels."""
         task = asyncio.create_task(self._guard(watch), name=f"{self._spec.name}{watch.__name__}")
         stack.push_async_callback(_cancel, task)
 
@@ -206,24 +186,24 @@ class WorkerProcess:
     async def _receive(self) -> None:
         while True:
             _, *frames = await self._socket.recv_multipart()
-            control, body = unpack(frames)
+            control, body = wire.unpack(frames)
             await self._take(control, body)
 
-    async def _take(self, control: Control, body: bytes) -> None:
+    async def _take(self, control: wire.Control, body: bytes) -> None:
         match control:
-            case Heartbeat():
+            case wire.Heartbeat():
                 self._liveness.beat(control)
-            case Hello() if self.is_alive:
-                await self._send(Start(), self._spec.boot)
-            case Ready() if not self._ready.done():
+            case wire.Hello() if self.is_alive:
+                await self._send(wire.Start(), self._spec.boot)
+            case wire.Ready() if not self._ready.done():
                 self._ready.set_result(None)
-            case Failure(call_id=0):
-                self._die(error_of(control, worker=self._spec.name))
-            case Failure(call_id=call_id) if call_id in self._calls:
-                self._calls[call_id].end(error_of(control, worker=self._spec.name))
-            case Reply(call_id=call_id) if call_id in self._calls:
+            case wire.Failure(call_id=0):
+                self._die(wire.error_of(control, worker=self._spec.name))
+            case wire.Failure(call_id=call_id) if call_id in self._calls:
+                self._calls[call_id].end(wire.error_of(control, worker=self._spec.name))
+            case wire.Reply(call_id=call_id) if call_id in self._calls:
                 self._calls[call_id].end(body)
-            case Event(call_id=call_id):
+            case wire.Event(call_id=call_id):
                 self._take_event(call_id, body)
 
     def _take_event(self, call_id: int, body: bytes) -> None:
@@ -233,12 +213,12 @@ class WorkerProcess:
             return
         on_event = self._on_event if pending is None or pending.on_event is None else pending.on_event
         if on_event is not None and self._event_types is not None:
-            on_event(unpack_body(body, self._event_types))
+            on_event(wire.unpack_body(body, self._event_types))
 
-    async def _send(self, control: Control, body: msgspec.Struct | None = None) -> None:
+    async def _send(self, control: wire.Control, body: msgspec.Struct | None = None) -> None:
         try:
             async with asyncio.timeout(self._timing.heartbeat_timeout_s):  # a stopped worker's queue may be full
-                await self._socket.send_multipart([WORKER_IDENTITY, *pack(control, body)])
+                await self._socket.send_multipart([wire.WORKER_IDENTITY, *wire.pack(control, body)])
         except (zmq.ZMQError, TimeoutError) as error:
             raise self._die(self._died(f"cannot be reached ({error or 'it reads nothing'})")) from error
 
@@ -270,7 +250,7 @@ class WorkerProcess:
     async def _send_stop(self) -> None:
         if self._process.returncode is None:
             with suppress(WorkerDiedError):
-                await self._send(Stop())
+                await self._send(wire.Stop())
 
     async def _end_process(self) -> None:
         """Wait for the exit after `Stop`, then terminate, then kill, even if the caller is canceled meanwhile."""
@@ -322,7 +302,6 @@ class WorkerProcess:
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended."""
     task.cancel()
     await asyncio.wait({task})
 

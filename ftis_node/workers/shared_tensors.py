@@ -1,13 +1,11 @@
 """GPU tensors shared between two processes: the owner exports them once, and the reader maps them until it closes them.
 
-learner Exporter.share(tensors) --SharedWeights--> OpenedWeights.open(shared), .tensors() engine
-
-The private functions of torch for CUDA IPC. All uses of them are in this file: check it after an update of torch.
+    learner Exporter.share(tensors) --SharedWeights--> OpenedWeights.open(shared), .tensors() engine
 
 `torch.multiprocessing` sends CUDA tensors with `_share_cuda_` and `_new_shared_cuda`
-(torch/multiprocessing/reductions.py, `reduce_tensor` and `rebuild_cuda_tensor`). They have had these eight fields since
-torch 1.2. Any other version of torch, and any other form of their results, raises SharingError: weights then go through
-a file.
+(torch/multiprocessing/reductions.py, `reduce_tensor` and `rebuild_cuda_tensor`). They are private and have had these
+eight fields since torch 1.2. All uses of them are in this file: check it after an update of torch. Any other version of
+torch, and any other form of their results, raises SharingError: weights then go through a file.
 
 Only memory from `cudaMalloc` has a handle that every process may open. Expandable segments (`expandable_segments:True`)
 are passed as file descriptors, which needs the right to trace the other process. The allocator of torch reads the
@@ -22,11 +20,12 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.errors import SharingError
+from ftis_node.errors import SharingError, first_line
 from ftis_node.workers.shared_weights import ELEMENT_BYTES, SharedStorage, SharedTensor, SharedWeights, check
 from ftis_node.workers.tensor_file import DTYPES, NAMES
 
@@ -53,7 +52,7 @@ def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
     try:
         fields = storage._share_cuda_()  # type: ignore[no-untyped-call]
     except (RuntimeError, AttributeError) as error:
-        raise SharingError(f"CUDA IPC cannot export a handle: {_first_line(error)}") from error
+        raise SharingError(f"CUDA IPC cannot export a handle: {first_line(error)}") from error
     if not isinstance(fields, tuple) or tuple(map(type, fields)) != FIELD_TYPES:
         raise SharingError("torch exports CUDA memory in an unknown form")
     _, handle, num_bytes, offset_bytes, ref_counter, ref_counter_offset, event, must_wait = fields
@@ -77,16 +76,16 @@ def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
             shared.must_wait,
         )
     except (RuntimeError, AttributeError, TypeError) as error:
-        raise SharingError(f"CUDA IPC cannot open a handle: {_first_line(error)}") from error
+        raise SharingError(f"CUDA IPC cannot open a handle: {first_line(error)}") from error
     return opened
 
 
-def device_uuid(device: int) -> str:
+def device_uuid(device: torch.device) -> str:
     """Return a GPU's UUID, independent of CUDA_VISIBLE_DEVICES. Raises SharingError without one."""
     try:
-        return str(torch.cuda.get_device_properties(device).uuid)
+        return str(torch.cuda.get_device_properties(device.index or 0).uuid)
     except (RuntimeError, AssertionError, AttributeError) as error:
-        raise SharingError(f"there is no GPU whose memory could be shared: {_first_line(error)}") from error
+        raise SharingError(f"there is no GPU whose memory could be shared: {first_line(error)}") from error
 
 
 def grow_segments() -> bool:
@@ -110,10 +109,6 @@ def _check_torch() -> None:
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     if not OLDEST_TORCH <= version < FIRST_UNKNOWN_TORCH:
         raise SharingError(f"CUDA IPC was not tried with torch {torch.__version__}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class Exporter:
@@ -155,9 +150,9 @@ class OpenedWeights:
         if self._shared is None or self._shared.export_id != shared.export_id:
             self.close()
         check(shared)
-        if shared.device_uuid != _uuid_of(self._device):
+        if shared.device_uuid != device_uuid(self._device):
             raise SharingError("the weights lie on another GPU")
-        storages = self._storages or self._open(shared.storages)
+        storages = self._storages or [open_storage(each, self._device.index or 0) for each in shared.storages]
         if len(storages) != len(shared.storages) or any(
             storage.nbytes() < each.num_bytes for storage, each in zip(storages, shared.storages, strict=True)
         ):
@@ -169,8 +164,8 @@ class OpenedWeights:
         """Return the tensors of the open export, in its order: read-only views of the other process's memory."""
         assert self._shared is not None, "nothing is open"
         for each in self._shared.tensors:
-            empty = torch.empty(0, dtype=DTYPES[each.dtype], device=self._device)
-            yield each.name, empty.set_(self._storages[each.storage], each.offset, each.shape, _strides(each.shape))
+            values = torch.empty(0, dtype=DTYPES[each.dtype], device=self._device).set_(self._storages[each.storage])
+            yield each.name, values[each.offset : each.offset + prod(each.shape)].view(each.shape)
 
     def entries(self) -> dict[str, dict[str, object]]:
         """Return types and shapes of the open tensors, as in a safetensors header."""
@@ -180,9 +175,6 @@ class OpenedWeights:
     def close(self) -> None:
         """Unmap all storages. No view of them may remain."""
         self._storages, self._shared = [], None
-
-    def _open(self, storages: tuple[SharedStorage, ...]) -> list[torch.UntypedStorage]:
-        return [open_storage(each, self._device.index or 0) for each in storages]
 
 
 def _export(tensors: Mapping[str, Tensor]) -> tuple[SharedWeights, list[torch.UntypedStorage]]:
@@ -200,21 +192,9 @@ def _export(tensors: Mapping[str, Tensor]) -> tuple[SharedWeights, list[torch.Un
         shared_tensors.append(SharedTensor(name, number, kind, shape, tensor.storage_offset()))  # type: ignore[arg-type]
     shared = SharedWeights(
         export_id=uuid.uuid4().hex,
-        device_uuid=_uuid_of(device),
+        device_uuid=device_uuid(device),
         storages=tuple(export_storage(storage) for storage in held.values()),
         tensors=tuple(shared_tensors),
     )
     check(shared)
     return shared, list(held.values())
-
-
-def _uuid_of(device: torch.device) -> str:
-    return device_uuid(device.index or 0)
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -18,7 +18,6 @@ from msgspec import Meta
 from ftis_node.errors import SharingError
 from ftis_node.workers.wire import Message
 
-WORD_BYTES = 8  # of a checksum
 Way: TypeAlias = Literal["ipc", "pinned", "file"]
 """How weights cross: by CUDA IPC, by a page-locked file in memory, by a file."""
 WAYS: dict[Way, str] = {"ipc": "CUDA IPC", "pinned": "page-locked file", "file": "file"}
@@ -71,7 +70,6 @@ class SharedWeights(Message, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of all tensors in bytes."""
         return sum(prod(each.shape) * ELEMENT_BYTES[each.dtype] for each in self.tensors)
 
 

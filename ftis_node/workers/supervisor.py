@@ -33,11 +33,10 @@ from ftis_node.errors import (
     OutOfMemoryError,
     WorkerDiedError,
     WorkerError,
-    WorkerTaskError,
     says_out_of_memory,
 )
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.liveness import GiveUp, Restart, RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.preload import Timing
 from ftis_node.workers.process import OnEvent, WorkerProcess
 
@@ -97,16 +96,14 @@ class Supervisor:
         self._life: WorkerProcess | None = None
         self._num_lives = 0
         self._has_served = False
-        self._last_error: FtisError | None = None
+        self._last_error: FtisError | None = None  # the cause of the last process's end
 
     @property
     def name(self) -> str:
-        """Return the worker's name."""
         return self._spec.name
 
     @property
     def state(self) -> WorkerState:
-        """Return the worker's state."""
         return self._state
 
     @property
@@ -116,13 +113,7 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of the present process."""
         return None if self._life is None else self._life.pid
-
-    @property
-    def last_error(self) -> FtisError | None:
-        """Return the cause of the last process's end; None before any death."""
-        return self._last_error
 
     async def start(self) -> None:
         """Return when the worker takes calls.
@@ -136,11 +127,7 @@ class Supervisor:
             self._num_lives = 0
             self._has_served = False
             self._keeper = watched_task(self._keep(), name=f"{self.name}-keeper")
-        await self._pass_gate()
-
-    async def wait_ready(self) -> None:
-        """Return when the worker takes calls, also after a death. Raises if it has failed for good or does not run."""
-        await self._pass_gate()
+        await self.wait_ready()
 
     async def run(self) -> None:
         """Keep the worker alive until canceled or stopped. Raises as `start` does when the worker fails for good."""
@@ -151,7 +138,7 @@ class Supervisor:
                 if not self._keeper.cancelled():
                     self._keeper.result()  # raises the supervisor's own error
             if self._state is WorkerState.FAILED:
-                await self._pass_gate()
+                await self.wait_ready()
         finally:
             await self.stop()
 
@@ -172,29 +159,17 @@ class Supervisor:
         if self._life is not None:
             self._life.kill(how)
 
-    async def call(
-        self,
-        request: Message,
-        reply_type: type[Body],
-        *,
-        timeout_s: float | None = None,
-        on_event: OnEvent | None = None,
-    ) -> Body:
-        """Return the worker's reply to one request. `timeout_s` includes the wait for a worker that starts.
+    async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
+        """Return the worker's reply to one request, also if the worker is still starting.
 
         Raises WorkerDiedError if the worker died meanwhile or does not run. Raises the handler's error if it is an
-        FtisError, and WorkerTaskError for any other error and for the time limit. Events of this call go to `on_event`.
+        FtisError, else WorkerTaskError. Events of this call go to `on_event`.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                life = await self._pass_gate()
-                return await life.call(request, reply_type, on_event=on_event)
-        except TimeoutError:
-            message = f"the {self.name} worker did not answer {type(request).__name__} in {timeout_s} s"
-            raise WorkerTaskError(message) from None
+        life = await self.wait_ready()
+        return await life.call(request, reply_type, on_event=on_event)
 
-    async def _pass_gate(self) -> WorkerProcess:
-        """Wait for a process that takes calls, and return it. Raises if none will start."""
+    async def wait_ready(self) -> WorkerProcess:
+        """Return the present process when it takes calls, also after a death. Raises if none will start."""
         while self._gate is not None:
             passed = await asyncio.shield(self._gate)
             if isinstance(passed, FtisError):
@@ -225,16 +200,15 @@ class Supervisor:
             is_short = self._has_served and served_s < policy.quick_death_s and _is_shortage(error)
             if not is_short and not isinstance(error, WorkerError | EngineError if self._has_served else WorkerError):
                 return self._fail(error)
-            decision: Restart | GiveUp
             if is_short:
                 decision = policy.after_shortage(num_shortages=num_shortages)
-                num_shortages = decision.num_quick_deaths
+                num_shortages = decision.num_deaths
             else:
                 decision = policy.after_death(served_s=served_s, num_quick_deaths=num_quick_deaths)
-                num_quick_deaths, num_shortages = decision.num_quick_deaths, 0
-            if isinstance(decision, GiveUp):
+                num_quick_deaths, num_shortages = decision.num_deaths, 0
+            if decision.delay_s is None:
                 kind = type(error) if isinstance(error, MachineError) else WorkerDiedError
-                message = f"the {self.name} worker died {decision.num_quick_deaths} times in a row; the last time: "
+                message = f"the {self.name} worker died {decision.num_deaths} times in a row; the last time: "
                 return self._fail(kind(message + str(error)))
             self._state = WorkerState.BACKING_OFF
             logger.warning("%s; starting it again in %.1f s", error, decision.delay_s)
@@ -306,30 +280,20 @@ class WorkerClient:
 
     @property
     def worker_state(self) -> WorkerState:
-        """Return the worker's state."""
         return self._supervisor.state
 
     @property
     def restarts(self) -> int:
-        """Return the number of restarts after a death."""
         return self._supervisor.restarts
 
     @property
     def pid(self) -> int | None:
-        """Return the worker's process id."""
         return self._supervisor.pid
 
-    @property
-    def last_error(self) -> FtisError | None:
-        """Return the cause of the last process's end; None before any."""
-        return self._supervisor.last_error
-
     async def run(self) -> None:
-        """Keep the worker alive until canceled, then stop it. Raises after the last failed restart."""
         await self._supervisor.run()
 
     async def wait_ready(self) -> None:
-        """Return when the worker takes calls, also after a death. Raises if no restart follows."""
         await self._supervisor.wait_ready()
 
     async def stop(self) -> None:
@@ -337,5 +301,4 @@ class WorkerClient:
         await self._supervisor.stop()
 
     def restart(self, how: str) -> None:
-        """Kill the worker; the supervisor starts the next one. `how` completes the sentence "the worker ..."."""
         self._supervisor.restart(how)

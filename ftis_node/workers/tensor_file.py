@@ -7,15 +7,6 @@ costs more than that. The reader of safetensors (0.8.0, with torch 2.13) leaks 6
 for weeks that adds up to a gigabyte.
 
 Format: the safetensors README, section "Format" (eight bytes of header length, a JSON header, the tensors' bytes).
-
-Weight files in memory with page-locked mappings, so that the GPU copies to and from them directly.
-
-Such a copy is several times faster than one from pageable memory, which the driver copies twice. Locking pages takes
-longer than the copy itself, so mappings stay locked as long as their file exists. The store overwrites the files of old
-versions (`store.WeightStore`), so there are at most three.
-
-If CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on. Files
-are then written and read without locks.
 """
 
 from __future__ import annotations
@@ -29,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import pad
 
-from ftis_node.errors import ModelError
+from ftis_node.errors import ModelError, first_line
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.workers.shared_weights import WORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -56,16 +46,21 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
+WORD_BYTES = 8  # of a checksum
 ALIGNMENT = 64  # of the first tensor
 logger = logging.getLogger(__name__)
 PORTABLE = 1  # cudaHostRegisterPortable: for every context of this process
 
 
 class LockedFiles:
-    """A cache of page-locked mappings by device and inode of the file. `lock` returns None if a mapping cannot be
-    locked.
+    """A cache of page-locked mappings of weight files in memory, by device and inode. Not thread-safe.
 
-    Not thread-safe.
+    The GPU copies to and from them directly. That is several times faster than from pageable memory, which the driver
+    copies twice. Locking takes longer than the copy itself, so mappings stay locked as long as their file exists. The
+    store overwrites the files of old versions (`weight_store.WeightStore`), so there are at most three.
+
+    If CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on.
+    `lock` returns None, and files are written and read without locks. `why_not` is the reason.
     """
 
     def __init__(self) -> None:
@@ -91,7 +86,7 @@ class LockedFiles:
             register(mapping)
         except (RuntimeError, AssertionError, AttributeError) as error:
             os.close(descriptor)
-            self.why_not = (str(error).splitlines() or [type(error).__name__])[0]
+            self.why_not = first_line(error)
             logger.warning("weights cross in a plain file: CUDA does not lock %s: %s", path, self.why_not)
             self.close()
             return None
@@ -99,7 +94,6 @@ class LockedFiles:
         return mapping
 
     def close(self) -> None:
-        """Unlock all mappings."""
         for key in list(self._held):
             self._release(key)
 

@@ -1,9 +1,9 @@
 """Published weights, from the learner to the generator: a safetensors file per version, and a proof that they are
 served.
 
-The learner publishes version n into a complete folder, and the generator loads it from there. The folder may be in
-memory (`/dev/shm`), and nothing in it is synced to a disk: a checkpoint holds the same weights. A learner publishes
-them again at its start. The file of an old version is overwritten, because fresh pages cost more than the copy.
+The learner publishes version n into a complete folder, and the generator loads it from there. Nothing in the folder is
+synced to a disk: a checkpoint holds the same weights, and a learner publishes them again at its start. The file of an
+old version is overwritten, because fresh pages cost more than the copy.
 
 A version is the whole model, or only a LoRA adapter in peft's format, which an engine adds to its base model. An
 adapter's file is never overwritten: engines read it through a mapping.
@@ -13,17 +13,6 @@ two checks. Each tensor has a checksum, and an engine returns the checksums of i
 means that a tensor is wrong, however small the error. The learner also computes the log-probs of a few fixed tokens
 under the published weights. This detects wrong computation with correct tensors. It is the only check of tensors that
 an engine holds in another form.
-
-Two correct forward passes differ by rounding. In bfloat16 the standard deviation is 0.05 nats a token, and the largest
-of 4,000 tokens differs by 0.66 (`generation.weight_loader.PROOF_TOLERANCES` has the sources). So the root of the mean
-square is compared with a bound, never the largest difference.
-
-The folder for published weights between learner and generator: in memory if they fit, else in the home.
-
-A new version is written after every step and read once. On a disk that would cost a gigabyte or more a step, although
-checkpoints hold the same weights. `/dev/shm` is a file system in memory. A container often has only 64 MiB of it: then
-the folder is in the home (or use `docker run --shm-size`). The next use of a home removes the files that a killed node
-left in memory.
 """
 
 from __future__ import annotations
@@ -38,19 +27,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ftis_node.errors import ModelError
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, newest_complete, take_oldest
-from ftis_node.workers.shared_weights import WAYS, WORD_BYTES, SharedWeights, Way
+from ftis_node.workers.durable import complete_folder, keep_newest, take_oldest
+from ftis_node.workers.shared_weights import WAYS, SharedWeights, Way
 from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import torch
-    from numpy.typing import NDArray
 
     from ftis_node.config.home import Home
 
@@ -72,23 +58,21 @@ FREE_SHARE = 0.5  # at most this share of the free bytes: other programs use it,
 def weights_folder(
     home: Home, *, version_bytes: int, num_versions: int = VERSIONS_AT_ONCE, memory_disk: Path = MEMORY_DISK
 ) -> Iterator[Path]:
-    """Yield the folder for published weights of `version_bytes` each. A folder in memory is removed at the end.
+    """Yield an empty folder for published weights of `version_bytes` each: in `memory_disk` if they fit, else in the
+    home.
 
-    In the home the published versions are removed: a learner publishes its weights again at its start.
+    A version is written after every step and read once, which would cost a disk a gigabyte or more a step. A container
+    often has only 64 MiB of `/dev/shm` (see `docker run --shm-size`). At the end the published versions are removed.
+    The next use of a home removes those that a killed node left in memory.
     """
     digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
     folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
-    if not _claim(folder, num_bytes=num_versions * version_bytes):
-        try:
-            yield home.weights
-        finally:
-            for path in home.weights.glob(f"{PREFIX}*"):
-                shutil.rmtree(path, ignore_errors=True)
-        return
+    in_memory = _claim(folder, num_bytes=num_versions * version_bytes)
     try:
-        yield folder
+        yield folder if in_memory else home.weights
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in [folder] if in_memory else home.weights.glob(f"{PREFIX}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def has_space(num_bytes: int, free_bytes: int) -> bool:
@@ -96,10 +80,10 @@ def has_space(num_bytes: int, free_bytes: int) -> bool:
     return num_bytes <= FREE_SHARE * free_bytes
 
 
-def free_in_memory(memory_disk: Path = MEMORY_DISK) -> int:
+def free_in_memory() -> int:
     """Return the free bytes of the file system in memory; 0 if there is none."""
     try:
-        return shutil.disk_usage(memory_disk).free
+        return shutil.disk_usage(MEMORY_DISK).free
     except OSError:
         return 0
 
@@ -159,7 +143,9 @@ class WeightProof(Message, frozen=True):
     def rms_difference(self, logprobs: Sequence[float]) -> float:
         """Return the root mean square of the differences between these log-probs and the proof's, in nats.
 
-        It is infinite if the two cannot be compared.
+        It is infinite if the two cannot be compared. A bound on the largest difference would be of no use. Two correct
+        forward passes in bfloat16 differ by 0.05 nats a token (standard deviation), and the largest of 4,000 by 0.66.
+        `generation.weight_loader.PROOF_TOLERANCES` has the sources.
         """
         if len(logprobs) != len(self.logprobs):
             return math.inf
@@ -172,7 +158,7 @@ class WeightStore:
     readers.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+    def __init__(self, folder: Path, *, keep: int = VERSIONS_KEPT) -> None:
         self._folder = Path(folder)
         self._keep = keep
 
@@ -208,27 +194,13 @@ class WeightStore:
         keep_newest(self._folder, PREFIX, self._keep)
         return _published(target, checksums)
 
-    def newest(self) -> PublishedWeights | None:
-        """Return the newest complete version, with the present checksums of its file; None before the first."""
-        newest = newest_complete(self._folder, PREFIX)
-        return None if newest is None else _published(newest, file_checksums(_file_in(newest)))
-
-    def load(self, version: int) -> dict[str, torch.Tensor]:
-        """Return the tensors of a version, on the CPU. Raises ModelError if it is missing or damaged."""
-        from ftis_node.workers.tensor_file import read_tensors
-
-        target = self._target(version)
-        if not is_complete(target):
-            raise ModelError(f"weights of version {version} are not in {self._folder}")
-        return read_tensors(_file_in(target))
-
     def _target(self, version: int) -> Path:
         return self._folder / f"{PREFIX}{version:08d}"
 
 
-def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> tuple[int, ...]:
+def probe_token_ids(vocab_size: int) -> tuple[int, ...]:
     """Return fixed ids below `vocab_size` (the tokenizer's length), equal on every node, spread over the vocabulary."""
-    return tuple((index + 1) * PROBE_MULTIPLIER % 2**32 % vocab_size for index in range(length))
+    return tuple((index + 1) * PROBE_MULTIPLIER % 2**32 % vocab_size for index in range(PROBE_LENGTH))
 
 
 def probe_logprobs(model: Any, probe_ids: Sequence[int]) -> tuple[float, ...]:
@@ -261,21 +233,14 @@ def find_difference(published: Mapping[str, int], held: Mapping[str, int]) -> st
 
 
 def file_checksums(path: Path) -> dict[str, int]:
-    """Return the checksums of a file's tensors by name, as `tensor_file.checksum` computes them, without torch.
+    """Return the checksums of a file's tensors by name. Raises ModelError if the file is missing or damaged."""
+    from ftis_node.workers.tensor_file import checksums_of, read_tensors
 
-    Raises ModelError if the file is missing or damaged.
-    """
     header = read_header(path)
-    spans = {name: entry["data_offsets"] for name, entry in header.tensors.items()}
-    if sum(end - start for start, end in spans.values()) > header.num_bytes:  # each byte would be read several times
+    spans = [entry["data_offsets"] for entry in header.tensors.values()]
+    if sum(end - start for start, end in spans) > header.num_bytes:  # each byte would be read several times
         raise ModelError(f"weight file {path} is damaged: its tensors overlap")
-    data = np.memmap(path, dtype=np.uint8, mode="r")[header.data_start :]
-    return {name: _checksum(data[start:end]) for name, (start, end) in spans.items()}
-
-
-def _checksum(data: NDArray[np.uint8]) -> int:
-    whole = len(data) // WORD_BYTES * WORD_BYTES
-    return (int(data[:whole].view("<i8").sum()) + int.from_bytes(data[whole:].tobytes(), "little")) % 2**64
+    return checksums_of(read_tensors(path))
 
 
 def _published(folder: Path, checksums: dict[str, int]) -> PublishedWeights:

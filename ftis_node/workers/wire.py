@@ -1,9 +1,8 @@
 """The messages between daemon and worker, encoded as one or two frames.
 
-A message has one or two frames. The first is a *control* message of this file. If the control needs one, the *body*
-follows: a `Message` type of the worker (a boot, a request, a reply, an event). Control messages are the same for every
-worker; the package that owns the worker defines the bodies. Both are msgpack, decoded into declared types only, so no
-received bytes can name code to run.
+The first is a *control* message of this file. If the control needs one, the *body* follows: a `Message` type of the
+worker (a boot, a request, a reply, an event). The package that owns the worker defines it. Both are msgpack, decoded
+into declared types only, so no received bytes can name code to run.
 
     daemon                              worker
       <----------------------- Hello           connected, waits for the boot message
@@ -19,7 +18,8 @@ received bytes can name code to run.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -29,7 +29,7 @@ from ftis_node.config.section import Section
 from ftis_node.errors import FtisError, WorkerTaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -41,8 +41,6 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 class Hello(Message, frozen=True):
     """The worker is connected and waits for its boot message."""
-
-    pid: int
 
 
 class Start(Message, frozen=True):
@@ -130,7 +128,6 @@ _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Con
 
 
 def pack(control: Control, body: msgspec.Struct | None = None) -> list[bytes]:
-    """Return the frames of a message."""
     frames = [_encoder.encode(control)]
     if body is not None:
         frames.append(_encoder.encode(body))
@@ -155,17 +152,11 @@ def unpack_body(body: bytes, body_type: type[Body]) -> Body:
 
 
 def union_of(types: Sequence[type[msgspec.Struct]]) -> Any:
-    """Return the union of message types, for `unpack_body`. Raises ValueError for an empty sequence."""
-    if not types:
-        raise ValueError("a union needs at least one message type")
-    union: Any = types[0]
-    for each in types[1:]:
-        union = union | each
-    return union
+    """Return the union of one or more message types, for `unpack_body`."""
+    return reduce(or_, types)
 
 
 def failure_of(error: BaseException, *, call_id: int) -> Failure:
-    """Return the message for an exception."""
     return Failure(call_id=call_id, kind=type(error).__name__, message=str(error))
 
 
@@ -179,23 +170,3 @@ def error_of(failure: Failure, *, worker: str) -> FtisError:
     if isinstance(kind, type) and issubclass(kind, FtisError) and not issubclass(kind, errors.RecordError):
         return kind(failure.message)
     return WorkerTaskError(f"{worker}: {failure.kind}: {failure.message}")
-
-
-def pack_fork(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
-    """Return the bytes of a request to fork a worker."""
-    return _encoder.encode(ForkRequest(tuple(command), dict(environment)))
-
-
-def unpack_fork(data: bytes) -> ForkRequest:
-    """Return the request of `pack_fork`."""
-    return msgspec.msgpack.decode(data, type=ForkRequest)
-
-
-def pack_pid(pid: int) -> bytes:
-    """Return the bytes of a process id."""
-    return _encoder.encode(pid)
-
-
-def unpack_pid(data: bytes) -> int:
-    """Return the process id of `pack_pid`. Raises msgspec.DecodeError for other bytes."""
-    return msgspec.msgpack.decode(data, type=int)

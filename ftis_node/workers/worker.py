@@ -37,24 +37,8 @@ import zmq.asyncio
 
 from ftis_node.telemetry.faults import unhandled_errors, watched_task
 from ftis_node.telemetry.log import drop_what_cannot_be_written, set_up_logging
-from ftis_node.workers.liveness import ActivityCounter, HeartbeatThread, die_with_owner
-from ftis_node.workers.wire import (
-    WORKER_IDENTITY,
-    Call,
-    Cancel,
-    Control,
-    Event,
-    Hello,
-    Message,
-    Ready,
-    Reply,
-    Stop,
-    failure_of,
-    pack,
-    union_of,
-    unpack,
-    unpack_body,
-)
+from ftis_node.workers import wire
+from ftis_node.workers.liveness import ActivityCounter, die_with_owner, heartbeats
 
 if TYPE_CHECKING:
     from ftis_node.errors import FtisError
@@ -62,8 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Boot = TypeVar("Boot", bound=msgspec.Struct)
-Handler: TypeAlias = Callable[[Any, "Emitter"], Awaitable[Message]]
-Handlers: TypeAlias = Mapping[type[Message], Handler]
+Handler: TypeAlias = Callable[[Any, "Emitter"], Awaitable[wire.Message]]
+Handlers: TypeAlias = Mapping[type[wire.Message], Handler]
 Build: TypeAlias = Callable[[Boot, "Emitter"], AbstractAsyncContextManager[Handlers]]
 
 BUILD_FAILED_EXIT_CODE = 1
@@ -82,13 +66,13 @@ class Emitter:
         self._activity = activity
         self._call_id = call_id
 
-    def __call__(self, event: Message) -> None:
+    def __call__(self, event: wire.Message) -> None:
         self._activity.progress()
-        self._channel.post(Event(call_id=self._call_id), event)
+        self._channel.post(wire.Event(call_id=self._call_id), event)
 
     def fail(self, error: FtisError) -> None:
         """Report the cause of this worker's imminent end. Every call of the daemon raises it."""
-        self._channel.post(failure_of(error, call_id=0))
+        self._channel.post(wire.failure_of(error, call_id=0))
 
     def progress(self) -> None:
         """Increase the progress counter, which distinguishes a long computation from a hang."""
@@ -107,25 +91,22 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[list[bytes]] = asyncio.Queue(OUTBOX_CAPACITY)
 
-    def post(self, control: Control, body: msgspec.Struct | None = None) -> None:
+    def post(self, control: wire.Control, body: msgspec.Struct | None = None) -> None:
         """Queue a message. Safe from any thread."""
-        self._loop.call_soon_threadsafe(self._put, pack(control, body), isinstance(control, Event))
+        self._loop.call_soon_threadsafe(self._put, wire.pack(control, body), isinstance(control, wire.Event))
 
     def _put(self, message: list[bytes], is_event: bool) -> None:
         if not is_event or self._outbox.qsize() < OUTBOX_CAPACITY // 2:
             self._outbox.put_nowait(message)
 
-    async def receive(self) -> tuple[Control, bytes]:
-        """Return the next message from the daemon."""
-        return unpack(await self._socket.recv_multipart())
+    async def receive(self) -> tuple[wire.Control, bytes]:
+        return wire.unpack(await self._socket.recv_multipart())
 
     async def send_posted(self) -> None:
-        """Send queued messages until canceled."""
         while True:
             await self._socket.send_multipart(await self._outbox.get())
 
     async def flush(self) -> None:
-        """Pass all queued messages to the socket."""
         await asyncio.sleep(0)  # so that messages posted in this loop iteration reach the outbox
         while not self._outbox.empty():
             await self._socket.send_multipart(self._outbox.get_nowait())
@@ -138,7 +119,7 @@ class Server:
         self._channel = channel
         self._activity = activity
         self._handlers = handlers
-        self._request_types = union_of(list(handlers))
+        self._request_types = wire.union_of(list(handlers))
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._is_ending = False
 
@@ -158,13 +139,13 @@ class Server:
         while True:
             control, body = await self._channel.receive()
             match control:
-                case Call(call_id=call_id):
+                case wire.Call(call_id=call_id):
                     task = tasks.create_task(self._answer(call_id, body), name=f"call-{call_id}")
                     self._calls[call_id] = task
                     task.add_done_callback(partial(self._forget, call_id))
-                case Cancel(call_id=call_id) if call_id in self._calls:
+                case wire.Cancel(call_id=call_id) if call_id in self._calls:
                     self._calls[call_id].cancel()
-                case Stop():
+                case wire.Stop():
                     return
 
     def _forget(self, call_id: int, _: asyncio.Task[None]) -> None:
@@ -174,16 +155,16 @@ class Server:
         emit = Emitter(self._channel, self._activity, call_id)
         self._activity.begin()
         try:
-            request: Message = unpack_body(body, self._request_types)
+            request: wire.Message = wire.unpack_body(body, self._request_types)
             reply = await self._handlers[type(request)](request, emit)
-            self._channel.post(Reply(call_id=call_id), reply)
+            self._channel.post(wire.Reply(call_id=call_id), reply)
         except asyncio.CancelledError as error:
             if not self._is_ending:  # otherwise the caller raises the cause of this worker's end
-                self._channel.post(failure_of(error, call_id=call_id))
+                self._channel.post(wire.failure_of(error, call_id=call_id))
             raise
         except Exception as error:
             logger.exception("call %d failed", call_id)
-            self._channel.post(failure_of(error, call_id=call_id))
+            self._channel.post(wire.failure_of(error, call_id=call_id))
         finally:
             self._activity.end()
 
@@ -193,7 +174,7 @@ async def serve(
 ) -> int:
     """Receive the boot message, build the worker, serve calls. Returns the process's exit code."""
     channel = Channel(socket)
-    channel.post(Hello(pid=os.getpid()))
+    channel.post(wire.Hello())
     await channel.flush()
     _, body = await channel.receive()
     sender = watched_task(channel.send_posted(), name="send")  # also while the worker is built
@@ -209,15 +190,15 @@ async def _build_and_serve(
 ) -> int:
     async with AsyncExitStack() as stack:
         try:
-            boot = unpack_body(body, boot_type)
+            boot = wire.unpack_body(body, boot_type)
             handlers = await stack.enter_async_context(build(boot, Emitter(channel, activity, call_id=0)))
         except Exception as error:
             logger.exception("the worker could not be built")
-            channel.post(failure_of(error, call_id=0))
+            channel.post(wire.failure_of(error, call_id=0))
             await channel.flush()
             await _wait_for_stop(channel)
             return BUILD_FAILED_EXIT_CODE
-        channel.post(Ready())
+        channel.post(wire.Ready())
         await Server(channel, activity, handlers).run()
     return 0
 
@@ -226,7 +207,7 @@ async def _wait_for_stop(channel: Channel) -> None:
     """Wait until the daemon has read the failure, so that it gets the cause before it detects the exit."""
     try:
         async with asyncio.timeout(STOP_AFTER_FAILURE_S):
-            while not isinstance((await channel.receive())[0], Stop):
+            while not isinstance((await channel.receive())[0], wire.Stop):
                 pass
     except TimeoutError:
         logger.warning("the daemon did not say stop in %.0f s; ending", STOP_AFTER_FAILURE_S)
@@ -251,9 +232,9 @@ async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint
     with (
         zmq.asyncio.Context() as context,
         context.socket(zmq.DEALER) as socket,
-        HeartbeatThread(activity, endpoint=endpoint, every_s=heartbeat_every_s),
+        heartbeats(activity, endpoint=endpoint, every_s=heartbeat_every_s),
     ):
-        socket.setsockopt(zmq.IDENTITY, WORKER_IDENTITY)
+        socket.setsockopt(zmq.IDENTITY, wire.WORKER_IDENTITY)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(endpoint)
         with unhandled_errors(_end_at_once):

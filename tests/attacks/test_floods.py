@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.interface import MAX_ANSWERS
+from ftis_node.gossip import MAX_ANSWERS
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from tests.attacks.member import joined

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest, parse_manifest, preset_for_task
-from ftis_node.config.reference import render_reference
 from ftis_node.errors import ConfigError
+from tests.documented.configuration import render_reference
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import RecordError
-from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.wire_format import unpack_ids
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus

@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec import structs
 
-from ftis_node.dashboard.buffer_reader import CompletionDetail, GroupDetail
+from ftis_node.dashboard.buffer_reader import GroupDetail
 from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodePhase, NodeSnapshot
+from ftis_node.replay.group_history import CompletionDetails
 from ftis_node.replay.reader import GroupSummary
 from ftis_node.telemetry.history import EvaluationPoint, History, StepPoint
 from ftis_node.telemetry.status import (
@@ -134,8 +135,7 @@ MACHINE = MachineUsage(
     resident_bytes=9_300_000_000,
     ram_used_bytes=21_000_000_000,
     ram_total_bytes=64_000_000_000,
-    disk_free_bytes=200_000_000_000,
-    gpus=(GpuUsage(name="RTX 3090", used_bytes=21_300_000_000, total_bytes=25_800_000_000, busy=0.87),),
+    gpus=(GpuUsage(used_bytes=21_300_000_000, total_bytes=25_800_000_000, busy=0.87),),
 )
 RUNNING = NodeSnapshot(
     taken_at=NOW,
@@ -180,29 +180,32 @@ GROUP = GroupDetail(
     temperature=1.0,
     weights_of=None,
     completions=(
-        CompletionDetail(
+        CompletionDetails(
             text="42",
-            token_ids=(10, 11, 2),
-            logprobs=(-0.1, -2.9, -0.3),
-            pieces=("4", "2", "<end>"),
-            mean_logprob=-1.1,
+            token_ids=[10, 11, 2],
             num_tokens=3,
             finish_reason="stop",
             reward=1.0,
+            claimed_reward=1.0,
+            mean_logprob=-1.1,
+            lowest_logprob=-2.9,
+            logprobs=[-0.1, -2.9, -0.3],
             versions=(88, 88),
         ),
-        CompletionDetail(
+        CompletionDetails(
             text=None,
-            token_ids=(12, 13, 14),
-            logprobs=(-0.5, -0.5, -0.5),
-            pieces=("12", "13", RUDE),
-            mean_logprob=-0.5,
+            token_ids=[12, 13, 14],
             num_tokens=3,
             finish_reason="length",
             reward=0.0,
+            claimed_reward=0.0,
+            mean_logprob=-0.5,
+            lowest_logprob=-0.5,
+            logprobs=[-0.5, -0.5, -0.5],
             versions=(88, 89),
         ),
     ),
+    pieces=(("4", "2", "<end>"), ("12", "13", RUDE)),
     history=(
         {"time": NOW - 28, "event": "admitted", "group": GROUP_ID, "own": False},
         {"time": NOW - 20, "event": "taken", "group": GROUP_ID, "step": 100},

@@ -77,7 +77,7 @@ def test_a_group_is_decoded_and_followed(home: Home) -> None:
     assert opened is not None
     assert "=" in (opened.prompt or "") and len(opened.completions) == 4
     first = opened.completions[0]
-    assert first.text == "".join(first.pieces) and len(first.logprobs) == len(first.token_ids) > 0
+    assert first.text == "".join(opened.pieces[0]) and len(first.logprobs) == len(first.token_ids) > 0
     names = [event["event"] for event in opened.history]
     assert names[0] == "admitted" and "taken" in names
     assert read_group(home, "00" * 32, Decoder(home)) is None

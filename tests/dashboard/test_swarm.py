@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.screens.whole_swarm import SwarmApp
+from ftis_node.config.home import Home
+from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.dashboard.widgets import TextLines
 from ftis_node.errors import ConfigError
@@ -12,32 +13,33 @@ from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 ROW = SwarmRow(
     "12D3KooWpeer0001", "an\x1bn", "full", "org/tiny", 1, "1", 0.0, 60.0, step=3, learns_from={"12D3KooWpeer0001": 0.4}
 )
 
 
-async def _shown(read: Callable[[], Any]) -> str:
-    app = SwarmApp(read, period_s=0.05)
+async def _shown(read: Callable[[], Any], tmp_path: Path) -> str:
+    app = DashboardApp(Home(tmp_path), None, read_swarm=read)
     async with app.run_test() as pilot:
         for _ in range(200):
             await pilot.pause(0.05)
-            text = "\n".join(map(text_of, app.query_one("#swarm", TextLines).lines))
+            text = "\n".join(map(text_of, app.query_one("#text", TextLines).lines))
             if "reading" not in text:
                 return text
     raise AssertionError("the screen has read nothing")
 
 
-async def test_the_screen_shows_rows_and_the_matrix() -> None:
+async def test_the_screen_shows_rows_and_the_matrix(tmp_path: Path) -> None:
     view = SwarmView(RunSummary("ab" * 16, task="arithmetic"), 1.0, (ROW,))
-    text = await _shown(lambda: [view.as_dict()])
+    text = await _shown(lambda: [view.as_dict()], tmp_path)
     assert "task arithmetic" in text and "an\\x1bn" in text and "tiny" in text and "40 %  " in text and "60 %" in text
 
 
-async def test_the_screen_says_why_there_is_nothing() -> None:
+async def test_the_screen_says_why_there_is_nothing(tmp_path: Path) -> None:
     def read() -> Any:
         raise ConfigError("no node has run there")
 
-    assert await _shown(read) == "no node has run there"
-    assert "Expected" in await _shown(lambda: [1])
+    assert await _shown(read, tmp_path) == "no node has run there"
+    assert "Expected" in await _shown(lambda: [1], tmp_path)

@@ -14,9 +14,10 @@ from ftis_node.dashboard.view.figures import head_line, metric_lines, plot_rows,
 from ftis_node.dashboard.view.groups import group_lines, use_line
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, problems, trend, worst_tone
 from ftis_node.dashboard.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.spans import Tone, ago, count, duration, sanitized, text_of
+from ftis_node.dashboard.view.spans import Tone, ago, count, text_of
+from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.history import History
-from ftis_node.telemetry.terminal_text import size
+from ftis_node.telemetry.terminal_text import printable, size
 from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED, SUMMARY
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def _words(snapshot: NodeSnapshot) -> list[str]:
 
 
 def test_a_stranger_writes_nothing_to_the_terminal() -> None:
-    assert sanitized(RUDE) == r"\x1b[2J[red]evil[/]\u202e"
-    assert sanitized("a\nb") == r"a\nb"
-    assert sanitized("a\nb\x00", keep_newlines=True) == "a\nb\\x00"
-    assert sanitized("naïve 京") == "naïve 京"
+    assert printable(RUDE) == r"\x1b[2J[red]evil[/]\u202e"
+    assert printable("a\nb") == r"a\nb"
+    assert printable("a\nb\x00", keep_newlines=True) == "a\nb\\x00"
+    assert printable("naïve 京") == "naïve 京"
     everything = [
         *(event_line(event) for event in HISTORY.events),
         *(peer_row(PEERS[1], now=NOW), *peer_lines(PEERS[1], now=NOW)),
@@ -66,7 +67,7 @@ def test_numbers() -> None:
         "3.1B",
     ]
     assert [size(value) for value in (0, 999, 1500, 308_100, 25.3e9)] == ["0 B", "999 B", "1.5 kB", "308 kB", "25.3 GB"]
-    assert [duration(value) for value in (59, 61, 3660, 90_000)] == ["59 s", "1 min 01 s", "1 h 01 min", "1 d 1 h"]
+    assert [duration(value) for value in (59, 61, 3660, 90_000)] == ["59 s", "1 min 1 s", "1 h 1 min", "1 d 1 h"]
     assert [ago(then, 1000.0) for then in (0.0, 995.0, 800.0)] == ["never", "5 s", "3 min"]
 
 
@@ -183,7 +184,7 @@ def test_peers() -> None:
     shown = _texts(peer_lines(PEERS[0], now=NOW))
     assert "43 % of its completions, effectively, over its last 20 steps" in shown
     assert "960 completions, 91 % kept; of the negatives 82 %" in shown
-    assert "teaches" not in _texts(peer_lines(PEERS[1], now=NOW))
+    assert "no step has taken a group of it" in _texts(peer_lines(PEERS[1], now=NOW))
     of_an_older_node = {name: value for name, value in PEERS[0].items() if name != "teaching"}
     assert "398-3400" in _texts([peer_row(of_an_older_node, now=NOW)])
 
@@ -195,7 +196,7 @@ def test_events() -> None:
 
 
 def test_curves() -> None:
-    assert thinned(((0, 1.0), (1, 3.0), (2, 5.0), (3, 7.0)), 2) == ((0.5, 2.0), (2.5, 6.0))
+    assert thinned(((0, 1.0), (1, 3.0), (2, 5.0), (3, 7.0)), 2) == [(0.5, 2.0), (2.5, 6.0)]
     rows = plot_rows([(0, 0.0), (50, 1.0)], width=30, height=5)
     assert len(rows) == 5 and max(map(len, rows)) <= 30
     assert rows[0].startswith("1.00") and rows[3].startswith("0.00") and rows[4].split() == ["0", "50"]
@@ -210,7 +211,7 @@ def test_one_group() -> None:
     assert "What is 6 x 7?" in shown and "ids 12 13 14" in shown
     assert "reward 1  3 tokens, stop, log-prob mean -1.1, least -2.90" in shown
     assert "log-prob mean -0.5, least -0.50, version 88 to 89" in shown
-    assert "in step 100" in shown and "taken step 100" in shown
+    assert "in step 100" in shown and "taken          step 100" in shown
     assert "2 -2.90" not in shown and "2 -2.90" in _texts(group_lines(GROUP, with_tokens=True))
     stale = replace(SUMMARY, reason="stale", step=None)
     assert "too old" in text_of(use_line(stale))

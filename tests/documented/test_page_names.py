@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from ftis_node.config.reference import render_reference as configuration
 from ftis_node.documentation import NAMED, as_links, find_pages, sections
-from ftis_node.telemetry.reference import render_reference as metrics
 from tests.documented import cli_reference
+from tests.documented.configuration import render_reference as configuration
+from tests.documented.metrics import metrics_table
 from tests.documented.pages import PAGES, ROOT
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def test_no_message_names_a_path_of_the_repository() -> None:
     assert not named, "\n".join(named)
 
 
-@pytest.mark.parametrize("page", [configuration(), metrics(), cli_reference.render()], ids=["keys", "metrics", "help"])
+@pytest.mark.parametrize(
+    "page", [configuration(), metrics_table(), cli_reference.render()], ids=["keys", "metrics", "help"]
+)
 def test_generated_pages_have_links_in_their_place(page: str) -> None:
     assert not REPOSITORY_PATH.search(page) and not NAMED.search(page)
     for target in re.findall(r"\]\(\.\./([^)#]+)", page):

@@ -10,6 +10,7 @@ from ftis_node.cli.app import app
 from ftis_node.config.manifest import PRESETS
 from tests.documented import cli_reference, events
 from tests.documented.methods import methods_table, parameters_table
+from tests.documented.metrics import metrics_table
 from tests.documented.pages import ROOT
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def test_the_page_of_methods_has_the_tables_of_the_code() -> None:
     assert methods_table() in page and parameters_table() in page, "python -m tests.documented.methods"
     formulas = page[page.index("## Formulas") : page.index('"Mean over"')]
     assert {name for name in METHODS if f"`{name}`" not in formulas} == set()
+
+
+def test_the_page_of_metrics_has_the_table_of_the_code() -> None:
+    assert metrics_table() in (DOCS / "reference/metrics.md").read_text(), "run `make docs`"
 
 
 def test_the_architecture_page_names_every_package() -> None:

@@ -21,16 +21,15 @@ import numpy as np
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, StubTokenizer, stub_group
 from ftis_node.lab.wire_probe import VOCABULARY
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_peers import note_contributor
-from ftis_node.records.codec import CODECS
+from ftis_node.records.codec import CODECS, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.lifecycle import ReleaseReason
 from tests.fuzz.hostile import Hostile
 from tests.fuzz.virtual import Clock, VirtualLoop
@@ -115,7 +114,7 @@ class Battle:
         self.honest = self._node(2, lambda *_: None)
         for node in (self.victim, self.honest):
             await node.start()
-        self.housekeeping = asyncio.ensure_future(self.victim.wiring.peers_loop().run())
+        self.housekeeping = asyncio.ensure_future(self.victim.wiring.peers_loop.run())
         for _ in range(WARM_UP):
             await self.honest_publishes()
             await asyncio.sleep(0.2)

@@ -10,11 +10,10 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.lab.stub_node import FINGERPRINT, stub_group
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, pack_group
+from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group, unpack_any
 from ftis_node.records.envelope import Announcement, open_envelope
 from ftis_node.records.group import FinishReason, TextCompletion
 from ftis_node.records.peer_messages import BackfillRequest
-from ftis_node.records.text_codec import hash_messages, pack_text_group, unpack_any
 from tests.conftest import make_text_group
 from tests.fuzz.battle import RUN, Battle
 from tests.fuzz.hostile import ADDRESSES, MANNERS, Hostile

@@ -7,7 +7,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.interface import FetchOutcome, GossipLimits
+from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.loopback import UNBOUNDED, LoopbackGossip
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.records import rollout_pb2 as pb

@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import RecordError
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.directory import entries
-from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.wire_format import Frame, read_frame, unpack_ids
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, pack_group
+from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group, unpack_any
 from ftis_node.records.envelope import (
     Announcement,
     Envelope,
@@ -30,7 +30,6 @@ from ftis_node.records.envelope import (
     seal_peer_record,
 )
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity
-from ftis_node.records.text_codec import hash_messages, pack_text_group, unpack_any
 from ftis_node.validation import Accepted, Refused, validate
 from tests.conftest import make_group, make_text_group
 from tests.validation.test_pipeline import _context, _Tokenizer

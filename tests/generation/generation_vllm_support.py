@@ -18,9 +18,8 @@ import ftis_node
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.messages import (
-    Generate,
     Generated,
     GenerationBoot,
     LoadWeights,
@@ -40,7 +39,7 @@ from ftis_node.workers.worker import Emitter, Handlers, run_worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+    from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.generation.engines.vllm_engine import VllmEngine
 
 # vLLM's attention on a CPU takes no smaller heads; with weights of 0.1 float32 itself is off by up to 1.1e-5.
@@ -118,8 +117,8 @@ class Holder:
             engine, self._engine = self._engine, None
             await engine.close()
 
-    async def generate(self, request: Generate, emit: Emitter) -> Generated:
-        return Generated.from_result(await self.engine.generate(request.request))
+    async def generate(self, request: GenerateRequest, emit: Emitter) -> Generated:
+        return Generated.from_result(await self.engine.generate(request))
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         held = await self.engine.load_weights(Path(request.path), request.version)
@@ -156,7 +155,7 @@ async def build(boot: Boot, emit: Emitter) -> AsyncIterator[Handlers]:
     holder = Holder(emit)
     yield {
         Open: holder.open,
-        Generate: holder.generate,
+        GenerateRequest: holder.generate,
         LoadWeights: holder.load_weights,
         Probe: holder.probe,
         Cancel: holder.cancel,
@@ -197,7 +196,7 @@ class DistantEngine:
             self._opened = (str(model), settings)
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        return (await self._supervisor.call(Generate(request), Generated)).to_result()
+        return (await self._supervisor.call(request, Generated)).to_result()
 
     async def load_weights(self, path: Path, version: int, *, checksums: Mapping[str, int] | None = None) -> str | None:
         """What the engine holds then differs in so much from these checksums."""

@@ -23,7 +23,7 @@ from ftis_node.records.group import Completion, FinishReason
 from ftis_node.workers.supervisor import WorkerState
 
 
-async def test_a_group_arrives_as_records_and_is_counted(make_client: MakeClient) -> None:
+async def test_a_group_arrives_as_records(make_client: MakeClient) -> None:
     client = make_client()
     assert not client.is_alive
     await client.start()
@@ -34,11 +34,10 @@ async def test_a_group_arrives_as_records_and_is_counted(make_client: MakeClient
     assert result.completions[0].token_ids.dtype == np.int32
     assert result.completions[0].logprobs.tolist() == [-0.5] * 3
     assert result.completions[0].finish_reason is FinishReason.STOP
-    assert (client.groups_made, client.tokens_made, client.restarts) == (1, 9, 0)
+    assert client.restarts == 0
     for _ in range(5):
         await asyncio.sleep(0.05)
         await one_group(client)
-    assert client.tokens_made == 54
     await eventually(lambda: client.tokens_per_s > 0)  # by the worker's own reports
 
 
@@ -148,7 +147,7 @@ async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(
     assert client.pid != pid
     assert (client.restarts, client.policy_version) == (1, 1)
     assert (await one_group(client)).policy_version == 1
-    assert "given version 1" in str(client.last_error)
+    assert "given version 1" in str(client._supervisor._last_error)
 
 
 async def test_a_worker_that_never_serves_what_it_should_is_given_up(make_client: MakeClient, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from generation_support import SETTINGS, make_request, tiny_model
 
 from ftis_node.errors import EngineError, WorkerDiedError, WorkerError, WorkerTaskError
+from ftis_node.generation import evaluate as evaluation
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.evaluate import GREEDY, answer_problems, estimate_pass_at_k, evaluate
@@ -99,7 +100,6 @@ class Scripted:
 
 async def grade(generator: Scripted, **options: object) -> object:
     given = {"limit": 10, "scorer": LastTokenScorer(), "completion_limit": lambda length: 20 - length, **options}
-    given.setdefault("retry_pause_s", 0.01)
     return await evaluate(generator, TenProblems(), Digits(), **given)
 
 
@@ -123,7 +123,7 @@ async def test_what_went_wrong_is_counted_and_half_right_is_wrong() -> None:
 
 async def test_pass_at_k_by_samples() -> None:
     generator = Scripted()
-    result = await grade(generator, limit=3, k=2, num_samples=4)
+    result = await grade(generator, limit=3, k=2)
     # 0, 1 and 2 of 4 are right: two drawn hold none, with chance 1/2, with chance 1 - 1/6
     assert result.pass_at_k == pytest.approx((0 + 1 / 2 + 5 / 6) / 3)
     assert result.pass_at_1 == 1.0
@@ -140,14 +140,18 @@ def test_the_estimator_is_the_share_of_draws_that_hold_a_right_one(num_samples: 
             assert estimate == pytest.approx(share, abs=1e-12)
 
 
-async def test_problems_in_flight_are_bounded() -> None:
+async def test_problems_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "PROBLEMS_IN_FLIGHT", 3)
     generator = Scripted()
-    await grade(generator, problems_in_flight=3)
+    await grade(generator)
     assert generator.most_in_flight == 3
 
 
 @pytest.mark.parametrize("death", [WorkerDiedError("killed"), WorkerTaskError("the engine was closed, or failed")])
-async def test_a_death_of_the_worker_costs_another_try_and_no_more(death: WorkerError) -> None:
+async def test_a_death_of_the_worker_costs_another_try_and_no_more(
+    death: WorkerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "RETRY_PAUSE_S", 0.01)
     assert (await grade(Scripted(deaths=2, death=death), limit=1)).pass_at_1 == 1.0
     with pytest.raises(type(death)):
         await grade(Scripted(deaths=3, death=death), limit=1)
@@ -162,7 +166,7 @@ async def test_another_failure_ends_the_evaluation_as_itself() -> None:
         await grade(Broken())
 
 
-@pytest.mark.parametrize("options", [{"limit": 0}, {"k": 0}, {"k": 3, "num_samples": 2}])
+@pytest.mark.parametrize("options", [{"limit": 0}, {"k": 0}])
 async def test_senseless_numbers_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least"):
         await grade(Scripted(), **options)

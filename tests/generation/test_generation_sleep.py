@@ -30,9 +30,7 @@ from generation_support import (
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.messages import (
-    Asleep,
-    Awake,
-    Generate,
+    Done,
     Generated,
     GenerationBoot,
     LoadWeights,
@@ -164,25 +162,25 @@ async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> 
 
     def make(*prompt_ids: int, max_tokens: int = 8) -> asyncio.Task[Generated]:
         request = make_request(prompt_ids, max_tokens=max_tokens, seed=None, eos_ids=NEVER)
-        return asyncio.create_task(worker.call(Generate(request), Generated))
+        return asyncio.create_task(worker.call(request, Generated))
 
     try:
         await worker.start()
-        await worker.call(Wake(), Awake)  # awake: nothing
+        await worker.call(Wake(), Done)  # awake: nothing
         running = make(3, 1, 4, max_tokens=120)
         await worker.call(Probe(token_ids=(0, 1)), Probed)  # so it has been admitted
-        await worker.call(Sleep(), Asleep)
+        await worker.call(Sleep(), Done)
         assert (await running).lengths == (120,) * 4
         waiting, given_up = make(1, 5), make(9, 2)
-        await worker.call(Sleep(), Asleep)  # asleep: nothing
+        await worker.call(Sleep(), Done)  # asleep: nothing
         with pytest.raises(WorkerTaskError, match="asleep"):
             await worker.call(Probe(token_ids=(0, 1)), Probed)
         given_up.cancel()
         await asyncio.sleep(3.0)  # longer than a stall: who sleeps is not hung
         assert not waiting.done()
-        await worker.call(Wake(), Awake)
+        await worker.call(Wake(), Done)
         assert (await waiting).policy_versions == (0,) * 4
-        await worker.call(Sleep(), Asleep)
+        await worker.call(Sleep(), Done)
         waiting = make(1, 5)
         weights = file_of(tmp_path / "weights", 1, seed=1, **VLLM_SHAPE)
         await worker.call(LoadWeights(path=str(weights), version=1), WeightsLoaded)
@@ -190,7 +188,7 @@ async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> 
         expected = prove(tiny_model(seed=1, **VLLM_SHAPE), version=1, vocab_size=EMBEDDING_ROWS)
         probed = await worker.call(Probe(token_ids=expected.probe_ids), Probed)
         assert expected.rms_difference(probed.logprobs) < 1e-4
-        await worker.call(Sleep(), Asleep)
+        await worker.call(Sleep(), Done)
         waiting = make(1, 5)
         weights.write_bytes(weights.read_bytes()[:-8])
         with pytest.raises(ModelError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import threading
 import time
@@ -169,7 +168,7 @@ async def test_a_seed_gives_the_same_tokens_in_any_company(open_tiny: OpenTiny) 
     alone = await engine.generate(request)
     others = [make_request(p, max_tokens=9, seed=n, request_id=f"o{n}") for n, p in enumerate(PROMPTS[1:])]
     in_company, *_ = await asyncio.gather(*map(engine.generate, [request, *others]))
-    other_seed = await engine.generate(dataclasses.replace(request, seed=6))
+    other_seed = await engine.generate(msgspec.structs.replace(request, seed=6))
     tokens = [[c.token_ids.tolist() for c in r.completions] for r in (alone, in_company, other_seed)]
     assert tokens[0] == tokens[1] != tokens[2]
     assert len({tuple(ids) for ids in tokens[0]}) == 4
@@ -180,7 +179,7 @@ async def test_rows_that_end_do_not_change_the_others(open_tiny: OpenTiny) -> No
     engine = open_tiny(tiny_model())
     request = make_request(PROMPTS[0], num_completions=8, max_tokens=24, eos_ids=frozenset(range(20, 30)))
     ended = await engine.generate(request)
-    endless = await engine.generate(dataclasses.replace(request, eos_ids=NEVER))
+    endless = await engine.generate(msgspec.structs.replace(request, eos_ids=NEVER))
     assert len({len(completion.token_ids) for completion in ended.completions}) > 2
     for short, long in zip(ended.completions, endless.completions, strict=True):
         assert short.token_ids.tolist() == long.token_ids[: len(short.token_ids)].tolist()
@@ -364,4 +363,4 @@ async def test_a_prompt_of_another_vocabulary_is_refused_alone(open_tiny: OpenTi
 @pytest.mark.parametrize("change", [{"prompt_ids": ()}, {"num_completions": 0}, {"max_tokens": 0}])
 def test_a_request_without_an_answer_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least one"):
-        dataclasses.replace(make_request([1]), **change)
+        msgspec.structs.replace(make_request([1]), **change)

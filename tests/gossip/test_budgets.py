@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.wire_format import Frame, RpcService, pack_ids, protocol, write_frame
 from ftis_node.records.identity import Identity

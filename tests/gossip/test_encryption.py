@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import ConfigError, RecordError
+from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher
-from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.wire_format import RUN_ID, Frame, RpcService, pack_ids, protocol, topic, write_frame
 from ftis_node.records.identity import Identity

@@ -5,33 +5,38 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.bootstrap import MAX_TOPICS, BootstrapNode, TopicForwarder
+from ftis_node.gossip.bootstrap import MAX_TOPICS, BootstrapNode
 from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.gossip.wire_format import topic
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import settings
+from tests.gossip.helpers import eventually, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 LARGER = "ff" * 16
 STRANGERS = {f"{number:032x}": StoredRun(8, 1) for number in range(MAX_TOPICS)}
 
 
-async def test_runs_of_a_stranger_take_no_topic_from_a_larger_run(tmp_path: Path) -> None:
-    node = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
+def _followed() -> set[str]:
+    """The topics that are read now."""
+    names = [task.get_name() for task in asyncio.all_tasks() if not task.cancelling()]
+    return {name.removeprefix("forward ") for name in names if name.startswith("forward ")}
+
+
+async def test_runs_of_a_stranger_take_no_topic_from_a_larger_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = BootstrapNode(settings(tmp_path / "b", forward_s=0.05), identity=Identity.generate())
     await node.start()
     try:
         assert (session := node._supervisor.session) is not None
-        forwarder = TopicForwarder(session, poll_interval_s=600)
-        async with asyncio.TaskGroup() as group:
-            forwarder._follow(STRANGERS, group)
-            assert len(forwarder._reading) == MAX_TOPICS
-            forwarder._follow({LARGER: StoredRun(8, 3)} | STRANGERS, group)
-            followed = set(forwarder._reading)
-            for task in forwarder._reading.values():
-                task.cancel()
+        monkeypatch.setattr(session.directory, "stored_runs", lambda: STRANGERS)
+        await eventually(lambda: len(_followed()) == MAX_TOPICS)
+        monkeypatch.setattr(session.directory, "stored_runs", lambda: {LARGER: StoredRun(8, 3)} | STRANGERS)
+        await eventually(lambda: {topic(LARGER, shard) for shard in range(8)} <= _followed())
+        assert len(_followed()) == MAX_TOPICS
     finally:
         await node.close()
-    assert len(followed) == MAX_TOPICS
-    assert {topic(LARGER, shard) for shard in range(8)} <= followed

@@ -11,6 +11,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import PeerConnection, SwarmPhase
 from ftis_node.gossip.membership import MAX_KNOWN, Membership
 from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.wire_format import RpcService
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.gossip.helpers import eventually, settings
@@ -83,14 +84,13 @@ class FakeSession:
         self.queried: list[str] = []
         self.old = old  # members that read no batches
 
-    async def is_run_member(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
+    async def serves(self, peer_id: str, run_id: str, service: RpcService, *, timeout_s: float) -> bool | None:
+        if service is RpcService.BATCHES:
+            return peer_id not in self.old
         self.queried.append(peer_id)
         if run_id != "r" or self.queried.count(peer_id) < 2:
             return None  # no answer yet
         return peer_id != GIVEN
-
-    async def reads_batches(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
-        return peer_id not in self.old
 
 
 @asynccontextmanager

@@ -128,7 +128,7 @@ async def test_an_id_that_no_node_has_is_unreachable(tmp_path: Path, peer_id: st
         assert not await node.confirm(peer_id, [bytes(32)])
         session = node._supervisor.session
         assert session is not None
-        assert await session.is_run_member(peer_id, RUN, timeout_s=5) is False
+        assert await session.serves(peer_id, RUN, RpcService.HELLO, timeout_s=5) is False
         assert await session.directory.join([peer_id]) == 0
         with pytest.raises(P2pdError):
             await session.client.connect(peer_id, [], timeout_s=1)

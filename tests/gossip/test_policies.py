@@ -6,11 +6,11 @@ import pytest
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, NetworkSettings, SwarmPhase
-from ftis_node.gossip.connection_state import ConnectionFacts
 from ftis_node.gossip.dialer import usable_addresses
 from ftis_node.gossip.directory.entries import OwnEntries
 from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.services import StreamSlots
+from ftis_node.gossip.types import ConnectionFacts
 from tests.gossip.test_multiaddr import PEER, RELAY
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.encryption import NullCipher
-from ftis_node.gossip.interface import GossipCounters, GossipLimits
+from ftis_node.gossip import GossipCounters, GossipLimits
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
 from ftis_node.gossip.services import AdmissionControl
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.wire_format import Frame, RpcService, protocol, read_frame, write_frame
 from ftis_node.records.identity import Identity
+from tests.gossip.helpers import settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -32,9 +33,14 @@ async def hello(peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
 @asynccontextmanager
 async def serving(path: Path, admission: AdmissionControl, counters: GossipCounters) -> AsyncIterator[None]:
     """A server that answers one service, with one stream for each peer at a time."""
-    limits = GossipLimits(max_streams_per_peer=1)
     server = StreamServer(
-        {HELLO: hello}, peer_id="us", limits=limits, counters=counters, admission=admission, cipher=NullCipher()
+        P2pdConfig(
+            settings=settings(path.parent),
+            limits=GossipLimits(max_streams_per_peer=1),
+            counters=counters,
+            handlers={HELLO: hello},
+            admission=admission,
+        )
     )
     await server.listen(path)
     try:
@@ -82,15 +88,7 @@ async def test_a_peer_whose_key_is_of_another_type_is_not_served(tmp_path: Path)
 @pytest.mark.parametrize("num_turns", range(8))
 async def test_a_stream_that_comes_while_the_server_closes_is_cut(tmp_path: Path, num_turns: int) -> None:
     """After so many turns of the event loop: not accepted yet, being accepted, served."""
-    limits = GossipLimits()
-    server = StreamServer(
-        {},
-        peer_id="us",
-        limits=limits,
-        counters=GossipCounters(),
-        admission=AdmissionControl(limits),
-        cipher=NullCipher(),
-    )
+    server = StreamServer(P2pdConfig(settings=settings(tmp_path)))
     await server.listen(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(tmp_path / "s"))

@@ -13,11 +13,11 @@ import pytest_asyncio
 
 from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.connection_state import DUPLICATE_IDENTITY
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.gossip.membership import MemberProbe
+from ftis_node.gossip.types import DUPLICATE_IDENTITY
 from ftis_node.gossip.wire_format import bucket_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place

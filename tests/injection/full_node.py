@@ -20,13 +20,16 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
 from ftis_node.lab.group_maker import GroupMaker
+from ftis_node.node.daemon import run_node
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status, upkeep
-from ftis_node.node.startup import shared, wiring
+from ftis_node.node.loops.audit import AuditLoop
+from ftis_node.node.loops.directory import DirectoryLoop
+from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
-from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.gossip.helpers import eventually
@@ -40,9 +43,6 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.node.components import NodeComponents
-    from ftis_node.node.loops.audit import AuditLoop
-    from ftis_node.node.loops.directory import DirectoryLoop
-    from ftis_node.node.loops.pull import PullLoop
     from tests.attacks.member import Member
 
 MANIFEST = RunManifest(
@@ -62,6 +62,7 @@ PERIODS: list[tuple[Any, str, float]] = [
     (repair, "SILENCE_S", 0.5),
     (status, "PERIOD_S", 0.2),
 ]
+KEPT = {AuditLoop: "audit", DirectoryLoop: "directory", PullLoop: "pull"}
 HONEST_PERIOD_S = 0.15
 
 
@@ -153,24 +154,22 @@ class FullNode:
                 stack.enter_context(unhandled_errors(lambda where, error: self.unhandled.append(f"{where}: {error!r}")))
                 for module, name, seconds in PERIODS:
                     stack.enter_context(patch.object(module, name, seconds))
-                stack.enter_context(patch.object(shared, "PullLoop", self._made(shared.PullLoop, "pull")))
-                stack.enter_context(patch.object(wiring, "AuditLoop", self._made(wiring.AuditLoop, "audit")))
-                made_directory = self._made(wiring.DirectoryLoop, "directory", is_up)
-                stack.enter_context(patch.object(wiring, "DirectoryLoop", made_directory))
+                stack.enter_context(patch.object(Wiring, "make", self._keeping(Wiring.make, is_up)))
                 self.monitor.install()
                 await run_node(self.parts, steps=None)
 
-    def _made(self, kind: Any, name: str, made: asyncio.Event | None = None) -> Callable[..., Any]:
-        """Makes a loop as the node does, and keeps it here, too."""
+    def _keeping(self, make: Any, is_up: asyncio.Event) -> Callable[..., Any]:
+        """What makes the node's components, and keeps some of its loops here, too."""
 
-        def make(**arguments: Any) -> Any:
-            loop = kind(**arguments)
-            setattr(self, name, loop)
-            if made is not None:
-                made.set()
-            return loop
+        def made(wiring: Wiring, kind: Any, **given: Any) -> Any:
+            component = make(wiring, kind, **given)
+            if kind in KEPT:
+                setattr(self, KEPT[kind], component)
+            if kind is DirectoryLoop:
+                is_up.set()
+            return component
 
-        return make
+        return made
 
     def accepted_of(self, peer_id: str) -> int:
         """Groups of a peer that were stored."""
@@ -183,7 +182,7 @@ class FullNode:
         for peer_id in peer_ids:
             if not peers.is_trusted(peer_id):
                 peers.trust(peer_id)  # it would be banned within a second, and reach no further point
-        for pauses in (guard._pauses, self.pull._slots.backoff, self.pull._repair._pauses):
+        for pauses in (guard._pauses, self.pull._slots.backoff, self.pull.backfill._pauses):
             pauses._pauses.clear()
 
 

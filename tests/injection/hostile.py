@@ -154,7 +154,7 @@ class Hostile:
 
     async def _draw(self) -> None:
         """Its newest group is drawn for the audit, and for the measurement, as one by the node's weights would be."""
-        audit, intake = self.node.audit, self.node.pull._intake
+        audit, intake = self.node.audit, self.node.pull.intake
         if intake.on_foreign == audit.offer:
             intake.on_foreign = self._note_foreign
         if self.drawn is not None and audit._waiting.empty():

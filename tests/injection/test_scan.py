@@ -67,7 +67,7 @@ def test_every_place_is_used_and_every_place_in_use_has_an_injection() -> None:
             for place in places_of(function):
                 used.setdefault(place, []).append(where)
     computed = set(used.pop("", [])) - HELPERS
-    assert computed == {"gossip/services.py:PeerCalls._counted_pull"}, "a place that is computed: name it in HELPERS"
+    assert computed == {"gossip/interface.py:Gossip._counted_pull"}, "a place that is computed: name it in HELPERS"
     assert set(used) == {place.name for place in Place}, "a place without work, or work at an unknown place"
     without = {place.name for place in Place} - {place.name for place in POINTS}
     assert without == {"WEIGHTS"} and GENERATORS, f"nothing is injected at {without}"

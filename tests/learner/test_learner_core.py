@@ -23,7 +23,8 @@ from ftis_node.learner.checkpoint import checkpoint
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
-from ftis_node.workers.weight_store import WeightStore, probe_logprobs
+from ftis_node.workers.weight_store import file_checksums, probe_logprobs
+from tests.published import newest_version, published_tensors
 
 LORA = LoraSection(rank=8, alpha=16)
 
@@ -131,7 +132,7 @@ def test_published_weights_answer_as_the_proof_says(model_folder, tmp_path, lora
     assert reply.weights.version == reply.proof.version == 2
     assert reply.proof.rms_difference(probe_logprobs(base, reply.proof.probe_ids)) > 0.01
     served = make_model()
-    served.load_state_dict(WeightStore(tmp_path / "weights").load(2), strict=False)
+    served.load_state_dict(published_tensors(tmp_path / "weights", 2), strict=False)
     assert reply.proof.rms_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
 
 
@@ -207,7 +208,7 @@ def test_a_refusal_behind_a_step_is_said_by_the_next(model_folder, tmp_path, mon
 def test_bfloat16_publishes_bfloat16(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path, dtype="bfloat16"))
     reply = learner.train(random_groups(), step=1)
-    tensors = WeightStore(tmp_path / "weights").load(1)
+    tensors = published_tensors(tmp_path / "weights", 1)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     served = make_model().to(torch.bfloat16)
     served.load_state_dict(tensors, strict=False)
@@ -221,10 +222,10 @@ def test_resume_takes_back_versions_newer_than_the_checkpoint(model_folder, tmp_
     for step in (1, 2, 3):
         learner.train(random_groups(seed=step), step=step)
     proofs = {2: None, 3: learner.state().proof}
-    assert WeightStore(tmp_path / "weights").newest().version == 3
+    assert newest_version(tmp_path / "weights") == 3
     resumed = Learner(boot)
     assert (resumed.state().step, resumed.state().weights.version) == (2, 2)
-    assert WeightStore(tmp_path / "weights").newest().version == 2
+    assert newest_version(tmp_path / "weights") == 2
     assert resumed.train(random_groups(seed=3), step=3).proof == proofs[3]
 
 
@@ -234,7 +235,8 @@ def test_resume_publishes_again_what_the_store_lost(model_folder, tmp_path):
     shutil.rmtree(tmp_path / "weights")
     state = Learner(boot).state()
     assert (state.weights.version, state.proof) == (1, proof)
-    assert WeightStore(tmp_path / "weights").newest() == state.weights
+    assert newest_version(tmp_path / "weights") == 1
+    assert file_checksums(Path(state.weights.path)) == state.weights.checksums
 
 
 def test_full_disk_is_said_and_the_step_can_be_asked_for_again(model_folder, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.plan import plan
 from ftis_node.memory.weight_transport import choose_transport, is_wsl, transport_of
 from ftis_node.models import published_qwen25
-from ftis_node.node.storage.cleanup import num_versions
+from ftis_node.node.storage.disk_space import num_versions
 
 if TYPE_CHECKING:
     from pathlib import Path

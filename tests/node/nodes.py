@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.components import NodeComponents
     from ftis_node.replay.lifecycle import ReleaseReason
     from ftis_node.swarm.reputation import Behaviour

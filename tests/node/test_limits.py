@@ -18,7 +18,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
-from ftis_node.node.storage.usage import HomeLimit, HomeUse, measure_usage
+from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually
 from tests.gossip.helpers import settings as network

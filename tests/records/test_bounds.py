@@ -34,7 +34,7 @@ from ftis_node.records.bounds import (
     many_whole,
     seconds,
 )
-from ftis_node.records.codec import CODECS, pack_group
+from ftis_node.records.codec import CODECS, pack_group, pack_text_group, unpack_any
 from ftis_node.records.envelope import (
     Announcement,
     Envelope,
@@ -46,7 +46,6 @@ from ftis_node.records.envelope import (
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
-from ftis_node.records.text_codec import pack_text_group, unpack_any
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Refused, validate

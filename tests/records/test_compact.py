@@ -18,16 +18,16 @@ from ftis_node.lab.wire_probe import random_group
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import (
     CODECS,
-    MAX_COMPACT_TOKENS,
+    MAX_TOKENS,
     pack_group,
     pack_ids,
     pack_logprobs,
+    unpack_any,
     unpack_group,
     unpack_ids,
     unpack_logprobs,
 )
 from ftis_node.records.envelope import announce_group, seal_group
-from ftis_node.records.text_codec import unpack_any
 from tests.conftest import make_completion, make_group
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ LIAR = bytes.fromhex("28b52ffd2005") + (1 | 1 << 1 | (1 << 17) << 3).to_bytes(3,
         (lambda b: b.ClearField("logprob_planes"), "malformed"),
         (lambda b: setattr(b, "token_ids", bytes(20)), "malformed"),
         (lambda b: setattr(b, "logprobs", bytes(20)), "malformed"),
-        (lambda b: b.lengths.__setitem__(0, MAX_COMPACT_TOKENS), "size"),
+        (lambda b: b.lengths.__setitem__(0, MAX_TOKENS), "size"),
         (lambda b: b.lengths.__setitem__(0, 2**32 - 1), "size"),
         (lambda b: b.lengths.__setitem__(0, 4), "malformed"),
     ],
@@ -172,4 +172,4 @@ def test_a_plane_with_bits_of_another_is_refused(place: int, most: int) -> None:
 
 def test_more_tokens_than_a_reader_takes_are_not_packed() -> None:
     with pytest.raises(ValueError, match="at most"):
-        pack_ids(np.zeros(MAX_COMPACT_TOKENS + 1, dtype="<i4"))
+        pack_ids(np.zeros(MAX_TOKENS + 1, dtype="<i4"))

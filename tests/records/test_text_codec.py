@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import MAX_TEXT_BYTES
-from ftis_node.records.codec import pack_group, unpack_group
+from ftis_node.records.codec import hash_messages, pack_group, pack_text_group, unpack_any, unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
 from ftis_node.records.group import FinishReason, Group, TextCompletion, TextGroup
 from ftis_node.records.identity import Identity
-from ftis_node.records.text_codec import hash_messages, pack_text_group, unpack_any
 from tests.conftest import make_group, make_text_group
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from ftis_node.errors import RecordError
-from ftis_node.records.codec import CODECS
+from ftis_node.records.codec import CODECS, unpack_any
 from ftis_node.records.envelope import open_announcement, open_envelope
 from ftis_node.records.group import Group
-from ftis_node.records.text_codec import unpack_any
 
 from .make_vectors import VECTORS, batches, refused, valid
 

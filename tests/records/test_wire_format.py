@@ -13,10 +13,10 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip import encryption as secret_file
 from ftis_node.gossip.directory import entries
 from ftis_node.gossip.directory import validators as door
-from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, pack_ids, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.serve import MAX_ANSWERS
@@ -172,7 +172,7 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "| `task` | 7, string | at most 128 bytes |": bounds.MAX_NAME_BYTES == 128,
         "below 2^63": bounds.MAX_INTEGER == 2**63 - 1,
         "at most 1 MiB each |": bounds.MAX_TEXT_BYTES == 1 << 20,
-        "At most 524,288 tokens": codec.MAX_COMPACT_TOKENS == 524_288,
+        "At most 524,288 tokens": codec.MAX_TOKENS == 524_288,
         "a window of 1 MiB": codec.MAX_WINDOW_BYTES == 1 << 20,
         "a `Question`, at most 256 bytes": peer_messages.MAX_BACKFILL_REQUEST_BYTES == 256,
         "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_REQUEST_BYTES == 256,

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from ftis_node.errors import ConfigError, DamagedError
-from ftis_node.records.codec import unpack_group
+from ftis_node.records.codec import unpack_any, unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
 from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, choose_foreign, choose_own

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from ftis_node.swarm.delivery import (
+    IdsByPeer,
     PendingConfirmations,
     Reannouncement,
     ReconfirmQueue,
-    SentBodies,
-    UnverifiedConfirmations,
 )
 
 GROUP, OTHER = b"g" * 32, b"o" * 32
@@ -39,9 +38,9 @@ def test_of_too_many_the_oldest_are_given_up() -> None:
 
 
 def test_a_delivery_is_one_peers_and_one_groups() -> None:
-    sent = SentBodies()
-    sent.note("a", b"1")
-    sent.note("a", b"1")
+    sent = IdsByPeer(capacity=100)
+    sent.add("a", b"1")
+    sent.add("a", b"1")
     assert sent.has("a", b"1")
     assert not sent.has("a", b"2")
     assert not sent.has("b", b"1")
@@ -49,20 +48,20 @@ def test_a_delivery_is_one_peers_and_one_groups() -> None:
 
 
 def test_who_takes_most_makes_others_forgotten_last() -> None:
-    sent = SentBodies(capacity=10)
-    sent.note("honest", b"x")
+    sent = IdsByPeer(capacity=10)
+    sent.add("honest", b"x")
     for number in range(1000):
-        sent.note("greedy", number.to_bytes(2, "big"))
+        sent.add("greedy", number.to_bytes(2, "big"))
     assert len(sent) == 10
     assert sent.has("honest", b"x")
     assert sent.has("greedy", (999).to_bytes(2, "big"))
     for number in range(100):
-        sent.note(f"identity {number}", b"x")
+        sent.add(f"identity {number}", b"x")
     assert len(sent) == 10
 
 
 def test_claims_are_taken_in_turn_and_bounded() -> None:
-    claims = UnverifiedConfirmations(capacity=6)
+    claims = IdsByPeer(capacity=6)
     claims.add("honest", b"x")
     for number in range(100):
         claims.add("loud", bytes([number]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, sentence
 from ftis_node.swarm.reputation import BY_OPERATOR, GOOD_BEHAVIOUR, Behaviour
 

@@ -12,7 +12,7 @@ from ftis_node.report.facts import EventTotals
 from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EVENTS, REASONS, read_events, with_present_name
-from ftis_node.telemetry.history import event_name, read_event
+from ftis_node.telemetry.history import read_event, read_head
 from tests.chaos.observing.trail import parse
 from tests.telemetry.test_history import read_history
 
@@ -25,7 +25,8 @@ def test_an_old_name_is_read_as_the_present_one(old: str, new: str, tmp_path: Pa
     line = json.dumps({"time": 1.0, "event": old, "file": "x", "group": GROUP}).encode() + b"\n"
     (path := tmp_path / "events.jsonl").write_bytes(line)
     assert [event["event"] for event in read_events(path, name=new)] == [new]
-    assert (event_name(line), read_event(line)["event"]) == (new, new)
+    head = read_head(line)
+    assert head is not None and (head.event, read_event(line)["event"]) == (new, new)
     assert [event["event"] for event in read_history(path).events] == [new]
     assert [event["event"] for event in group_events(path, GROUP)] == [new]
     assert (seen := parse(line)) is not None and seen.name == new

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from ftis_node.telemetry.metrics import Metric, all_metrics, render_metrics
-from ftis_node.telemetry.reference import render_reference
 from ftis_node.telemetry.status import (
     EvalStatus,
     GenerationStatus,
@@ -22,7 +20,6 @@ from ftis_node.telemetry.status import (
     SwarmStatus,
 )
 
-ROOT = Path(__file__).parents[2]
 STATUS = Status(
     node=NodeStatus(state="running", name='a"b\\c\nd'),
     run=RunStatus(name="test"),
@@ -100,8 +97,3 @@ def test_a_role_without_a_learner_has_no_answer_about_learning() -> None:
     status = msgspec.structs.replace(STATUS, learner=LearnerStatus(state="off"))
     assert b"\nftis_node_learning" not in render_metrics(status)
     assert b"\nftis_node_learning 0.0\n" in render_metrics(STATUS)
-
-
-def test_the_page_is_made_from_the_table() -> None:
-    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
-    assert page == render_reference(), "python -m ftis_node.telemetry.reference > docs/reference/metrics.md"

@@ -9,10 +9,10 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.models import PromptTokenizer
+from ftis_node.records.codec import hash_messages, pack_text_group
 from ftis_node.records.envelope import Envelope, seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings, TextCompletion
 from ftis_node.records.identity import Identity
-from ftis_node.records.text_codec import hash_messages, pack_text_group
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate

@@ -97,7 +97,7 @@ def test_a_checksum_is_the_sum_of_the_words() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_what_is_written_read_and_held_has_one_checksum(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Whatever the sizes, wherever a tensor begins, and whether torch or numpy computes it."""
+    """Whatever the sizes, and wherever a tensor begins."""
     torch.manual_seed(0)
     fused = torch.randn(17, 7).to(dtype)
     tensors = {f"part{size}": part for size, part in enumerate(fused.split([1, 2, 3, 4, 7]))} | {"turned": fused.T}

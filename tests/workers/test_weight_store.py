@@ -15,6 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ftis_node.errors import ModelError
 from ftis_node.workers.tensor_file import read_tensors
 from ftis_node.workers.weight_store import WeightProof, WeightStore, probe_token_ids, prove
+from tests.published import newest_version, published_tensors
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -22,25 +23,23 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_what_is_published_is_loaded(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path / "weights")
-    assert store.newest() is None
-    published = store.publish(3, tensors(1.5))
+    assert newest_version(tmp_path) is None
+    published = WeightStore(tmp_path).publish(3, tensors(1.5))
     assert published.version == 3
     assert Path(published.path).stat().st_size == published.num_bytes > 32
-    loaded = store.load(3)
+    loaded = published_tensors(tmp_path, 3)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors(1.5).items())
     assert loaded["b"].dtype == torch.bfloat16
-    assert WeightStore(tmp_path / "weights").newest() == published
+    assert newest_version(tmp_path) == 3
 
 
 def test_the_newest_two_stay(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keep=2)
     for version in range(9, 12):
         store.publish(version, tensors(float(version)))
-    assert store.newest().version == 11
-    assert float(store.load(10)["a"][0, 0]) == 10.0
-    with pytest.raises(ModelError, match="version 9"):
-        store.load(9)
+    assert newest_version(tmp_path) == 11
+    assert float(published_tensors(tmp_path, 10)["a"][0, 0]) == 10.0
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_file_of_a_spent_version_is_written_over_unless_someone_holds_it(tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_the_file_of_a_spent_version_is_written_over_unless_someone_holds_it(tmp
     os.link(held, tmp_path / "held")
     third = Path(store.publish(3, tensors(3.0)).path)
     assert third.stat().st_ino == file_number
-    assert float(store.load(3)["b"][-1]) == 3.0
+    assert float(published_tensors(tmp_path, 3)["b"][-1]) == 3.0
     store.publish(4, tensors(4.0))
     assert float(read_tensors(tmp_path / "held")["a"][0, 0]) == 2.0
 
@@ -59,14 +58,16 @@ def test_a_file_of_another_size_is_made_anew(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keep=2)
     for version, length in ((1, 3), (2, 3), (3, 9), (4, 2)):
         store.publish(version, {"a": torch.full((length,), float(version))}, dtype=torch.bfloat16)
-        assert torch.equal(store.load(version)["a"], torch.full((length,), float(version), dtype=torch.bfloat16))
+        assert torch.equal(
+            published_tensors(tmp_path, version)["a"], torch.full((length,), float(version), dtype=torch.bfloat16)
+        )
 
 
 def test_a_version_can_be_published_again(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     store.publish(1, tensors(1.0))
     store.publish(1, tensors(2.0))
-    assert float(store.load(1)["a"][0, 0]) == 2.0
+    assert float(published_tensors(tmp_path, 1)["a"][0, 0]) == 2.0
 
 
 def test_a_failed_publication_shows_nothing(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_failed_publication_shows_nothing(tmp_path: Path) -> None:
     store.publish(1, tensors(1.0))
     with pytest.raises(ValueError, match="b is of torch.int64: it cannot be written as torch.float32"):
         store.publish(2, {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}, dtype=torch.float32)
-    assert store.newest().version == 1
+    assert newest_version(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["weights-00000001"]
 
 
@@ -88,7 +89,7 @@ def test_damaged_weights_are_a_typed_error(tmp_path: Path, damage: str) -> None:
     else:
         path.write_bytes(content[:-3] if damage == "cut" else b"\xff" * 16 + content[16:])
     with pytest.raises(ModelError, match="is damaged"):
-        store.load(1)
+        published_tensors(tmp_path, 1)
 
 
 def test_probe_ids_are_fixed_and_inside_the_vocabulary() -> None:

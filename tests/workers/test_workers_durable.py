@@ -85,7 +85,7 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
     for number in range(8, 12):
         write(tmp_path, f"step-{number}")
     (tmp_path / "step-12").mkdir()
-    assert keep_newest(tmp_path, "step-", keep=2) == [tmp_path / "step-8", tmp_path / "step-9"]
+    keep_newest(tmp_path, "step-", keep=2)
     assert names(tmp_path) == ["step-10", "step-11", "step-12"]
     with pytest.raises(ValueError, match="at least 1"):
         keep_newest(tmp_path, "step-", keep=0)
@@ -127,7 +127,7 @@ def test_a_kill_leaves_the_previous_one_as_the_newest(tmp_path: Path, moment: st
     assert killed.returncode == -9
     assert len(names(tmp_path)) == 2
     assert newest_complete(tmp_path, "step-") == tmp_path / "step-1"
-    assert len(remove_leftovers(tmp_path, "step-")) == 1
+    remove_leftovers(tmp_path, "step-")
     assert names(tmp_path) == ["step-1"]
     write(tmp_path, "step-2")
     assert newest_complete(tmp_path, "step-") == tmp_path / "step-2"

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.workers.liveness import GiveUp, Liveness, LivenessVerdict, Restart, RestartPolicy
+from ftis_node.workers.liveness import Liveness, LivenessVerdict, RestartDecision, RestartPolicy
 from ftis_node.workers.wire import Heartbeat
 
 POLICY = RestartPolicy(ExponentialBackoff(first_s=1.0, ceiling_s=3.0), quick_death_s=30.0, max_quick_deaths=5)
 
 
 def test_quick_deaths_wait_twice_as_long_each_time_up_to_the_limit_and_then_end() -> None:
-    num_quick_deaths, delays = 0, []
-    while isinstance(decision := POLICY.after_death(served_s=1.0, num_quick_deaths=num_quick_deaths), Restart):
-        num_quick_deaths = decision.num_quick_deaths
-        delays.append(decision.delay_s)
-    assert delays == [1.0, 2.0, 3.0, 3.0]
-    assert decision == GiveUp(num_quick_deaths=5)
+    decisions = [POLICY.after_death(served_s=1.0, num_quick_deaths=number) for number in range(5)]
+    assert [decision.delay_s for decision in decisions] == [1.0, 2.0, 3.0, 3.0, None]
+    assert [decision.num_deaths for decision in decisions] == [1, 2, 3, 4, 5]
 
 
 def test_shortages_wait_in_the_same_way_and_have_a_limit_of_their_own() -> None:
-    num_shortages, delays = 0, []
-    while isinstance(decision := POLICY.after_shortage(num_shortages=num_shortages), Restart):
-        num_shortages = decision.num_quick_deaths
-        delays.append(decision.delay_s)
-    assert delays == [1.0, 2.0, *[3.0] * 17]
-    assert decision == GiveUp(num_quick_deaths=20)
+    decisions = [POLICY.after_shortage(num_shortages=number) for number in range(20)]
+    assert [decision.delay_s for decision in decisions] == [1.0, 2.0, *[3.0] * 17, None]
+    assert [decision.num_deaths for decision in decisions] == [*range(1, 21)]
 
 
 def test_a_long_service_forgives() -> None:
-    assert POLICY.after_death(served_s=30.0, num_quick_deaths=4) == Restart(delay_s=1.0, num_quick_deaths=0)
-    assert POLICY.after_death(served_s=29.9, num_quick_deaths=4) == GiveUp(num_quick_deaths=5)
+    assert POLICY.after_death(served_s=30.0, num_quick_deaths=4) == RestartDecision(num_deaths=0, delay_s=1.0)
+    assert POLICY.after_death(served_s=29.9, num_quick_deaths=4) == RestartDecision(num_deaths=5, delay_s=None)
 
 
 def ticks(liveness: Liveness, count: int) -> list[LivenessVerdict]:

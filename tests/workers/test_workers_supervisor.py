@@ -110,7 +110,7 @@ async def test_a_failed_request_is_typed_and_the_worker_goes_on(make_supervisor:
     with pytest.raises(WorkerTaskError, match="echo: ValueError: this one is on purpose"):
         await supervisor.call(Fail(kind="value"), EchoReply)
     with pytest.raises(WorkerTaskError, match="echo: CancelledError"):
-        await supervisor.call(Fail(kind="cancelled"), EchoReply, timeout_s=5)
+        await asyncio.wait_for(supervisor.call(Fail(kind="cancelled"), EchoReply), 5)
     with pytest.raises(NonFiniteError, match="on purpose"):
         await supervisor.call(Fail(kind="nan"), EchoReply)
     with pytest.raises(ModelError) as caught:
@@ -148,7 +148,7 @@ async def test_sigkill_ends_every_call_and_the_next_call_meets_a_new_worker(make
     assert second != first
     assert started == [first, second]
     assert supervisor.restarts == 1
-    assert isinstance(supervisor.last_error, WorkerDiedError)
+    assert isinstance(supervisor._last_error, WorkerDiedError)
 
 
 async def test_an_error_that_nobody_waits_for_ends_the_worker_and_another_comes(
@@ -161,7 +161,7 @@ async def test_an_error_that_nobody_waits_for_ends_the_worker_and_another_comes(
         await supervisor.call(Stray(), EchoReply)
     await eventually(lambda: supervisor.restarts == 1, within_s=30)
     assert (await supervisor.call(ECHO, EchoReply)).pid != first
-    assert "exited with code 1" in str(supervisor.last_error)
+    assert "exited with code 1" in str(supervisor._last_error)
     assert "this worker ends" in (tmp_path / "logs" / "echo.log").read_text()
 
 
@@ -258,14 +258,6 @@ async def test_a_cancelled_caller_cancels_the_handler(make_supervisor: MakeSuper
     await eventually((tmp_path / "cancelled").exists)
     assert call.cancelled()
     assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
-
-
-async def test_a_time_limit_is_a_typed_error(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
-    supervisor = make_supervisor()
-    await supervisor.start()
-    with pytest.raises(WorkerTaskError, match="did not answer Sleep in 0.3 s"):
-        await supervisor.call(Sleep(seconds=30), EchoReply, timeout_s=0.3)
-    await eventually((tmp_path / "cancelled").exists)
 
 
 async def test_a_users_fault_in_building_is_final(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
@@ -512,4 +504,4 @@ async def test_restart_on_request(make_supervisor: MakeSupervisor) -> None:
     pid = supervisor.pid
     supervisor.restart("failed its proof")
     assert (await supervisor.call(ECHO, EchoReply)).pid != pid
-    assert "failed its proof" in str(supervisor.last_error)
+    assert "failed its proof" in str(supervisor._last_error)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.trial import Trial
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
-    from ftis_node.telemetry.log import OnProgress
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -141,8 +140,8 @@ def compare(
         from ftis_node.lab.hdee import MIXTURE, SPECS
 
         run, task = run or HDEE_PRESET, MIXTURE
-    base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
-    base = _resized(base, prompts=prompts, eval_every=eval_every)
+    given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
+    base = _base(run, task, pairs, method=given, prompts=prompts, eval_every=eval_every)
     task_spec, eval_specs = (MIXTURE, SPECS) if is_hdee else _specs(task or base.task, ood_task)
     models = out / "models"
     _check_model_seeds(model_seeds, pairs)
@@ -196,7 +195,6 @@ def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
 
 
 def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
-    """Make missing models, run missing trials and return the table."""
     from ftis_node.lab.experiment.pairs import make_models, tiny_models
     from ftis_node.lab.experiment.runner import run_trials
 
@@ -205,7 +203,11 @@ def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jo
         specs = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
         make_models(specs, out / "models", jobs=jobs, watch=show)
         show(None, "starting")
-        results = run_trials(kind.trials, out, jobs=jobs, watch=_watch_trials(show))
+
+        def watch(now: ExperimentProgress) -> None:
+            show(now.fraction, f"{now.trials_done} of {now.num_trials} done")
+
+        results = run_trials(kind.trials, out, jobs=jobs, watch=watch)
     return kind.write_report(results, out)
 
 
@@ -230,9 +232,15 @@ def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
 
 
 def _base(
-    run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
+    run: str | None,
+    task: str | None,
+    pairs: tuple[str, ...],
+    *,
+    method: dict[str, str | float | None],
+    prompts: int,
+    eval_every: int,
 ) -> RunManifest:
-    """Return the manifest from which all trials start."""
+    """Return the manifest from which all trials start. 0 and None keep its values."""
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import load_manifest, preset_for_task
@@ -248,23 +256,16 @@ def _base(
     is_tiny = own_task and (task or own_task).startswith(own_task)
     manifest = load_manifest(run or (TINY_PRESETS[own_task] if is_tiny else preset_for_task(task or "")))
     changes: dict[str, object] = {"task": parse_spec(task or manifest.task).canonical}
-    if kl_estimator is not None or kl_threshold is not None:
-        given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
+    if prompts:
+        changes["step"] = manifest.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
+    if eval_every:
+        changes["eval"] = manifest.eval.model_copy(update={"every_steps": eval_every})
+    if any(value is not None for value in method.values()):
         try:
-            changes["method"] = MethodSection.model_validate(manifest.method.model_dump() | given)
+            changes["method"] = MethodSection.model_validate(manifest.method.model_dump() | method)
         except ValidationError as error:
             raise UsageError(f"--kl-estimator, --kl-threshold: {first_problem(error)}") from None
     return manifest.model_copy(update=changes)
-
-
-def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest:
-    """Return the manifest with other numbers of prompts and of steps between evaluations; 0 keeps the manifest's."""
-    changes: dict[str, object] = {}
-    if prompts:
-        changes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
-    if eval_every:
-        changes["eval"] = base.eval.model_copy(update={"every_steps": eval_every})
-    return base.model_copy(update=changes)
 
 
 def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
@@ -315,8 +316,3 @@ def _jobs(device: Device) -> int:
     from ftis_node.models import pick_device
 
     return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
-
-
-def _watch_trials(show: OnProgress) -> Callable[[ExperimentProgress], None]:
-    """Return a callback that shows the progress of the trials."""
-    return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")

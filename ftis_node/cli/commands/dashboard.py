@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,24 +37,12 @@ def dashboard(
     if not (swarm or where.status.exists() or where.settings.exists()):
         raise ConfigError(f"no node has run in {where.root}: give its home with --home")
     if web:
-        from ftis_node.dashboard.web import check_port, new_token, serve_dashboard, warning_of
+        from ftis_node.dashboard.web import serve_dashboard
 
-        check_port(host, port)
-        if warning := warning_of(host, port):
-            typer.echo(f"ftis-node: {warning}", err=True)
-        token = new_token(host)
-        address = f"http://{host}:{port}" + (f"/?token={token}" if token else "")
-        typer.echo(f"the dashboard is at {address} (ctrl-C ends it; the node keeps running)", err=True)
-        serve_dashboard(where, host=host, port=port, token=token, is_swarm=swarm)
+        serve_dashboard(where, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
-    if swarm:
-        from ftis_node.dashboard.screens.whole_swarm import SwarmApp
-
-        swarm_app = SwarmApp(lambda: read_document(where, "/swarm"), once=once)
-        swarm_app.run()
-        return swarm_app.return_code or 0
     pause_collection()
     from ftis_node.dashboard.app import DashboardApp
 
@@ -64,6 +53,7 @@ def dashboard(
 
         return Watcher(where, read_document)
 
-    app = DashboardApp(where, open_watcher, read_swarm=lambda: read_document(where, "/swarm"), once=once)
+    read_swarm = partial(read_document, where, "/swarm")
+    app = DashboardApp(where, None if swarm else open_watcher, read_swarm=read_swarm, once=once)
     app.run()
     return app.return_code or 0

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftis_node.errors import FtisError
+from ftis_node.telemetry.log import RateLimitedLog
+from ftis_node.telemetry.terminal_text import columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -84,13 +86,11 @@ def _progress_table(text: str, curves: Mapping[str, LearningCurves], elapsed_s: 
 
 
 def _lines_now_and_then(started_at: float) -> Callable[[str, Mapping[str, LearningCurves]], None]:
-    last_line_at = 0.0
+    limit = RateLimitedLog(period_s=LOG_PERIOD_S)
 
     def show(text: str, curves: Mapping[str, LearningCurves]) -> None:
-        nonlocal last_line_at
-        if time.monotonic() - last_line_at < LOG_PERIOD_S:
+        if not limit.is_due():
             return
-        last_line_at = time.monotonic()
         states = "; ".join(
             f"{name}: step {curve.step}, pass@1 {curve.pass_at_1[-1][1]:.2f}, {curve.foreign_groups} foreign groups"
             for name, curve in curves.items()
@@ -103,15 +103,8 @@ def _lines_now_and_then(started_at: float) -> Callable[[str, Mapping[str, Learni
 
 def _print_result(result: DemoResult, out: Path) -> None:
     header = (
-        "node",
-        "parameters",
-        "pass@1 before",
-        "after",
-        "gain",
-        "own groups",
-        "foreign",
-        "tokens sent",
-        "received",
+        *("node", "parameters", "pass@1 before", "after", "gain"),
+        *("own groups", "foreign", "tokens sent", "received"),
     )
     rows = [
         (
@@ -127,9 +120,6 @@ def _print_result(result: DemoResult, out: Path) -> None:
         )
         for node in result.nodes
     ]
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    for line in result.wire_lines():
+    for line in (*columns(header, rows, num_left=0), *result.wire_lines()):
         typer.echo(line)
     typer.echo(f"{result.seconds:.0f} s; curves in {out / 'curves.png'}, values in {out / 'results.json'}")

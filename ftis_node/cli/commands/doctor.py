@@ -25,7 +25,7 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.doctor.table import CheckResult
+    from ftis_node.doctor.check_result import CheckResult
 
 # same as in doctor/doctor.py
 CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
@@ -126,7 +126,7 @@ def doctor(
         flags = {"lora": lora, "gpus": gpus, "generation": spread_over(tensor_parallel)}
         question = memory_question(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
     target = DoctorTarget(place, settings.listen, settings.status_port, settings.peers, question, settings)
-    findings = examine(target, only=only or CHECKS, on_progress=_show_progress)
+    findings = examine(target, only=only or CHECKS, on_progress=lambda text: typer.echo(f"{text} ...", err=True))
     if as_json:
         print_json([finding.as_dict() for finding in findings])
     else:
@@ -136,10 +136,6 @@ def doctor(
         failed = dict.fromkeys(finding.id for finding in findings if finding.level == "fail")
         typer.echo(f"ftis-node: not ready: {', '.join(failed)}; see the advice above", err=True)
         raise typer.Exit(code)
-
-
-def _show_progress(text: str) -> None:
-    typer.echo(f"{text} ...", err=True)
 
 
 def _screen(findings: list[CheckResult]) -> Iterator[str]:

@@ -11,11 +11,12 @@ import typer
 from ftis_node.cli.completion import ENGINES, ENSEMBLE_MODES, one_of, some_of, task_specs
 from ftis_node.cli.options import JsonOption, print_json
 from ftis_node.cli.progress import show_fraction
+from ftis_node.telemetry.terminal_text import columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.evaluation.result import EnsembleResult, EvaluationRow, TextFigures
+    from ftis_node.evaluation.result import EnsembleResult, EvaluationRow
 
 
 TaskOption = Annotated[
@@ -115,7 +116,6 @@ def ensemble(
 
 
 def _parts(values: Iterable[str]) -> list[str]:
-    """Return the items of all values, split at commas, in order."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
@@ -146,9 +146,9 @@ def _flat(entry: EvaluationRow, *, leave_out: Sequence[str]) -> dict[str, Any]:
 
 def _lines(result: EnsembleResult) -> list[str]:
     sampled = (f"pass@{result.k}", f"maj@{result.k}") if result.k > 1 else ()
-    rows = [("", "pass@1", *sampled, "generated", "forward", "domain")]
-    rows += [_row(entry, sampled=bool(sampled)) for entry in (*result.experts, *result.modes)]
-    lines = [f"{result.task}: {result.n} problems", *_table(rows)]
+    header = ("", "pass@1", *sampled, "generated", "forward", "domain")
+    rows = [_row(entry, sampled=bool(sampled)) for entry in (*result.experts, *result.modes)]
+    lines = [f"{result.task}: {result.n} problems", *columns(header, rows, num_left=1)]
     for entry in result.modes:
         if entry.chosen is not None:
             chosen = ", ".join(f"{name} {number}" for name, number in entry.chosen.items())
@@ -161,7 +161,10 @@ def _lines(result: EnsembleResult) -> list[str]:
             f"gate learned from {gate.prompts} prompts, right {_by_expert(result, gate.right)}; "
             f"generated {gate.generated_tokens:,}, forward {gate.forward_tokens:,}"
         )
-    return lines + (["", *_table(_text_rows(result.text))] if result.text else [])
+    if result.text:
+        rows = [(f.name, f"{f.tokens:,}", f"{f.nats_per_token:.4f}", f"{f.perplexity:.3f}") for f in result.text]
+        lines += ["", *columns(("text", "tokens", "nats/token", "perplexity"), rows, num_left=1)]
+    return lines
 
 
 def _by_expert(result: EnsembleResult, shares: Sequence[float]) -> str:
@@ -172,20 +175,3 @@ def _row(entry: EvaluationRow, *, sampled: bool) -> tuple[str, ...]:
     shares = [entry.result.pass_at_1, *((entry.result.pass_at_k, entry.majority_at_k) if sampled else ())]
     tokens = (f"{entry.generated_tokens:,}", f"{entry.forward_tokens:,}")
     return (entry.name, *("-" if share is None else f"{share:.3f}" for share in shares), *tokens, entry.domain or "")
-
-
-def _text_rows(figures: Sequence[TextFigures]) -> list[tuple[str, ...]]:
-    head = ("text", "tokens", "nats/token", "perplexity")
-    return [head, *((f.name, f"{f.tokens:,}", f"{f.nats_per_token:.4f}", f"{f.perplexity:.3f}") for f in figures)]
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return columns of equal width; the first is left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

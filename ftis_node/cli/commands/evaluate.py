@@ -7,17 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.completion import ENGINES, one_of, task_specs
+from ftis_node.cli.commands.ensemble import LimitOption, TaskOption
+from ftis_node.cli.completion import ENGINES, one_of
 from ftis_node.cli.options import JsonOption, print_json
 from ftis_node.cli.progress import show_fraction
 
 
 def evaluate(
     model: Annotated[str, typer.Option("--model", help="Hub id or folder.")],
-    task: Annotated[
-        str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
-    ],
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")] = 512,
+    task: TaskOption,
+    limit: LimitOption = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, help="Maximum tokens of prompt and completion together.")

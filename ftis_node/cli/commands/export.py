@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -62,5 +61,4 @@ def export(
         )
     typer.echo(f"{out}: the model after step {step}")
     if target is not None:
-        message = target.message or f"Upload the model after step {step}"
-        push_and_report(out, dataclasses.replace(target, message=message))
+        push_and_report(out, target, message=f"Upload the model after step {step}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import FileError, UsageError
 from ftis_node.files import read_text
+from ftis_node.telemetry.terminal_text import date_time
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -112,10 +112,9 @@ def _addresses(home: Home) -> list[str] | None:
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
-    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(document["created_at"]))
     return [
         f"peer id    {document['peer_id']}",
-        f"key file   {document['key_file']} (made {made})",
+        f"key file   {document['key_file']} (made {date_time(document['created_at'])})",
         *(f"address    {address}" for address in document["addresses"]),
         *(() if document["running"] else ("address    none: no node runs with this home",)),
     ]

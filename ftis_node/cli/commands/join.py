@@ -174,7 +174,6 @@ def join(
 
 
 def _run(settings: NodeSettings, run: str | None, eval_task: str | None, where: Home, log_format: LogFormat) -> None:
-    """Plan the run, and run the node until it stops."""
     # these imports take a second, and the checks of the options do not need them
     from ftis_node.node.startup.run import run_until_stopped
     from ftis_node.node.startup.run_plan import find_run, plan_run

@@ -14,7 +14,7 @@ from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.swarm.peer_rows import teaches
 from ftis_node.telemetry.health_summary import duration
-from ftis_node.telemetry.terminal_text import columns
+from ftis_node.telemetry.terminal_text import columns, date_time
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -54,8 +54,10 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
     if not rows:
         typer.echo("no peers yet")
         return
-    for line in _table(rows, now=time.time()):
-        typer.echo(line)
+    table = [_cells(row, now=time.time()) for row in rows]
+    kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]  # without empty columns
+    shown = [[line[index] or "-" for index in kept] for line in table]
+    typer.echo("\n".join(columns([HEADER[index] for index in kept], shown)))
 
 
 @app.command()
@@ -126,7 +128,7 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) ->
         print_json(row)
     else:
         until = row["banned_until"]
-        typer.echo(f"{row['peer_id']} is {row['standing']}{f' until {_clock(until)}' if until else ''}")
+        typer.echo(f"{row['peer_id']} is {row['standing']}{f' until {date_time(until)}' if until else ''}")
 
 
 def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[str, Any]:
@@ -139,16 +141,9 @@ def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[
         return control.change(action, {"peer": peer, **options})
 
 
-def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:
-    """Return a header and one line per peer, without columns that are empty for all. `now` is Unix time in seconds."""
-    table = [_cells(row, now=now) for row in rows]
-    kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]
-    return columns([HEADER[index] for index in kept], [[line[index] or "-" for index in kept] for line in table])
-
-
 def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row["groups_refused"].items())) or "0"
-    banned = f"until {_clock(row['banned_until'])} ({row['ban_reason']})" if row.get("banned_until") else ""
+    banned = f"until {date_time(row['banned_until'])} ({row['ban_reason']})" if row.get("banned_until") else ""
     seen = row.get("last_seen")
     return (
         row["peer_id"],
@@ -164,7 +159,3 @@ def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:
         teaches(row),
         "; ".join(note for note in (banned, row.get("wire_words")) if note),
     )
-
-
-def _clock(unix_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

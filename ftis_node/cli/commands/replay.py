@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import closing
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,8 +46,6 @@ MIB = 1 << 20
 
 
 class ExportFormat(StrEnum):
-    """Formats of `replay export`."""
-
     JSONL = "jsonl"
     PARQUET = "parquet"
     MSGPACK = "msgpack"
@@ -73,8 +73,7 @@ def list_groups(
     if as_json:
         print_json([dataclasses.asdict(summary) for summary in summaries])
         return
-    for line in _table(summaries, now=time.time()):
-        typer.echo(line)
+    typer.echo("\n".join(_table(summaries, now=time.time())))
 
 
 @app.command("show")
@@ -155,49 +154,35 @@ def export(
         raise UsageError("--license and --with-senders are for --push-to OWNER/NAME: add it, or leave them out")
     if target is not None and format_ not in (ExportFormat.JSONL, ExportFormat.PARQUET):
         raise UsageError("the hub shows no such file as a data set: choose --format jsonl or parquet with --push-to")
-    where, reader = home_at(home), _open(home)
+    where, totals = home_at(home), None
     try:
-        if target is not None:
-            totals = _export_data_set(
-                where, reader, out, format_=format_, text=text, flat=flat, with_senders=with_senders, license=license
-            )
-        elif format_ is ExportFormat.ENVELOPE:
-            typer.echo(f"{_write_envelopes(reader, out)} groups written to {out}")
-        else:
-            _export_rows(where, reader, out, format_=format_, text=text, flat=flat)
+        with closing(_open(home)) as reader:
+            write = partial(_export_rows, where, reader, format_=format_, text=text, flat=flat)
+            if target is not None:
+                from ftis_node.node.storage.hub_cards import read_run_record, write_data_card
+                from ftis_node.replay.rollout_rows import RowTotals
+
+                record, totals = read_run_record(where), RowTotals(with_senders=with_senders)
+                folder, file = _new_folder(out), f"data/train.{format_.value}"
+                write(folder / file, totals=totals)
+                write_data_card(folder, record, totals, file=file, with_texts=text, is_flat=flat, license=license)
+            elif format_ is ExportFormat.ENVELOPE:
+                typer.echo(f"{_write_envelopes(reader, out)} groups written to {out}")
+            else:
+                write(out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None
-    finally:
-        reader.close()
-    if target is not None:
-        message = target.message or f"Upload {totals.num_groups} groups of rollouts"
-        push_and_report(out, dataclasses.replace(target, message=message))
+    if target is not None and totals is not None:
+        push_and_report(out, target, message=f"Upload {totals.num_groups} groups of rollouts")
 
 
-def _export_data_set(
-    home: Home,
-    reader: ReplayReader,
-    out: Path,
-    *,
-    format_: ExportFormat,
-    text: bool,
-    flat: bool,
-    with_senders: bool,
-    license: str | None,
-) -> RowTotals:
-    """Write a folder with the rows, their card and the run's manifest. Raises UsageError if the folder is in use."""
-    from ftis_node.node.storage.hub_cards import read_run_record, write_data_card
-    from ftis_node.replay.rollout_rows import RowTotals
-
-    record, totals = read_run_record(home), RowTotals(with_senders=with_senders)
+def _new_folder(out: Path) -> Path:
+    """Make the folder of a data set. Raises UsageError if it is in use."""
     folder = out.expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{out} exists and is not an empty folder: choose another with --out")
-    file = f"data/train.{format_.value}"
     (folder / "data").mkdir(parents=True)
-    _export_rows(home, reader, folder / file, format_=format_, text=text, flat=flat, totals=totals)
-    write_data_card(folder, record, totals, file=file, with_texts=text, is_flat=flat, license=license)
-    return totals
+    return folder
 
 
 def _export_rows(
@@ -249,7 +234,6 @@ def _table(summaries: Sequence[GroupSummary], *, now: float) -> list[str]:
 
 def _cells(summary: GroupSummary, now: float) -> tuple[str, ...]:
     state = f"{summary.state} ({summary.reason})" if summary.reason else summary.state
-    mean = sum(summary.rewards) / len(summary.rewards)
     return (
         summary.id[:12],
         duration(now - summary.admitted_at),
@@ -257,7 +241,7 @@ def _cells(summary: GroupSummary, now: float) -> tuple[str, ...]:
         f"{summary.task}/{summary.prompt_index}",
         state,
         "-" if summary.step is None else str(summary.step),
-        f"{mean:.2f}",
+        f"{summary.reward_mean:.2f}",
         f"{summary.num_tokens:,}",
     )
 

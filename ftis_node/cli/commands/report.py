@@ -17,12 +17,10 @@ from ftis_node.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-DEFAULT_OUT = Path("report.html")
-
 
 def report(
     home: HomeOption = None,
-    out: Annotated[Path, typer.Option("--out", help="File to write.")] = DEFAULT_OUT,
+    out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("report.html"),
 ) -> None:
     """Write one page about a run: values, curves, peers, notable events. Works for a running or a stopped node.
 
@@ -41,7 +39,10 @@ def write_report(home: Home, out: Path) -> None:
     status, peers = _documents(home)
     with show_fraction("report") as show:
         facts = gather(home, status=Status.from_json(json.dumps(status).encode()), peers=peers, on_progress=show)
-    _write(out, render_page(facts))
+    try:
+        replace_file(out, render_page(facts).encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None
 
 
 def _documents(home: Home) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -52,10 +53,3 @@ def _documents(home: Home) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if not home.events.exists():
             raise
         return {"node": {"state": "unknown"}}, []
-
-
-def _write(out: Path, page: str) -> None:
-    try:
-        replace_file(out, page.encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None

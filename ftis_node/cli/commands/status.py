@@ -6,20 +6,17 @@ get the same text. `--watch` repaints it on a terminal and appends one line per 
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.node_client import read_document
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
-from ftis_node.errors import ConfigError, FtisError
+from ftis_node.cli.node_client import read_document, repeated
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json, print_line
+from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ftis_node.config.home import Home
 
 REPAINT = "\x1b[H"  # moves the cursor to the upper left corner
@@ -57,32 +54,16 @@ def status(
 
 def _watch(home: Home, *, as_json: bool, interval_s: float) -> None:
     """Show updates until ctrl-C, even if the node stops or restarts."""
-    show = _show_json if as_json else (_repaint if sys.stdout.isatty() else _append)
+    show = print_line if as_json else (_repaint if sys.stdout.isatty() else _append)
     if show is _repaint:
         sys.stdout.write(REPAINT + REST_OF_SCREEN)
     try:
-        for snapshot in _snapshots(home, interval_s):
+        for snapshot in repeated(lambda: read_document(home, "/status"), interval_s):
             show(snapshot)
             sys.stdout.flush()
     except KeyboardInterrupt:
         if show is _repaint:
             typer.echo()
-
-
-def _snapshots(home: Home, interval_s: float) -> Iterator[dict[str, Any] | FtisError]:
-    """Yield the status, or an error instead, every `interval_s`. Raises ConfigError for a home without a node."""
-    seen_before = False
-    while True:
-        try:
-            yield read_document(home, "/status")
-        except ConfigError as error:
-            if not seen_before:
-                raise
-            yield error
-        except FtisError as error:
-            yield error
-        seen_before = True
-        time.sleep(interval_s)
 
 
 def _repaint(snapshot: dict[str, Any] | FtisError) -> None:
@@ -107,9 +88,3 @@ def _append(snapshot: dict[str, Any] | FtisError) -> None:
     clock = time.strftime("%Y-%m-%dT%H:%M:%S")
     text = printable(str(snapshot)) if isinstance(snapshot, FtisError) else log_line(snapshot, now=time.time())
     typer.echo(f"{clock} {text}")
-
-
-def _show_json(snapshot: dict[str, Any] | FtisError) -> None:
-    typer.echo(
-        json.dumps({"error": str(snapshot)} if isinstance(snapshot, FtisError) else snapshot, separators=(",", ":"))
-    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.node_client import read_document
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
-from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
+from ftis_node.cli.node_client import read_document, repeated
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json, print_line
+from ftis_node.errors import FileError, FtisError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,29 +42,17 @@ def swarm(
         _show(read(), as_json=as_json)
         return
     try:
-        while True:
-            _repeat(read, as_json=as_json)
+        for document in repeated(read, interval_s):
+            if as_json:
+                print_line(document)
+            elif isinstance(document, FtisError):
+                typer.echo(f"{document}; trying again")
+            else:
+                sys.stdout.write(CLEAR if sys.stdout.isatty() else "")
+                _show(document, as_json=False)
             sys.stdout.flush()
-            time.sleep(interval_s)
     except KeyboardInterrupt:
         return
-
-
-def _repeat(read: Callable[[], Any], *, as_json: bool) -> None:
-    """Show one update, or the reason why it is missing. Raises ConfigError for a home without a node."""
-    try:
-        document = read()
-    except ConfigError:
-        raise
-    except FtisError as error:
-        typer.echo(json.dumps({"error": str(error)}) if as_json else f"{error}; trying again")
-        return
-    if as_json:
-        typer.echo(json.dumps(document, separators=(",", ":")))
-        return
-    if sys.stdout.isatty():
-        sys.stdout.write(CLEAR)
-    _show(document, as_json=False)
 
 
 def _show(document: Any, *, as_json: bool) -> None:

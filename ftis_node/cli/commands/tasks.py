@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftis_node.cli.options import JsonOption, print_json
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from ftis_node.tasks import Task
@@ -44,7 +44,7 @@ def _listing() -> dict[str, Any]:
 
 def _lines(document: dict[str, Any]) -> list[str]:
     plugins = [
-        _printable(f"plug-in   {one['kind']} {one['name']}  ({one['package']} {one['version']}, {one['target']})")
+        printable(f"plug-in   {one['kind']} {one['name']}  ({one['package']} {one['version']}, {one['target']})")
         for one in document["plugins"]
     ]
     return [
@@ -86,12 +86,7 @@ def _problem_lines(document: dict[str, Any]) -> list[str]:
     reward = document["reward_of_answer"]
     return [
         f"{document['name']}, split {document['split']}: {document['num_problems']:,} problems; the first:",
-        *(_printable(f"{message['role']}: {message['content']}") for message in document["prompt"]),
-        _printable(f"answer: {document['answer']}"),
+        *(printable(f"{message['role']}: {message['content']}", keep_newlines=True) for message in document["prompt"]),
+        printable(f"answer: {document['answer']}", keep_newlines=True),
         f"reward of the answer alone: {'scoring failed' if reward is None else reward}",
     ]
-
-
-def _printable(text: str) -> str:
-    """Return untrusted text without control characters."""
-    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

@@ -20,8 +20,6 @@ class Size(StrEnum):
 
 
 class TinyTask(StrEnum):
-    """Tasks with tiny models."""
-
     ARITHMETIC = "arithmetic"
     SUMS = "sums"
 

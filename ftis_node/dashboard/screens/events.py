@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import Input
 
-from ftis_node.dashboard.context import Page
+from ftis_node.dashboard.context import TextPage
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.spans import Span, Tone, line, text_of
-from ftis_node.dashboard.widgets import KeysLine, Scroller, SearchLine, TextLines
+from ftis_node.dashboard.widgets import Scroller, SearchLine
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftis_node.dashboard.snapshot import NodeSnapshot
 
 
-class EventsScreen(Page):
+class EventsScreen(TextPage):
     """Screen that follows the end of the event log; `a` shows all lines, `s` the newest first, `/` searches."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -28,20 +28,18 @@ class EventsScreen(Page):
         ("slash", "search", "search"),
     ]
 
+    KEYS = (("a", "all lines"), ("/", "search"), ("s", "newest first or last"))
+
     def __init__(self) -> None:
         super().__init__()
         self._shows_all = self._is_turned = False
         self._search_text = ""
 
     def compose(self) -> ComposeResult:
-        with Scroller(id="scroll"):
-            yield TextLines(id="trail", wraps=True)
-        yield SearchLine(back_to="#scroll")
-        keys = (("arrows", "scroll"), ("a", "all lines"), ("/", "search"), ("s", "newest first or last"))
-        yield KeysLine(*keys, ("Esc", "back"), ("q", "quit"))
+        yield from super().compose()
+        yield SearchLine(back_to="Scroller")
 
     def on_mount(self) -> None:
-        self.query_one(Scroller).focus()
         if self.app.snapshot is not None:
             self.show(self.app.snapshot)
 
@@ -56,17 +54,15 @@ class EventsScreen(Page):
         if self._is_turned:
             lines.reverse()
         none = "no event has this text" if self._search_text else "no events yet"
-        self.query_one("#trail", TextLines).write(lines or [line(Span(none, Tone.FAINT))])
+        self.write(lines or [line(Span(none, Tone.FAINT))])
         if was_at_end and not self._is_turned:
             scroll.scroll_end(animate=False)
 
     def action_toggle_all(self) -> None:
-        """Switch between all lines and the notable ones."""
         self._shows_all = not self._shows_all
         self._again()
 
     def action_turn(self) -> None:
-        """Switch between the newest line first and the newest line last."""
         self._is_turned = not self._is_turned
         self._again()
 
@@ -79,7 +75,6 @@ class EventsScreen(Page):
         self._again()
 
     def _again(self) -> None:
-        """Show the lines again, and scroll to the newest one."""
         if self.app.snapshot is None:
             return
         self.show(self.app.snapshot)

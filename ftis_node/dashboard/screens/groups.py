@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import DataTable
 
-from ftis_node.dashboard.context import Page
+from ftis_node.dashboard.context import Page, TextPage
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
-from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
+from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets import KeysLine, RowsTable, Scroller, TextLines
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 class GroupsScreen(Page):
     """Screen with a list of groups that changes only when `r` reloads it."""
 
+    AUTO_FOCUS = "RowsTable"
+    DEFAULT_CSS = "GroupsScreen RowsTable { border-top: solid $foreground 40%; }"
     BINDINGS: ClassVar[list[BindingType]] = [("r", "reload", "reload")]
+    sender: str | None = None
 
     def compose(self) -> ComposeResult:
         yield RowsTable(GROUP_COLUMNS, id="groups")
@@ -33,19 +37,20 @@ class GroupsScreen(Page):
 
     def on_mount(self) -> None:
         """Request the groups."""
-        table = self.query_one(RowsTable)
-        table.styles.border_top = ("solid", "gray")
-        table.border_title = "reading the buffer"
-        table.focus()
+        self.query_one(RowsTable).border_title = "reading the buffer"
         self.action_reload()
 
     def action_reload(self) -> None:
-        """Read the buffer again."""
-        self.app.load_groups(self)
+        self.app.load_groups(self, sender=self.sender)
 
     def on_groups_listed(self, message: GroupsListed) -> None:
         table = self.query_one(RowsTable)
-        table.border_title = sanitized(message.problem) or f"the newest {len(message.groups)} groups of the buffer"
+        found = (
+            "its newest groups in the buffer"
+            if self.sender
+            else f"the newest {len(message.groups)} groups of the buffer"
+        )
+        table.border_title = printable(message.problem) or found
         table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
 
     @on(DataTable.RowSelected)
@@ -54,90 +59,68 @@ class GroupsScreen(Page):
             self.app.open_page(GroupScreen(event.row_key.value))
 
 
-class GroupScreen(Page):
+class GroupScreen(TextPage):
     """Screen of one group; `l` shows the log-prob of each token."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("l", "toggle_tokens", "log-probs of tokens")]
+    KEYS = (("l", "log-probs of all tokens"),)
 
     def __init__(self, group_id: str) -> None:
         super().__init__()
-        self.group_id = group_id
+        self._group_id = group_id
         self._group: GroupDetail | None = None
         self._with_tokens = False
 
-    def compose(self) -> ComposeResult:
-        with Scroller(id="scroll"):
-            yield TextLines(id="group", wraps=True)
-        yield KeysLine(("arrows", "scroll"), ("l", "log-probs of all tokens"), ("Esc", "back"), ("q", "quit"))
-
     def on_mount(self) -> None:
         """Request the group."""
-        self.query_one("#group", TextLines).write([line(Span(f"reading group {self.group_id}", Tone.FAINT))])
-        self.query_one(Scroller).focus()
-        self.app.load_group(self, self.group_id)
+        self.write([line(Span(f"reading group {self._group_id}", Tone.FAINT))])
+        self.app.load_group(self, self._group_id)
 
     def on_group_opened(self, message: GroupOpened) -> None:
         self._group = message.group
         if message.group is None:
-            words = sanitized(message.problem) or "the buffer no longer has this group: newer ones replaced it"
-            self.query_one("#group", TextLines).write([line(Span(words, Tone.WARN))])
+            words = printable(message.problem) or "the buffer no longer has this group: newer ones replaced it"
+            self.write([line(Span(words, Tone.WARN))])
         else:
-            self._write()
+            self._show()
 
     def action_toggle_tokens(self) -> None:
-        """Show or hide the log-prob of each token."""
         self._with_tokens = not self._with_tokens
-        self._write()
+        self._show()
 
-    def _write(self) -> None:
+    def _show(self) -> None:
         if self._group is not None:
-            self.query_one("#group", TextLines).write(group_lines(self._group, with_tokens=self._with_tokens))
+            self.write(group_lines(self._group, with_tokens=self._with_tokens))
 
 
-class PeerScreen(Page):
+class PeerScreen(GroupsScreen):
     """Screen of one peer, updated while it is open."""
 
     DEFAULT_CSS = """
     PeerScreen Scroller { height: auto; max-height: 80%; }
     PeerScreen TextLines { margin: 0 0 1 0; }
-    PeerScreen RowsTable { border-top: solid $foreground 40%; }
     """
 
     def __init__(self, peer_id: str) -> None:
         super().__init__()
-        self.peer_id = peer_id
+        self.sender = peer_id
 
     def compose(self) -> ComposeResult:
-        """Lay out the peer's values above its groups; each part scrolls."""
         with Scroller():
             yield TextLines(id="peer", wraps=True)
         yield RowsTable(GROUP_COLUMNS, id="groups")
         yield KeysLine(("Enter", "open group"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """Show the last snapshot and request the peer's groups."""
-        table = self.query_one(RowsTable)
-        table.border_title = "reading the buffer"
-        table.focus()
+        """Show the last snapshot. Textual calls the handler of the base class, too, which requests the groups."""
         if self.app.snapshot is not None:
             self.show(self.app.snapshot)
-        self.app.load_groups(self, sender=self.peer_id)
 
     def show(self, snapshot: NodeSnapshot) -> None:
         """Show the peer as it is in a snapshot."""
-        row = next((row for row in snapshot.peers if row["peer_id"] == self.peer_id), None)
+        row = next((row for row in snapshot.peers if row["peer_id"] == self.sender), None)
         if row is None:
-            self.query_one("#peer", TextLines).write([line(Span("this node no longer knows this peer", Tone.WARN))])
-            return
-        lines = peer_lines(row, now=snapshot.taken_at)
-        self.query_one("#peer", TextLines).write([*lines, line(), line(Span(ban_words(row), Tone.FAINT))])
-
-    def on_groups_listed(self, message: GroupsListed) -> None:
-        table = self.query_one(RowsTable)
-        table.border_title = sanitized(message.problem) or "its newest groups in the buffer"
-        table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
-
-    @on(DataTable.RowSelected)
-    def open_group(self, event: DataTable.RowSelected) -> None:
-        if event.row_key.value is not None:
-            self.app.open_page(GroupScreen(event.row_key.value))
+            lines = [line(Span("this node no longer knows this peer", Tone.WARN))]
+        else:
+            lines = [*peer_lines(row, now=snapshot.taken_at), line(), line(Span(ban_words(row), Tone.FAINT))]
+        self.query_one("#peer", TextLines).write(lines)

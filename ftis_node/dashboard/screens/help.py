@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.context import Page
+from ftis_node.dashboard.context import TextPage
 from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.health_answers import health_of, problem_text, problems
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labeled, line
-from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 
 if TYPE_CHECKING:
-    from textual.app import ComposeResult
-
     from ftis_node.dashboard.snapshot import NodeSnapshot
 
 KEYS = (
@@ -42,40 +39,25 @@ TERMS = (
 )
 
 
-class HelpScreen(Page):
-    """Screen with one text that scrolls."""
-
-    def compose(self) -> ComposeResult:
-        with Scroller():
-            yield TextLines(id="help", wraps=True)
-        yield KeysLine(("arrows", "scroll"), ("Esc", "back"), ("q", "quit"))
-
+class HelpScreen(TextPage):
     def on_mount(self) -> None:
-        self.query_one("#help", TextLines).write(help_lines(self.app.snapshot))
-        self.query_one(Scroller).focus()
-
-
-def start_lines(snapshot: NodeSnapshot) -> list[Line]:
-    """Return the command that starts a stopped node again, for copying."""
-    if snapshot.phase is not NodePhase.STOPPED:
-        return []
-    return [line(Span("start it again:", Tone.WARN)), line("  ", snapshot.start_command), line()]
-
-
-def _current_problems(snapshot: NodeSnapshot) -> list[str]:
-    """Return every answer "no" and every problem of the node's health."""
-    verdict = health_of(snapshot)
-    noes = [problem_text(answer) for answer in (verdict.contributing, verdict.learning) if not answer.is_well]
-    return [*noes, *problems(snapshot)]
+        self.write(help_lines(self.app.snapshot))
 
 
 def help_lines(snapshot: NodeSnapshot | None) -> list[Line]:
-    """Return the help below the node's current problems."""
-    wrong = _current_problems(snapshot) if snapshot is not None and snapshot.is_live else []
+    """Return the help below the node's current problems, or the command that starts a stopped node again."""
     lines: list[Line] = []
-    if wrong:
-        lines = [line(Span("current problems", Tone.BAD)), *(line("  ", problem) for problem in wrong), line()]
-    if snapshot is not None:
-        lines += start_lines(snapshot)
-    lines += [line(Span("keys", Tone.STRONG)), *(labeled(f"  {key}", what, width=16) for key, what in KEYS), line()]
-    return [*lines, line(Span("terms", Tone.STRONG)), *(labeled(f"  {term}", what, width=16) for term, what in TERMS)]
+    if snapshot is not None and snapshot.is_live:
+        health = health_of(snapshot)
+        noes = [problem_text(answer) for answer in (health.contributing, health.learning) if not answer.is_well]
+        if found := [*noes, *problems(snapshot)]:
+            lines = [line(Span("current problems", Tone.BAD)), *(line("  ", problem) for problem in found), line()]
+    if snapshot is not None and snapshot.phase is NodePhase.STOPPED:
+        lines = [line(Span("start it again:", Tone.WARN)), line("  ", snapshot.start_command), line()]
+    for title, rows in (("keys", KEYS), ("terms", TERMS)):
+        lines += [
+            line(Span(title, Tone.STRONG)),
+            *(labeled(f"  {name}", what, width=16) for name, what in rows),
+            line(),
+        ]
+    return lines[:-1]

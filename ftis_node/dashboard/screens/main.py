@@ -15,15 +15,14 @@ from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.figures import (
     head_line,
     metric_lines,
-    pass_points,
-    pass_title,
+    pass_curve,
     plot_rows,
-    reward_points,
-    reward_title,
+    reward_curve,
 )
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, worst_tone
-from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
+from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets import KeysLine, PeersTable, SearchLine, TextLines
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -41,14 +40,12 @@ BRAILLE = "[\u2800-\u28ff]+"
 class Overview(TextLines):
     """Four lines, five for a node that waits, six for a node that does not run. The border has the worst tone."""
 
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self.border_title = "answers"
+    BORDER_TITLE = "answers"
 
     def show(self, snapshot: NodeSnapshot) -> None:
         lines = [head_line(snapshot), *answer_lines(snapshot)]
         if snapshot.problem and not snapshot.is_live:
-            lines.append(line(Span(sanitized(snapshot.problem), Tone.WARN)))
+            lines.append(line(Span(printable(snapshot.problem), Tone.WARN)))
         lines += next_lines(snapshot)
         tone = worst_tone(snapshot)
         for name, border_tone in BORDERS.items():
@@ -57,11 +54,7 @@ class Overview(TextLines):
 
 
 class MetricsPanel(TextLines):
-    """Metric lines: workers, shares, groups, buffer, memory."""
-
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self.border_title = "work"
+    BORDER_TITLE = "work"
 
     def show(self, snapshot: NodeSnapshot) -> None:
         self.write(metric_lines(snapshot))
@@ -72,26 +65,21 @@ class EventLines(TextLines):
 
     DEFAULT_CSS = "EventLines { height: 1fr; border-top: solid $foreground 40%; }"
 
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self.border_title = "events"
-        self._reading: NodeSnapshot | None = None
+    BORDER_TITLE = "events"
+    _snapshot: NodeSnapshot | None = None
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        self._reading = snapshot
+        self._snapshot = snapshot
         num_rows = max(1, self.content_size.height)
         self.write(event_line(event) for event in notable_events(snapshot.history.events)[-num_rows:])
 
     def on_resize(self) -> None:
-        if self._reading is not None:
-            self.show(self._reading)
+        if self._snapshot is not None:
+            self.show(self._snapshot)
 
 
 class Plot(Static):
-    """Plot under its title, redrawn when its points or its size change.
-
-    The title is in the border and takes no row.
-    """
+    """Plot with its title in the border, redrawn when its points or its size change."""
 
     DEFAULT_CSS = """
     Plot { width: 1fr; height: 1fr; border-top: solid $foreground 40%; border-title-style: bold; padding: 0 1 0 0; }
@@ -163,7 +151,6 @@ class MainScreen(Screen[None]):
         self._home = home
 
     def compose(self) -> ComposeResult:
-        """Lay out all widgets; values appear when the first snapshot arrives."""
         yield Overview(id="overview")
         with Horizontal(id="curves"):
             yield Plot("reward of a step", id="reward")
@@ -186,14 +173,13 @@ class MainScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(Overview).write([line(Span(f"snapshot {self._home}", Tone.FAINT))])
-        self.query_one(PeersTable).focus()
 
     def show(self, snapshot: NodeSnapshot) -> None:
         """Pass a snapshot to all widgets."""
         self.set_class(not snapshot.is_live, "-stopped")
         self.query_one(Overview).show(snapshot)
-        self.query_one("#reward", Plot).show(reward_title(snapshot), reward_points(snapshot), is_live=snapshot.is_live)
-        self.query_one("#pass", Plot).show(pass_title(snapshot), pass_points(snapshot), is_live=snapshot.is_live)
+        self.query_one("#reward", Plot).show(*reward_curve(snapshot), is_live=snapshot.is_live)
+        self.query_one("#pass", Plot).show(*pass_curve(snapshot), is_live=snapshot.is_live)
         self.query_one(MetricsPanel).show(snapshot)
         self.query_one(PeersTable).show(snapshot)
         self.query_one(EventLines).show(snapshot)

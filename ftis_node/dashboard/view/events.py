@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.spans import Line, Span, Tone, clipped, clock, line, number, sanitized, short_id
+from ftis_node.dashboard.view.spans import Line, Span, Tone, clock, line, number, short_id
+from ftis_node.telemetry.terminal_text import clipped, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,7 +34,6 @@ def is_notable(name: str) -> bool:
 
 
 def notable_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the events except those that every group causes."""
     return [event for event in events if is_notable(str(event.get("event")))]
 
 
@@ -42,7 +42,7 @@ def event_line(event: Mapping[str, Any]) -> Line:
     return line(
         Span(clock(float(event.get("time", 0.0))), Tone.FAINT),
         " ",
-        Span(sanitized(name).ljust(WORD_WIDTH), TONES.get(name, Tone.PLAIN)),
+        Span(printable(name).ljust(WORD_WIDTH), TONES.get(name, Tone.PLAIN)),
         " ",
         clipped(_detail(name, event), MAX_DETAIL),
     )
@@ -57,12 +57,12 @@ def _detail(name: str, event: Mapping[str, Any]) -> str:
     if name == "refused":
         return f"{_of(event, 'reason')}: {_of(event, 'detail')} (from {short_id(str(event.get('origin') or '-'))})"
     fields = {key: value for key, value in event.items() if key not in ("time", "event") and value is not None}
-    return "  ".join(f"{sanitized(str(key))} {_value(key, value)}" for key, value in fields.items())
+    return "  ".join(f"{key} {_value(key, value)}" for key, value in fields.items())
 
 
 def _step(event: Mapping[str, Any]) -> str:
     if problem := event.get("refused") or event.get("skipped"):
-        return f"{event.get('step')} had no effect: {sanitized(str(problem))}"
+        return f"{event.get('step')} had no effect: {problem}"
     return (
         f"{event.get('step')}  reward {number(event.get('reward_mean'), digits=3)}, "
         f"loss {number(event.get('loss'), digits=2)}, {event.get('own_groups', 0)} own, "
@@ -71,11 +71,11 @@ def _step(event: Mapping[str, Any]) -> str:
 
 
 def _of(event: Mapping[str, Any], key: str) -> str:
-    return sanitized(str(event.get(key) or "-"))
+    return str(event.get(key) or "-")
 
 
 def _value(key: str, value: Any) -> str:
-    text = sanitized(str(value))
+    text = str(value)
     if key == "group":
         return text[:GROUP_WIDTH]
     if key in ("peer", "sender", "origin", "source"):

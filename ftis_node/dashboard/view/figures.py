@@ -5,7 +5,7 @@ plotext draws a curve in a few rows of braille.
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.snapshot import NodePhase
@@ -14,20 +14,18 @@ from ftis_node.dashboard.view.spans import (
     Span,
     Tone,
     count,
-    duration,
     faded,
     labeled,
     line,
     number,
     percent,
-    sanitized,
 )
-from ftis_node.telemetry.terminal_text import size
+from ftis_node.telemetry.health_summary import duration
+from ftis_node.telemetry.history import thinned
+from ftis_node.telemetry.terminal_text import printable, size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.dashboard.snapshot import GpuUsage, NodeSnapshot
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 BAR_WIDTH = 20
 NUM_REASONS = 3
@@ -40,40 +38,45 @@ STATE_TONES = {
     "silent": Tone.BAD,
     "stopped": Tone.FAINT,  # a user stopped it; after a fault the answer `healthy` is in red
 }
-Points = tuple[tuple[float, float], ...]  # (step, value), steps ascending
+Points = Sequence[tuple[float, float]]  # (step, value), steps ascending
 DOTS_A_CELL = 2  # a braille cell is two dots wide
 LEAST_WIDTH, LEAST_HEIGHT = 12, 3
 LEAST_SPAN = 0.02  # keeps noise on a flat curve small
 
 
 def state_span(state: str) -> Span:
-    """Return a state, with the tone of its meaning."""
-    return Span(sanitized(state), STATE_TONES.get(state, Tone.WARN))
+    return Span(printable(state), STATE_TONES.get(state, Tone.WARN))
 
 
 def head_line(snapshot: NodeSnapshot) -> Line:
-    """Return name, model, run and state of the node."""
     status = snapshot.status
     node, run = status.node, status.run
     state = node.state if snapshot.phase is NodePhase.RUNNING else snapshot.phase.value
     up = f" {duration(node.uptime_s)}" if snapshot.phase is NodePhase.RUNNING else ""
     role = "" if node.role == "full" else f"  {node.role}"
-    who = (Span(sanitized(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
+    who = (Span(printable(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
     if not run.id:  # the node ended before its first status
         return line(*who)
     return line(
         *who,
         Span("  run ", Tone.FAINT),
-        f"{sanitized(run.name)} ({sanitized(run.id[:8])})",
+        f"{printable(run.name)} ({printable(run.id[:8])})",
         Span("  model ", Tone.FAINT),
-        f"{sanitized(status.model.name) or '-'} {count(status.model.parameters)}",
+        f"{printable(status.model.name) or '-'} {count(status.model.parameters)}",
     )
 
 
 def metric_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """Return six lines of 80 columns, seven if the trained part is known; faded for a node that is not running."""
-    first = (_generation(snapshot), _learner(snapshot), *_training(snapshot))
-    lines = (*first, _shares(snapshot), _swarm(snapshot), _buffer(snapshot))
+    training = snapshot.status.model.training
+    lines = (
+        _generation(snapshot),
+        _learner(snapshot),
+        *([labeled("trains", printable(training))] if training else []),
+        _shares(snapshot),
+        _swarm(snapshot),
+        _buffer(snapshot),
+    )
     return (*(lines if snapshot.is_live else map(faded, lines)), _machine(snapshot))
 
 
@@ -102,18 +105,11 @@ def _learner(snapshot: NodeSnapshot) -> Line:
     )
 
 
-def _training(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """Return the trained part of the model and the reason, clipped."""
-    training = snapshot.status.model.training
-    return (labeled("trains", sanitized(training)),) if training else ()
-
-
 def _restarts(restarts: int) -> str:
     return f"  {restarts} restarts" if restarts else ""
 
 
 def _shares(snapshot: NodeSnapshot) -> Line:
-    """Return a bar with the own and foreign groups that the learner used."""
     learner = snapshot.status.learner
     total = learner.own_groups + learner.foreign_groups
     filled = round(BAR_WIDTH * learner.own_groups / total) if total else 0
@@ -131,7 +127,7 @@ def _swarm(snapshot: NodeSnapshot) -> Line:
     refused = sorted(swarm.groups_refused.items(), key=lambda item: -item[1])
     total = sum(swarm.groups_refused.values())
     # The screen clips the reasons at its edge.
-    reasons = ", ".join(f"{sanitized(reason)} {many}" for reason, many in refused[:NUM_REASONS])
+    reasons = ", ".join(f"{printable(reason)} {many}" for reason, many in refused[:NUM_REASONS])
     return labeled(
         "groups",
         f"{count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed",
@@ -153,59 +149,38 @@ def _buffer(snapshot: NodeSnapshot) -> Line:
 
 def _machine(snapshot: NodeSnapshot) -> Line:
     machine = snapshot.machine
-    gpus = ", ".join(_gpu(gpu) for gpu in machine.gpus) or "none seen"
+    gpus = [f"{_part(gpu.used_bytes, gpu.total_bytes)}, {gpu.busy:.0%} busy" for gpu in machine.gpus]
     return labeled(
         "memory",
         f"node {size(machine.resident_bytes)}" if machine.num_processes else "node -",
         f", machine {_part(machine.ram_used_bytes, machine.ram_total_bytes)}",
         Span("  GPU ", Tone.FAINT),
-        gpus,
+        ", ".join(gpus) or "none seen",
     )
-
-
-def _gpu(gpu: GpuUsage) -> str:
-    return f"{_part(gpu.used_bytes, gpu.total_bytes)}, {gpu.busy:.0%} busy"
 
 
 def _part(used_bytes: int, total_bytes: int) -> str:
     return f"{used_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB"
 
 
-def reward_points(snapshot: NodeSnapshot) -> Points:
-    """Return the mean reward of each step."""
-    return tuple((point.step, point.reward_mean) for point in snapshot.history.steps if point.reward_mean is not None)
+def reward_curve(snapshot: NodeSnapshot) -> tuple[str, Points]:
+    """Return a title and the mean reward of each step."""
+    steps = snapshot.history.steps
+    points = tuple((point.step, point.reward_mean) for point in steps if point.reward_mean is not None)
+    return f"reward of a step {points[-1][1]:.3f}" if points else "reward of a step", points
 
 
-def pass_points(snapshot: NodeSnapshot) -> Points:
-    """Return pass@1 of the task with the newest evaluation."""
+def pass_curve(snapshot: NodeSnapshot) -> tuple[str, Points]:
+    """Return a title and pass@1 of the task with the newest evaluation."""
     evaluations = snapshot.history.evaluations
-    task = evaluations[-1].task if evaluations else ""
-    return tuple((point.step, point.pass_at_1) for point in evaluations if point.task == task)
+    if not evaluations:
+        return "pass@1", ()
+    last = evaluations[-1]
+    title = f"pass@1 {last.pass_at_1:.3f} of {last.n} {printable(last.task)}"
+    return title, tuple((point.step, point.pass_at_1) for point in evaluations if point.task == last.task)
 
 
-def reward_title(snapshot: NodeSnapshot) -> str:
-    points = reward_points(snapshot)
-    return f"reward of a step {points[-1][1]:.3f}" if points else "reward of a step"
-
-
-def pass_title(snapshot: NodeSnapshot) -> str:
-    points = pass_points(snapshot)
-    if not points:
-        return "pass@1"
-    last = snapshot.history.evaluations[-1]
-    return f"pass@1 {last.pass_at_1:.3f} of {last.n} {sanitized(last.task)}"
-
-
-def thinned(points: Points, num: int) -> Points:
-    """Return at most `num` points, each the mean of neighbors."""
-    if len(points) <= num:
-        return points
-    edges = [round(index * len(points) / num) for index in range(num + 1)]
-    parts = [points[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
-    return tuple((statistics.fmean(x for x, _ in part), statistics.fmean(y for _, y in part)) for part in parts)
-
-
-def plot_rows(points: Sequence[tuple[float, float]], *, width: int, height: int) -> list[str]:
+def plot_rows(points: Points, *, width: int, height: int) -> list[str]:
     """Return `height` rows of `width` characters. Call it in one thread: plotext keeps one global figure."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         return []
@@ -213,7 +188,7 @@ def plot_rows(points: Sequence[tuple[float, float]], *, width: int, height: int)
         return ["no data yet"]
     import plotext
 
-    steps, values = zip(*thinned(tuple(points), width * DOTS_A_CELL), strict=True)
+    steps, values = zip(*thinned(points, width * DOTS_A_CELL), strict=True)
     low, high = min(values), max(values)
     slack = max(0.0, LEAST_SPAN - (high - low)) / 2
     low, high = low - slack, high + slack

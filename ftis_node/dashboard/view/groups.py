@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import statistics
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.spans import (
     Line,
     Span,
     Tone,
-    clipped,
     clock,
     labeled,
     line,
-    moment,
     number,
-    sanitized,
     short_id,
 )
+from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from ftis_node.dashboard.buffer_reader import CompletionDetail, GroupDetail
+    from ftis_node.dashboard.buffer_reader import GroupDetail
+    from ftis_node.replay.group_history import CompletionDetails
     from ftis_node.replay.reader import GroupSummary
 
 GROUP_COLUMNS = ("time", "id", "from", "problem", "reward", "state", "tokens")
@@ -42,15 +42,14 @@ FATES = {
 
 def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]:
     """Return one cell for each of GROUP_COLUMNS. `names` are the peers' names by their ids."""
-    sender = clipped(sanitized(names.get(group.sender, "")), NAME_WIDTH) or short_id(group.sender)
+    sender = clipped(names.get(group.sender, ""), NAME_WIDTH) or short_id(group.sender)
     fate = (group.reason or group.state) + ("" if group.step is None else f" {group.step}")
-    mean = statistics.fmean(group.rewards) if group.rewards else 0.0
     return (
         Span(clock(group.admitted_at)[:-3], Tone.FAINT),
         Span(group.id[:ID_WIDTH]),
         Span("own") if group.own else Span(sender, Tone.STRONG),
-        Span(clipped(f"{sanitized(group.task)}/{group.prompt_index}", TASK_WIDTH)),
-        Span(f"{mean:.2f}", Tone.GOOD if mean > 0 else Tone.PLAIN),
+        Span(clipped(f"{group.task}/{group.prompt_index}", TASK_WIDTH)),
+        Span(f"{group.reward_mean:.2f}", Tone.GOOD if group.reward_mean > 0 else Tone.PLAIN),
         Span(clipped(fate, STATE_WIDTH)),
         Span(str(group.num_tokens)),
     )
@@ -59,35 +58,37 @@ def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]
 def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
     """Return one group in full; `with_tokens` adds the log-prob of each token."""
     summary = group.summary
-    whose = "this node" if summary.own else sanitized(summary.sender)
-    weights = f", by the weights of {sanitized(group.weights_of)}" if group.weights_of else ""
+    whose = "this node" if summary.own else printable(summary.sender)
+    weights = f", by the weights of {printable(group.weights_of)}" if group.weights_of else ""
     lines = [
         labeled("group", Span(summary.id, Tone.STRONG)),
         labeled("made by", whose),
         labeled(
             "with",
-            f"{sanitized(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
+            f"{printable(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
         ),
-        labeled("when", f"{moment(summary.created_at)}, its group number {summary.number}"),
-        labeled("problem", f"{sanitized(summary.task)}/{summary.prompt_index}"),
+        labeled("when", f"{date_time(summary.created_at)}, its group number {summary.number}"),
+        labeled("problem", f"{printable(summary.task)}/{summary.prompt_index}"),
         verdict_line(summary),
         use_line(summary),
         line(),
         line(Span(f"prompt, {len(group.prompt_ids)} tokens", Tone.FAINT)),
         *_block(group.prompt, group.prompt_ids),
     ]
-    for place, completion in enumerate(group.completions, start=1):
-        lines += [line(), _head(place, completion, summary.policy_version), *_body(completion, with_tokens=with_tokens)]
+    for place, (completion, pieces) in enumerate(zip(group.completions, group.pieces, strict=True), start=1):
+        lines += [line(), _head(place, completion, summary.policy_version)]
+        lines += _block(completion.text, completion.token_ids)
+        if with_tokens and completion.logprobs:
+            lines.append(_token_line(pieces, completion.logprobs))
     return [*lines, line(), *history_lines(group.history)]
 
 
 def verdict_line(summary: GroupSummary) -> Line:
     """Return the result of validation. Rejected groups are only in the event log."""
     rewards = ", ".join(f"{reward:g}" for reward in summary.rewards)
-    equal = len(set(summary.rewards)) <= 1
-    note = " (all equal: no learning signal)" if equal else ""
+    note = "" if len(set(summary.rewards)) > 1 else " (all equal: no learning signal)"
     return labeled(
-        "validation", Span("accepted", Tone.GOOD), f" {moment(summary.admitted_at)}, rewards {rewards}{note}"
+        "validation", Span("accepted", Tone.GOOD), f" {date_time(summary.admitted_at)}, rewards {rewards}{note}"
     )
 
 
@@ -100,69 +101,41 @@ def use_line(summary: GroupSummary) -> Line:
     if summary.reason == "trained":
         return labeled("used", Span(f"in step {summary.step}", Tone.GOOD))
     reason = str(summary.reason)
-    return labeled("used", Span(FATES.get(reason, f"no: {sanitized(reason)}"), Tone.WARN))
+    return labeled("used", Span(FATES.get(reason, f"no: {printable(reason)}"), Tone.WARN))
 
 
-def _head(place: int, completion: CompletionDetail, version: int) -> Line:
+def _head(place: int, completion: CompletionDetails, version: int) -> Line:
     """Return the values of a completion, with its policy versions if they differ from the group's."""
     tone = Tone.GOOD if completion.reward > 0 else Tone.PLAIN
-    least = f", least {min(completion.logprobs):.2f}" if completion.logprobs else ""
-    is_usual = completion.versions in (None, (version, version))
+    least = "" if completion.lowest_logprob is None else f", least {completion.lowest_logprob:.2f}"
+    first, last = completion.versions or (version, version)
+    versions = "" if first == last == version else f", version {first}" + ("" if first == last else f" to {last}")
     return line(
         Span(f"completion {place}  ", Tone.FAINT),
         Span(f"reward {completion.reward:g}", tone),
         f"  {completion.num_tokens} tokens, {completion.finish_reason}",
         f", log-prob mean {number(completion.mean_logprob, digits=3)}{least}",
-        "" if is_usual or completion.versions is None else f", version {_span_of(completion.versions)}",
+        versions,
     )
 
 
-def _body(completion: CompletionDetail, *, with_tokens: bool) -> list[Line]:
-    lines = _block(completion.text, completion.token_ids)
-    if with_tokens and completion.logprobs:
-        lines.append(_token_line(completion))
-    return lines
-
-
-def _span_of(versions: tuple[int, int]) -> str:
-    first, last = versions
-    return str(first) if first == last else f"{first} to {last}"
-
-
-def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
-    """Return the indented text, or the token ids if the text is unknown."""
+def _block(text: str | None, token_ids: Sequence[int]) -> list[Line]:
     if text is None:
         shown = " ".join(str(token) for token in token_ids[:MAX_SHOWN_TOKENS])
         return [line("  ", Span("ids ", Tone.FAINT), shown)]
-    return [line("  ", row) for row in sanitized(text.rstrip("\n"), keep_newlines=True).split("\n")]
+    return [line("  ", row) for row in printable(text.rstrip("\n"), keep_newlines=True).split("\n")]
 
 
-def _token_line(completion: CompletionDetail) -> Line:
+def _token_line(pieces: Sequence[str], logprobs: Sequence[float]) -> Line:
     """Return every token with its log-prob; improbable tokens are highlighted."""
     spans: list[Span | str] = ["  "]
-    shown = zip(completion.pieces, completion.logprobs, strict=True)
-    for piece, logprob in list(shown)[:MAX_SHOWN_TOKENS]:
-        spans += [sanitized(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
+    for piece, logprob in islice(zip(pieces, logprobs, strict=True), MAX_SHOWN_TOKENS):
+        spans += [printable(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
     return line(*spans)
 
 
 def history_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
-    """Return the events of the group in this node."""
     if not found:
         return [line(Span("the event log no longer has its history", Tone.FAINT))]
-    return [
-        line(Span("its history in this node", Tone.FAINT)),
-        *(line("  ", Span(clock(float(event["time"])), Tone.FAINT), " ", _history_line(event)) for event in found),
-    ]
-
-
-def _history_line(event: Mapping[str, Any]) -> str:
-    name = sanitized(str(event["event"]))
-    extras = []
-    if event.get("step") is not None:
-        extras.append(f"step {event['step']}")
-    if event.get("peer"):
-        extras.append(f"by {short_id(str(event['peer']))}")
-    if event.get("reason"):
-        extras.append(sanitized(str(event["reason"])))
-    return f"{name} {', '.join(extras)}".rstrip()
+    events = [{name: value for name, value in event.items() if name != "group"} for event in found]
+    return [line(Span("its history in this node", Tone.FAINT)), *(line("  ", *event_line(event)) for event in events)]

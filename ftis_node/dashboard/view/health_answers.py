@@ -1,7 +1,7 @@
 """Three answers at the top of the screen: contributing, learning, healthy.
 
-The terms are those of `telemetry/health_summary.py`, as in `status` and `/metrics`. The screen adds explanations from
-data that a status document lacks: the curves and the machine.
+The terms are those of `telemetry/health_summary.py`. The screen adds what a status document lacks: the curves and the
+machine.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from ftis_node.dashboard.view.spans import (
     Tone,
     ago,
     count,
-    duration,
     labeled,
     line,
-    moment,
     percent,
-    sanitized,
 )
-from ftis_node.telemetry.health_summary import OFF, AnswerWord, summarize_health
+from ftis_node.telemetry.health_summary import OFF, AnswerWord, duration, summarize_health
 from ftis_node.telemetry.status import starting, stopped
+from ftis_node.telemetry.terminal_text import date_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +40,6 @@ RAM_FULL = 0.95
 
 
 def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
-    """Return one line for each question: the answer and its reason."""
     return contributing(snapshot), learning(snapshot), healthy(snapshot)
 
 
@@ -57,8 +54,8 @@ def health_of(snapshot: NodeSnapshot) -> HealthSummary:
 
 
 def problem_text(answer: HealthAnswer) -> str:
-    """Return the reason and the remedy; text from peers is sanitized."""
-    return sanitized(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
+    """Return the reason and the remedy; text from peers is printable."""
+    return printable(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
 
 
 TONES = {
@@ -72,12 +69,10 @@ TONES = {
 
 
 def _answer(question: str, word: AnswerWord, why: str, *, tone: Tone | None = None) -> Line:
-    tone = tone or TONES.get(word, Tone.PLAIN)
-    return labeled(question, Span(word.ljust(WORD_WIDTH) + " ", tone), why, width=LABEL_WIDTH)
+    return labeled(question, Span(word.ljust(WORD_WIDTH) + " ", tone or TONES[word]), why, width=LABEL_WIDTH)
 
 
 def contributing(snapshot: NodeSnapshot) -> Line:
-    """Return whether the node's groups, or a learner's weights, reach peers."""
     status, swarm = snapshot.status, snapshot.status.swarm
     answer = health_of(snapshot).contributing
     tally = f"{count(swarm.groups_sent)} groups sent, {count(swarm.groups_confirmed)} confirmed"
@@ -96,13 +91,13 @@ def learning(snapshot: NodeSnapshot) -> Line:
     status = snapshot.status
     answer = health_of(snapshot).learning
     if answer.word is AnswerWord.NOT_APPLICABLE and status.node.role == "exchange":
-        return _answer("learning", answer.word, sanitized(answer.why))
+        return _answer("learning", answer.word, printable(answer.why))
     if answer.word is AnswerWord.NOT_APPLICABLE:
         age_s = status.swarm.weights_age_s
         words = f"it follows a learner; version {status.generation.policy_version}"
         return _answer("learning", answer.word, words + ("" if age_s is None else f", {age_s:.0f} s old"))
     if snapshot.is_live and answer.word is not AnswerWord.YES:
-        return _answer("learning", answer.word, sanitized(answer.why) if answer.is_well else problem_text(answer))
+        return _answer("learning", answer.word, printable(answer.why) if answer.is_well else problem_text(answer))
     rewards = [point.reward_mean for point in snapshot.history.steps if point.reward_mean is not None]
     step, tone = f"step {status.learner.step}", None if snapshot.is_live else Tone.FAINT
     if len(rewards) < MIN_STEPS:
@@ -141,7 +136,7 @@ def healthy(snapshot: NodeSnapshot) -> Line:
         return _not_running(snapshot, answer)
     if not (found := problems(snapshot)):
         swarm = snapshot.status.swarm
-        return _answer("healthy", answer.word, f"{swarm.state}: {sanitized(swarm.reason)}")
+        return _answer("healthy", answer.word, f"{swarm.state}: {printable(swarm.reason)}")
     more = f" (and {len(found) - 1} more: `?`)" if len(found) > 1 else ""
     tone = Tone.WARN if answer.is_well else Tone.BAD
     return _answer("healthy", answer.word, found[0] + more, tone=tone)
@@ -188,7 +183,7 @@ def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """Return the command that starts a stopped node again and the age of its values, or advice for a waiting node."""
     if snapshot.phase is not NodePhase.STOPPED:
         return _waiting(snapshot)
-    told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
+    told = f"status of {date_time(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
     tone = Tone.PLAIN if health_of(snapshot).healthy.is_well else Tone.WARN
     return (
         line(Span(f"{told}; start it again (? shows the whole command):", tone)),
@@ -202,7 +197,7 @@ def _waiting(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     waits = [answer for answer in (health.learning, health.contributing) if answer.word is AnswerWord.NOT_YET]
     if not waits:
         return ()
-    advice = sanitized(waits[0].advice or "wait")
+    advice = printable(waits[0].advice or "wait")
     if snapshot.phase is NodePhase.RUNNING and waits[0] is health.learning:
         usual_s = _usual_step_s(snapshot)
         advice += "; its time is not known yet" if usual_s is None else f"; a step usually takes {duration(usual_s)}"
@@ -218,6 +213,5 @@ def _usual_step_s(snapshot: NodeSnapshot) -> float | None:
 
 def worst_tone(snapshot: NodeSnapshot) -> Tone:
     """Return the tone of the worst of the three answers."""
-    words = [answer.word for _, answer in health_of(snapshot).items()]
-    tones = [TONES[word] for word in words]
+    tones = [TONES[answer.word] for answer in health_of(snapshot)]
     return next((tone for tone in (Tone.BAD, Tone.WARN, Tone.GOOD) if tone in tones), Tone.FAINT)

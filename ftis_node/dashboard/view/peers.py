@@ -9,16 +9,13 @@ from ftis_node.dashboard.view.spans import (
     Span,
     Tone,
     ago,
-    clipped,
     count,
     labeled,
-    line,
-    moment,
     number,
-    sanitized,
     short_id,
 )
 from ftis_node.swarm.peer_rows import teaches, teaching_words
+from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -54,11 +51,11 @@ def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
     standing = str(row.get("standing", "good"))
     refused = _refused(row)
     parameters = f" {count(row['parameters'])}" if row.get("parameters") else ""
-    model = sanitized(row.get("model") or "-").rsplit("/", 1)[-1]
+    model = str(row.get("model") or "-").rsplit("/", 1)[-1]
     return (
-        Span(clipped(sanitized(row.get("name") or "") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
+        Span(clipped(row.get("name") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
         Span(clipped(model, MODEL_WIDTH - len(parameters)) + parameters),
-        Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+        Span(printable(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
         Span(count(row.get("groups_accepted", 0))),
         Span(teaches(row)),
         Span(count(refused), Tone.WARN if refused else Tone.FAINT),
@@ -68,36 +65,60 @@ def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
 
 
 def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
-    """Return all values of one peer."""
+    """Return all values of one peer, each line after a label. `now` is Unix time in seconds."""
+    from ftis_node.swarm.reasons import sentence
+
     standing = str(row.get("standing", "good"))
-    version = row.get("policy_version")
+    version = "" if row.get("policy_version") is None else f", version {row['policy_version']}"
+    parameters = f" ({row['parameters']:,} parameters)" if row.get("parameters") else ""
+    model = f"{row.get('model') or 'model unknown'}{parameters}, {row.get('role') or 'role unknown'}{version}"
+    seen = f"{ago(row['last_seen'], now)} ago" if row.get("last_seen") else "not since the node's start"
     lines = [
-        labeled("peer id", sanitized(row["peer_id"])),
-        labeled("name", Span(sanitized(row.get("name") or "-"), Tone.STRONG)),
-        labeled("model", f"{sanitized(row.get('model') or '-')}, {count(row.get('parameters') or 0)} parameters"),
-        labeled("role", f"{sanitized(row.get('role') or '-')}, version {'-' if version is None else version}"),
-        *([labeled("domain", sanitized(row["domain"]))] if row.get("domain") else []),
-        labeled("last seen", f"{ago(row.get('last_seen', 0.0), now)} ago" if row.get("last_seen") else "never"),
-        line(),
+        labeled("peer id", printable(row["peer_id"])),
+        labeled("name", Span(printable(row.get("name") or "none given"), Tone.STRONG)),
+        labeled("model", printable(model)),
+        *([labeled("domain", printable(row["domain"]))] if row.get("domain") else []),
+        labeled("last seen", seen),
+        *([labeled("version", printable(row["wire_words"]))] if row.get("wire_words") else []),
         labeled(
             "trust",
-            Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+            Span(printable(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
             f", score {number(row.get('score'), digits=3)}: {STANDING_WORDS.get(standing, '')}",
+            "; trusted by you" if row.get("trusted") else "",
         ),
     ]
     if row.get("banned_until"):
-        why = clipped(sanitized(row.get("ban_reason") or ""), REASON_WIDTH)
-        lines.append(labeled("banned", f"until {moment(row['banned_until'])}: {why}"))
-    lines += [
-        line(),
-        labeled("its groups", f"{row.get('groups_accepted', 0)} accepted, {_refused(row)} rejected"),
-        *_tally("rejected", row.get("groups_refused") or {}),
-        *_tally("against it", row.get("reasons") or {}),
-        *_teaching(row),
-        labeled("our groups", f"{row.get('groups_confirmed', 0)} confirmed by it"),
-        labeled("pulls", f"{row.get('failed_pulls', 0)} failed"),
+        reason = str(row.get("ban_reason") or "")
+        why = f"for {clipped(reason, REASON_WIDTH)}: {sentence(reason)}; `peers unban` ends it"
+        lines.append(labeled("banned", f"until {date_time(row['banned_until'])} {why}"))
+    groups = (
+        f"{row.get('groups_accepted', 0)} groups accepted since the start; it confirmed "
+        f"{row.get('groups_confirmed', 0)} of ours, {row.get('failed_pulls', 0)} fetches from it failed"
+    )
+    return [
+        *lines,
+        labeled("groups", groups),
+        *(labeled("" if place else "teaches", text) for place, text in enumerate(teaching_words(row))),
+        *_tally("rejected", "none of its groups since the start", row.get("groups_refused") or {}),
+        *_tally("on record", "no faults", row.get("reasons") or {}),
     ]
-    return lines
+
+
+def explained(reasons: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return each reason with its count and its sentence, the most frequent first."""
+    from ftis_node.swarm.reasons import sentence
+
+    return [
+        {"reason": reason, "count": count, "sentence": sentence(reason)}
+        for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def _tally(label: str, nothing: str, reasons: Mapping[str, int]) -> list[Line]:
+    texts = [
+        f"{one['count']} x {clipped(one['reason'], REASON_WIDTH)}: {one['sentence']}" for one in explained(reasons)
+    ]
+    return [labeled("" if place else label, text) for place, text in enumerate(texts or [nothing])]
 
 
 ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -118,23 +139,9 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def ban_words(row: Mapping[str, Any]) -> str:
     """Return the commands that change the peer's reputation; the dashboard itself changes nothing."""
-    peer_id = sanitized(row["peer_id"])[-8:]
+    peer_id = printable(row["peer_id"])[-8:]
     verb = "unban" if row.get("standing") == "banned" else "ban"
     return f"to change that: ftis-node peers {verb} {peer_id}   (or: trust {peer_id})"
-
-
-def _teaching(row: Mapping[str, Any]) -> list[Line]:
-    """Return the effect of the peer's groups on training; nothing before a step used one."""
-    words = teaching_words(row) if row.get("teaching") else []
-    return [labeled("" if place else "teaches", text) for place, text in enumerate(words)]
-
-
-def _tally(label: str, reasons: Mapping[str, int]) -> list[Line]:
-    ordered = sorted(reasons.items(), key=lambda item: -item[1])
-    return [
-        labeled(label if place == 0 else "", f"{many:>6}  {clipped(sanitized(reason), REASON_WIDTH)}")
-        for place, (reason, many) in enumerate(ordered)
-    ]
 
 
 def _refused(row: Mapping[str, Any]) -> int:

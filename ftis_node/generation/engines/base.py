@@ -11,9 +11,11 @@ log-probs differ from its sampling distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import uuid4
+
+import msgspec
 
 from ftis_node.records.group import (
     Completion,
@@ -69,9 +71,14 @@ class EngineSettings(Message, frozen=True):
     can_sleep: bool = False
     options: dict[str, Any] = {}
 
+    def dtype_on(self, device: str) -> Literal["float32", "bfloat16"]:
+        """Return the type of the weights: the setting, else float32 on a CPU and bfloat16 on a GPU."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if device == "cpu" else "bfloat16"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
+
+class GenerateRequest(Message, frozen=True, kw_only=True):
     """A request for one group: `num_completions` of one prompt, each up to `max_tokens` or one of `eos_ids`.
 
     The same record passes from the caller to the engine. `Engine.cancel` takes its `request_id`. With a `seed` the same
@@ -85,7 +92,7 @@ class GenerateRequest:
     max_tokens: int
     eos_ids: frozenset[int]
     seed: int | None = None
-    request_id: str = field(default_factory=lambda: uuid4().hex)
+    request_id: str = msgspec.field(default_factory=lambda: uuid4().hex)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

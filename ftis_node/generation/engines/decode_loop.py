@@ -7,8 +7,6 @@ An id at or above the tokenizer's length (a padded row of the embedding) is no t
 softmax, as it does in every learner's. A completion that samples one ends before it and is marked as aborted. Only the
 first token is sampled among real ids alone, because a completion has at least one.
 
-The sampling of the next token of every row: pure functions on logits.
-
 Each row draws by inverse transform from its own uniform number. So a request's tokens do not depend on how many other
 rows are in the batch. The running sum is in float64: over a vocabulary of 150,000 the rounding of float32 is as large
 as the probability of most tokens.
@@ -46,7 +44,6 @@ class RowSettings:
 
     @classmethod
     def of(cls, settings: Sequence[SamplingSettings], device: torch.device) -> RowSettings:
-        """Return one row for each of `settings`."""
         return cls(
             temperature=torch.tensor([each.temperature for each in settings], dtype=torch.float32, device=device),
             top_p=torch.tensor([each.top_p for each in settings], dtype=torch.float32, device=device),
@@ -121,7 +118,6 @@ class PartialCompletion:
             self.finish_reason = FinishReason.LENGTH
 
     def completion(self) -> Completion:
-        """Return the completion as a record; one in progress counts as aborted."""
         return Completion(
             token_ids=np.array(self.token_ids, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
@@ -143,13 +139,7 @@ class ActiveRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether every completion has ended."""
         return all(partial.finish_reason for partial in self.completions)
-
-    @property
-    def has_begun(self) -> bool:
-        """Return whether every completion has a token."""
-        return all(partial.token_ids for partial in self.completions)
 
     def uniforms(self) -> Tensor:
         """Return one number in [0, 1) for each completion, float64. Ended completions do not affect the sequence.
@@ -161,7 +151,6 @@ class ActiveRequest:
         return torch.rand(len(self.completions), generator=self._random, dtype=torch.float64)
 
     def result(self) -> GenerationResult:
-        """Return the completions sampled so far."""
         return GenerationResult.from_completions(tuple(partial.completion() for partial in self.completions))
 
 
@@ -186,7 +175,6 @@ class DecodeBatch:
         self.settings = row_settings(self.completions, self.mask.device)
 
     def join(self, other: DecodeBatch) -> None:
-        """Append the rows of `other`."""
         self.completions += other.completions
         self.mask = join(self.cache, self.mask, other.cache, other.mask)
         self.next_positions = torch.cat([self.next_positions, other.next_positions])
@@ -207,7 +195,6 @@ class BatchDecoder:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of completions in the batch."""
         return 0 if self._batch is None else len(self._batch.completions)
 
     def advance(self, newcomers: Sequence[ActiveRequest], *, num_steps: int) -> None:
@@ -232,7 +219,6 @@ class BatchDecoder:
         self._is_stopped = True
 
     def drop(self, requests: Sequence[ActiveRequest]) -> None:
-        """Remove the rows of these requests."""
         if self._batch is not None:
             with torch.inference_mode():
                 self._keep(
@@ -240,7 +226,6 @@ class BatchDecoder:
                 )
 
     def clear(self) -> None:
-        """Remove all rows."""
         self._batch = None
 
     def _prefill(self, newcomers: Sequence[ActiveRequest]) -> None:
@@ -268,7 +253,6 @@ class BatchDecoder:
         self._drop_ended()
 
     def _step(self) -> None:
-        """Sample one more token for every row."""
         batch = self._batch
         assert batch is not None
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.completions), 1)], dim=1)
@@ -278,7 +262,6 @@ class BatchDecoder:
         self._drop_ended()
 
     def _empty_cache(self) -> Any:
-        """Return the empty cache that `_forward` fills."""
         return empty_cache()
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
@@ -332,5 +315,4 @@ class BatchDecoder:
 
 
 def row_settings(completions: Sequence[PartialCompletion], device: torch.device) -> RowSettings:
-    """Return the sampling settings of each row's request."""
     return RowSettings.of([partial.owner.request.sampling for partial in completions], device)

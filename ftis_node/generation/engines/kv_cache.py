@@ -6,13 +6,6 @@ the longest row leaves, the columns that only it used are cut off.
 
 The cache layer of transformers copies all columns to append one. The layer here keeps spare columns and writes into
 them.
-
-Attention of one new token over a cache that several query heads share.
-
-With grouped queries and a mask, transformers copies the cached keys and values once for every query head. That takes
-most of a decode step's time. For a single query token the heads of a group can serve as query positions instead. `[R,
-heads, 1, D]` becomes `[R, key heads, heads / key heads, D]`: the same products without a copy. All other cases use
-transformers' own function.
 """
 
 from __future__ import annotations
@@ -37,7 +30,12 @@ NAME = "ftis_grouped"
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention as transformers' `sdpa_attention_forward`: `[R, heads, Q, D]` in, `[R, Q, heads, D]` out."""
+    """Compute attention as transformers' `sdpa_attention_forward`: `[R, heads, Q, D]` in, `[R, Q, heads, D]` out.
+
+    With grouped queries and a mask, that function copies the cached keys and values once for every query head. The
+    copies take most of a decode step's time. For a single query token the heads of a group serve as query positions
+    instead: `[R, heads, 1, D]` becomes `[R, key heads, heads / key heads, D]`, the same products without a copy.
+    """
     num_rows, num_heads, num_queries, width = query.shape
     shares_keys = key.shape[1] < num_heads
     has_plain_mask = attention_mask is None or attention_mask.shape[1] == 1
@@ -81,7 +79,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         return self.keys, self.values
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Replace the rows or columns."""
         self.keys, self.values, self._buffers = keys, values, None
 
 

@@ -3,8 +3,6 @@
 It has the same interface as the other engines, so the same evaluation works for an ensemble. It serves the models with
 which it was opened and takes no new weights. All models and their caches are in memory at once.
 
-The decode loop of several models at once: every token is drawn from the mixture of their probabilities.
-
 Each expert has a separate cache over the same rows and columns. An additional layer holds the evidence: each expert's
 likelihood of a row's text so far. It has a "head" for each expert and one number a column: the log-prob of the token
 that *follows* the column. So it is repeated, trimmed and joined with the rows, and its sum over the columns is log
@@ -31,11 +29,10 @@ import msgspec
 import torch
 
 from ftis_node.algorithms import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
-from ftis_node.errors import EngineError, MachineError, ModelError, WorkerTaskError
+from ftis_node.errors import EngineError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, use_grouped_attention
-from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
-from ftis_node.models import load_causal_lm, pick_device
+from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine, load_served_model
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.weight_store import probe_logprobs
 
@@ -74,7 +71,6 @@ class MixtureCache:
 
     @property
     def layers(self) -> list[Any]:
-        """Return all layers of all experts, then the evidence."""
         return [layer for cache in self.experts for layer in cache.layers] + [self.evidence]
 
     def text_logprobs(self) -> Tensor:
@@ -118,7 +114,11 @@ class MixtureDecoder(BatchDecoder):
             logits.append(mine[:, -1])
             if reads_on:
                 evidence.append(_next_logprobs(mine, ids, mask))
-        columns = torch.stack(evidence, dim=1) if reads_on else _nothing(ids, len(self._models))
+        if reads_on:
+            columns = torch.stack(evidence, dim=1)
+        else:
+            shape = (ids.shape[0], len(self._models), ids.shape[1])
+            columns = torch.zeros(shape, dtype=torch.float64, device=ids.device)
         cache.evidence.update(columns[..., None], columns[..., None])
         return torch.stack(logits, dim=1)
 
@@ -143,11 +143,6 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     logprobs = (chosen - ahead.float().logsumexp(dim=-1)).double()
     logprobs = logprobs.masked_fill(mask[:, -ids.shape[1] : -1] == 0, 0.0)
     return torch.nn.functional.pad(logprobs, (0, 1))
-
-
-def _nothing(ids: Tensor, num_experts: int) -> Tensor:
-    """Return `[R, J, C]` zeros: the evidence before any text."""
-    return torch.zeros(ids.shape[0], num_experts, ids.shape[1], dtype=torch.float64, device=ids.device)
 
 
 def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:
@@ -206,7 +201,6 @@ class MixtureEngine(TorchEngine):
         return list(await self._compute(lambda: self._text_logprobs(token_ids)))
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Raise EngineError: an ensemble keeps its models."""
         raise EngineError("an ensemble cannot load new weights")
 
     def _text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
@@ -225,19 +219,10 @@ def open_mixture(
     on_progress: OnProgress = unwatched,
 ) -> MixtureEngine:
     """Load all models, which blocks for a while. Raises ModelError, MachineError and EngineError."""
-    device = pick_device(settings.device)
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
     models = []
     for source in sources:
         on_progress(None, f"loading {source.name} into the mixture")
-        try:
-            model = load_causal_lm(source, dtype=dtype, device=settings.device)
-        except torch.OutOfMemoryError as error:
-            raise MachineError(f"{source.name} does not fit beside the others: name fewer models") from error
-        if model._is_stateful:
-            raise EngineError(f"the torch engine cannot serve {source.name}: it is a recurrent model")
+        model = load_served_model(source, settings)
         width = model.get_output_embeddings().weight.shape[0]
         if width < settings.vocab_size:
             raise ModelError(f"{source.name} has {width} embeddings for the {settings.vocab_size} ids of its tokenizer")

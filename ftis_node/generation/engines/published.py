@@ -1,16 +1,11 @@
-"""Checks of a published file by its header: that it is complete and belongs to this model.
+"""Checks of published weights by their header, and the in-place update of a served model.
 
 An engine copies tensors one by one into the served model and cannot undo that. So a file that is truncated, has another
-shape or lacks a tensor is refused before the first one is read. A tied output head is the embedding itself: a file may
-contain it or omit it.
+shape or lacks a tensor is refused before the first one is read. So are shared weights of the learner. A tied output
+head is the embedding itself: a file may contain it or omit it.
 
 An adapter is a folder in peft's format. It must change all the layers that it names, each by two matrices of the right
 shapes. Any setting that needs more than those two (DoRA, biases, ranks that differ) is refused.
-
-In-place update of a served model: the file is validated first, then copied into the same memory.
-
-So a file that is damaged, incomplete or of another model changes nothing. Shared weights of the learner are validated
-and copied in the same way.
 """
 
 from __future__ import annotations

@@ -96,28 +96,17 @@ class TorchEngine:
         self._decoding: list[_Job] = []
         self._loads: deque[_Load] = deque()
         self._sleepers: list[_Awaited[None]] = []
-        self._is_asleep = False
+        self.is_asleep = False
         self._cancelled: set[str] = set()
         self._opened = OpenedWeights(next(iter(model.parameters())).device)
         self._locked = LockedFiles()
         self._driver: asyncio.Task[None] | None = None
-        self._policy_version = 0
+        self.policy_version = 0
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
-    def policy_version(self) -> int:
-        """Return the served version."""
-        return self._policy_version
-
-    @property
     def tokens_made(self) -> int:
-        """Return the number of completion tokens sampled so far."""
         return self._decoder.tokens_made
-
-    @property
-    def is_asleep(self) -> bool:
-        """Return whether all requests wait until the engine is woken."""
-        return self._is_asleep
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Generate one group; see `base.Engine`. Raises ValueError for a prompt with an id outside the vocabulary."""
@@ -129,12 +118,10 @@ class TorchEngine:
         return await job.answer
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Serve a published version from now on; see `base.Engine`."""
         locked = self._locked if is_locked else None
         return await self._load_by(lambda: load_in_place(self._model, path, locked=locked), version)
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        """Serve the learner's own tensors from now on; see `base.Engine`."""
         return await self._load_by(lambda: load_shared_in_place(self._model, shared, self._opened), version)
 
     async def _load_by(self, work: Callable[[], dict[str, int]], version: int) -> dict[str, int]:
@@ -145,7 +132,7 @@ class TorchEngine:
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return log-probs of fixed tokens under the served weights, computed between two runs; see `base.Engine`."""
-        if self._is_asleep:
+        if self.is_asleep:
             raise WorkerTaskError("the engine is asleep: wake it first")
         return list(await self._compute(lambda: probe_logprobs(self._model, token_ids)))
 
@@ -157,7 +144,6 @@ class TorchEngine:
         await sleeper.answer
 
     async def wake(self) -> None:
-        """Wake; see `base.Engine`."""
         self._be_awake()
         self._wake_driver()
 
@@ -166,12 +152,10 @@ class TorchEngine:
         return await self._broken
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """End requests early; see `base.Engine`."""
         self._cancelled.update(request_ids)
         self._wake_driver()
 
     async def close(self) -> None:
-        """End the driver and the thread; requests in flight raise."""
         if self._driver is not None:
             self._driver.cancel()
             await asyncio.wait({self._driver})
@@ -214,7 +198,7 @@ class TorchEngine:
 
     def _has_work(self) -> bool:
         at_once = self._loads or self._decoding or self._sleepers or self._cancelled
-        return bool(at_once or (self._waiting and not self._is_asleep))
+        return bool(at_once or (self._waiting and not self.is_asleep))
 
     async def _fall_asleep(self) -> None:
         try:
@@ -223,13 +207,13 @@ class TorchEngine:
             for sleeper in self._sleepers:
                 sleeper.fail(error)
         pending = [sleeper for sleeper in self._sleepers if not sleeper.answer.done()]
-        self._is_asleep = self._is_asleep or bool(pending)
+        self.is_asleep = self.is_asleep or bool(pending)
         for sleeper in pending:
             sleeper.end(None)
         self._sleepers.clear()
 
     def _be_awake(self) -> None:
-        self._is_asleep = False
+        self.is_asleep = False
         for sleeper in self._sleepers:
             sleeper.fail(WorkerTaskError("the engine was awakened before it slept"))
         self._sleepers.clear()
@@ -240,7 +224,7 @@ class TorchEngine:
         except Exception as error:
             load.fail(error)
         else:
-            self._policy_version = load.version
+            self.policy_version = load.version
             self._be_awake()
             load.end(checksums)
 
@@ -248,7 +232,7 @@ class TorchEngine:
         """Move jobs from waiting to decoding while the batch has space; admit none while new weights wait."""
         newcomers: list[ActiveRequest] = []
         num_rows, longest = self._decoder.num_rows, 0
-        while self._waiting and not (self._loads or self._sleepers or self._is_asleep):
+        while self._waiting and not (self._loads or self._sleepers or self.is_asleep):
             request = self._waiting[0].request
             num_rows += request.num_completions
             longest = max(longest, len(request.prompt_ids))
@@ -261,7 +245,7 @@ class TorchEngine:
 
     def _activate(self, job: _Job) -> ActiveRequest:
         seed = self._seeds.getrandbits(SEED_BITS) if job.request.seed is None else job.request.seed
-        job.active = ActiveRequest(job.request, seed=seed, policy_version=self._policy_version)
+        job.active = ActiveRequest(job.request, seed=seed, policy_version=self.policy_version)
         self._decoding.append(job)
         return job.active
 
@@ -291,14 +275,17 @@ class TorchEngine:
 
 async def open_engine(source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None]) -> TorchEngine:
     """Load the model, which blocks for a while. Raises ModelError, MachineError and EngineError."""
+    return TorchEngine(load_served_model(source, settings), settings, on_progress)
+
+
+def load_served_model(source: ModelSource, settings: EngineSettings) -> Any:
+    """Return the transformers model, in memory. Raises as `open_engine`."""
     device = pick_device(settings.device)
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
     try:
-        model = load_causal_lm(source, dtype=dtype, device=settings.device)
+        model = load_causal_lm(source, dtype=settings.dtype_on(device), device=device)
     except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(f"{source.name} does not fit into the GPU's memory: use a smaller model") from error
+        advice = "use a smaller model, or fewer together"
+        raise OutOfMemoryError(f"{source.name} does not fit into the GPU's memory: {advice}") from error
     if model._is_stateful:
         raise EngineError(f"the torch engine cannot serve {source.name}: it is a recurrent model")
-    return TorchEngine(model, settings, on_progress)
+    return model

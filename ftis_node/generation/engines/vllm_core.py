@@ -10,17 +10,6 @@ allocates the parameters again, uninitialized: nothing may be computed before ne
 
 Weights change only while generation is paused. The core stamps the version on a step's tokens at their output, not at
 their computation. So a step in progress would be stamped with a version that it did not use.
-
-The LoRA adapters in vLLM's core, one for each version that is served or still has completions in flight.
-
-Each load gets a new number, because vLLM reuses an adapter with a known number. A version can be loaded twice, because
-the learner repeats it after a crash. The core must not get more adapters than it has slots. It would evict one that is
-in use and later reload it from a file that may no longer exist. So a slot is freed first.
-
-A group becomes one vLLM request for each completion, so that single completions can end early and have their own
-versions. `version` is the served version when a completion was passed to the engine. A prompt computed before an update
-may be sampled after it, so `version` is the oldest possible one. A completion with an adapter ends with the same
-adapter, and has that one version.
 """
 
 from __future__ import annotations
@@ -56,11 +45,12 @@ DISCARDED = "the engine has discarded its weights: it serves nothing before it i
 
 @dataclass(slots=True, eq=False)
 class VllmCompletion:
-    """One completion. `request_id` is vLLM's, `salt` that of its group's cache. `version` and `newest` bound its
-    versions.
+    """One completion, which is one request for vLLM: it can end before the others of its group.
 
-    `adapter` is the number of the adapter that samples it, None for the model's own weights. `num_draws` counts its
-    restarts because the first id was no token.
+    `request_id` is vLLM's, `salt` that of the group's cache. `version` is the served version when it was passed to the
+    core. A prompt computed before an update may be sampled after it, so `version` is the oldest possible one, and
+    `newest` the newest. A completion with an adapter ends with it and has that one version. `adapter` is its number,
+    None for the model's own weights. `num_draws` counts the restarts because the first id was no token.
     """
 
     job: VllmJob
@@ -127,13 +117,11 @@ class VllmJob:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether every completion has ended."""
         return len(self.partials) == self.request.num_completions and all(
             partial.finish_reason for partial in self.partials
         )
 
     def finish(self) -> None:
-        """Return the sampled tokens to the caller; completions in progress count as aborted."""
         try:
             result = GenerationResult.from_completions(tuple(partial.completion() for partial in self.partials))
         except NonFiniteError as error:
@@ -143,7 +131,6 @@ class VllmJob:
             self.result.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Fail the caller's future with an error."""
         fail(self.result, error)
 
 
@@ -189,7 +176,6 @@ class CommandQueue:
                 command()
 
     def close(self) -> None:
-        """Refuse all later commands."""
         self.is_closed = True
 
     def refuse(self) -> None:
@@ -209,9 +195,12 @@ def fail(answer: Future[Any] | None, error: Exception) -> None:
 
 
 class LoraAdapters:
-    """The adapters of one core; `current` is the number of the served one, None for none.
+    """The adapters of one core, one for each version that is served or still has completions in flight.
 
-    `make_request` is vLLM's `LoRARequest`, `num_places` the number of adapters that the core can hold.
+    Each load gets a new number, because vLLM reuses an adapter with a known number, and the learner repeats a version
+    after a crash. With more adapters than `num_places` the core would evict one that is in use. It would later reload
+    it from a file that may no longer exist. So a place is freed first. `current` is the number of the served adapter,
+    None for none. `make_request` is vLLM's `LoRARequest`.
     """
 
     def __init__(self, make_request: Callable[..., Any], num_places: int) -> None:

@@ -92,17 +92,14 @@ class VllmDriver:
 
     @property
     def is_asleep(self) -> bool:
-        """Return whether the core sleeps and admits nothing."""
         return self._state.is_asleep
 
     # The commands.
 
     def submit(self, job: VllmJob) -> None:
-        """Queue a group."""
         self._waiting.append(job)
 
     def drop(self, job: VllmJob) -> None:
-        """Drop a group whose caller no longer waits."""
         if job in self._waiting:
             self._waiting.remove(job)
         self._abort([partial for partial in job.partials if partial.finish_reason is None])
@@ -178,10 +175,6 @@ class VllmDriver:
         self._state.wake()
         self._end_sleepers()
 
-    def stop(self) -> None:
-        """End the thread after this command."""
-        self.commands.close()
-
     # The loop.
 
     def _run(self) -> None:
@@ -253,7 +246,6 @@ class VllmDriver:
         return str(next(self._request_numbers))
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
-        """Process the output of one step."""
         version = int(outputs.weight_version or 0)
         for output in outputs.outputs:
             if (partial := self._running.get(output.request_id)) is not None:
@@ -333,7 +325,6 @@ class VllmDriver:
         self._core.abort_requests([partial.request_id for partial in partials])
 
     def _end_all(self, error: WorkerTaskError) -> None:
-        """Fail every waiting caller."""
         for job in {partial.job for partial in self._running.values()} | set(self._waiting):
             job.fail(error)
         answers: list[Future[Any]] = [*(probe.answer for probe in self._probes.values()), *self._sleepers]

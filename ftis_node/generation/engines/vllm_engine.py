@@ -31,6 +31,7 @@ from ftis_node.errors import (
     FtisError,
     OutOfMemoryError,
     UnknownArchitectureError,
+    first_line,
     says_out_of_memory,
 )
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
@@ -86,12 +87,10 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """Return the served version."""
         return self._driver.policy_version
 
     @property
     def tokens_made(self) -> int:
-        """Return the number of completion tokens sampled so far."""
         return self._driver.tokens_made
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
@@ -123,7 +122,6 @@ class VllmEngine:
         return await asyncio.wrap_future(self._driver.commands.call(load))
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        """Serve the learner's own tensors from now on; see `base.Engine`."""
         check_shared(shared, self._shapes, optional=self._optional)
         return await asyncio.wrap_future(
             self._driver.commands.call(partial(self._driver.load_shared, encode(shared), version))
@@ -137,7 +135,6 @@ class VllmEngine:
 
     @property
     def is_asleep(self) -> bool:
-        """Return whether all requests wait until the engine is woken."""
         return self._driver.is_asleep
 
     async def sleep(self, *, discard: bool = False) -> None:
@@ -148,11 +145,9 @@ class VllmEngine:
         await asyncio.wrap_future(asleep)
 
     async def wake(self) -> None:
-        """Wake; see `base.Engine`."""
         await asyncio.wrap_future(self._driver.commands.call(self._driver.wake))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """End requests early; see `base.Engine`."""
         self._driver.commands.post(partial(self._driver.cut, frozenset(request_ids)))
 
     async def wait_broken(self) -> str:
@@ -164,8 +159,7 @@ class VllmEngine:
         return self._log.with_cause(self._driver.broken.result())
 
     async def close(self) -> None:
-        """End the driver and the core; requests in flight raise."""
-        self._driver.commands.post(self._driver.stop)
+        self._driver.commands.post(self._driver.commands.close)  # the thread ends after it
         await asyncio.to_thread(self._driver.thread.join)
 
 
@@ -214,7 +208,6 @@ class WorkerLog:
         return root_cause(self._read()) if ELSEWHERE.search(text) else None
 
     def with_cause(self, text: str) -> str:
-        """Return `text` and, in brackets, its cause."""
         cause = self.cause_of(text)
         return text if cause is None else f"{text} ({cause})"
 
@@ -237,10 +230,9 @@ def root_cause(log: str) -> str | None:
 
 def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
     """Return vLLM's start-up error as one line about the model `name`."""
-    message = str(error)
+    text = first_line(error)
     if isinstance(error, ValidationError):  # its first line only counts the errors
-        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-    text = message.strip().splitlines()[0] if message.strip() else type(error).__name__
+        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ").splitlines()[0]
     text = log.cause_of(text) or shorten(text, MAX_REASON_LENGTH, placeholder=" ...")
     if isinstance(error, MemoryError) or says_out_of_memory(text) or "memory" in text.lower():
         return OutOfMemoryError(f"{name} does not fit into memory for generation ({text}): see `ftis-node doctor`")

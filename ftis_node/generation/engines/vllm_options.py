@@ -25,17 +25,7 @@ DEFAULT_MAX_BATCH = 256
 MAX_LORAS = 3  # the newest adapter, and the two before it for completions in flight
 MAX_LORAS_ASLEEP = 2  # if the engine sleeps during the learner's step: then nothing is in flight between two adapters
 BLACKWELL = 10  # major compute capability of B200, B300
-LORA_RANKS = (
-    1,
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    320,
-    512,
-)  # an adapter of a lower rank fits, too
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has; an adapter of a lower rank fits, too
 
 ENVIRONMENT = {
     **NO_TELEMETRY,
@@ -98,7 +88,6 @@ def served_rank(rank: int) -> int:
 
 
 def has_separate_core(settings: EngineSettings, *, device: str) -> bool:
-    """Return whether vLLM's engine core runs in a separate process."""
     return settings.engine_core == "separate" or (settings.engine_core == "auto" and device != "cpu")
 
 
@@ -132,13 +121,10 @@ def engine_arguments(
     `capability` is the GPU's compute capability, major and minor; None: unknown.
     """
     check_options(settings.options)
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
     arguments: dict[str, Any] = {
         "model": str(source.folder),
         "skip_tokenizer_init": True,
-        "dtype": dtype,
+        "dtype": settings.dtype_on(device),
         "seed": seed,
         "max_num_seqs": settings.max_batch or DEFAULT_MAX_BATCH,
         "max_model_len": settings.max_model_len,

@@ -1,22 +1,7 @@
 """The extension of vLLM's own worker that loads new weights in the process of the model.
 
-vLLM mixes this class into its worker by name (`worker_extension_cls`). So it works the same with the engine core in
-this process or in others, on one GPU or on many.
-
-New weights go through vLLM's own in-place reload, which also supports sharding, fused layers and quantization. On a CPU
-plain models have a faster loader (`vllm_cpu_weights`). On a CPU vLLM's reload does not repack an output head that is
-tied to the embedding. The old head then stays in use (seen in vLLM 0.32). This module repacks it.
-
-A fast weight loader for vLLM models on a CPU: it reads the file once, directly to the packed layers.
-
-On a CPU vLLM keeps linear layers only in a form packed for oneDNN. Its own reload allocates every layer, fills it from
-a mapped file and packs it, in fresh memory each time. Here the file's bytes go straight into the model's own tensors.
-Those of packed layers go into one scratch buffer, and are packed from there. The buffer has the size of the largest
-packed layer, and its pages are resident after the first version.
-The parts of a fused layer (`qkv_proj`, `gate_up_proj`) are stored one below the other, so sequential reads fuse them.
-
-`plan` returns None for other models and files (sharded, quantized, adapters, names that do not match). Then vLLM
-reloads the file itself. In both cases a proof of the weights follows.
+New weights go through vLLM's own in-place reload, which also supports sharding, fused layers and quantization. Plain
+models on a CPU have a faster loader (`DirectLoader`). In both cases a proof of the weights follows.
 """
 
 from __future__ import annotations
@@ -56,7 +41,13 @@ class TensorTarget:
 
 
 class DirectLoader:
-    """The loader of one model's files."""
+    """A weight loader for a model on a CPU. It reads a file once, directly to the packed layers.
+
+    On a CPU vLLM keeps linear layers only in a form packed for oneDNN. Its own reload allocates every layer, fills it
+    from a mapped file and packs it, in fresh memory each time. Here the file's bytes go straight into the model's own
+    tensors. Those of packed layers go into one scratch buffer of the size of the largest, and are packed from there.
+    The parts of a fused layer (`qkv_proj`, `gate_up_proj`) are stored one below the other: sequential reads fuse them.
+    """
 
     def __init__(self, targets: Sequence[TensorTarget], dtype: torch.dtype) -> None:
         self._targets = targets
@@ -86,7 +77,10 @@ class DirectLoader:
 
 
 def plan(model: Any, path: Path) -> DirectLoader | None:
-    """Return a loader for files such as `path` into `model`; None if only vLLM itself can load them."""
+    """Return a loader for files such as `path` into `model`; None if only vLLM itself can load them.
+
+    Those are sharded and quantized models, adapters, and files with other names.
+    """
     entries = read_header(path).tensors
     dtypes = {DTYPES.get(entry["dtype"]) for entry in entries.values()}
     if len(dtypes) != 1 or (dtype := dtypes.pop()) is None:
@@ -155,7 +149,6 @@ def _is_whole(value: torch.Tensor, target: TensorTarget) -> bool:
 
 
 def _read_into(file: FileIO, target: torch.Tensor) -> int:
-    """Fill a byte tensor from the file's position."""
     view = target.numpy().data
     while view:
         if not (count := file.readinto(view)):
@@ -179,7 +172,7 @@ def _pack(module: Any, values: torch.Tensor) -> None:
 
 
 class WorkerExtension:
-    """A mix-in: methods that the engine calls by name in every worker of vLLM."""
+    """Methods that the engine calls by name in every worker of vLLM, which mixes them in (`worker_extension_cls`)."""
 
     model_runner: Any
     reload_weights: Callable[..., None]  # the worker's own: the runner's lacks vLLM's configuration
@@ -240,7 +233,10 @@ def _reload(
 
 
 def _pack_tied_head(model: Any) -> None:
-    """Repack the output head if it is tied to the embedding and has a packed copy, which exists only on CPUs."""
+    """Repack an output head that is tied to the embedding and has a packed copy, which exists only on CPUs.
+
+    vLLM's reload does not, and the old head would stay in use (seen in vLLM 0.32).
+    """
     head = getattr(model, "lm_head", None)
     if head is not None and getattr(head, "cpu_linear", None) is not None:
         head.quant_method.process_weights_after_loading(head)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +33,6 @@ from ftis_node.gossip.directory.validators import (
     entries_in,
     unpack_bytes,
 )
-from ftis_node.gossip.encryption import NO_CIPHER
 from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
@@ -45,18 +45,17 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
 )
 from ftis_node.gossip.wire_format import bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_from_text
-from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.lru import LruDict
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology import bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable
     from pathlib import Path
 
     from ftis_node.gossip.directory.entries import DirectoryEntry
     from ftis_node.gossip.directory.validators import StoredRun
-    from ftis_node.gossip.encryption import PayloadCipher
-    from ftis_node.gossip.interface import GossipCounters, GossipLimits
-    from ftis_node.records.identity import Identity
+    from ftis_node.gossip.p2pd.config import P2pdConfig
 
 T = TypeVar("T")
 
@@ -70,79 +69,36 @@ NUM_HOLDERS_ASKED = 5
 class Directory:
     """This node's part of the DHT. `attach` creates it."""
 
-    def __init__(
-        self,
-        node: Any,
-        limiter: RequestLimiter,
-        *,
-        identity: Identity,
-        limits: GossipLimits,
-        timeout_s: float,
-        cipher: PayloadCipher = NO_CIPHER,
-        guard: PeerGuard | None = None,
-        on_duplicate_identity: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`on_duplicate_identity` is called when another node registers under this identity."""
+    def __init__(self, node: Any, limiter: RequestLimiter, config: P2pdConfig) -> None:
         self._node = node
         self._limiter = limiter
-        self._cipher = cipher
-        self._identity = identity
-        self._limits = limits
-        self._timeout_s = timeout_s
-        self._skews_s: dict[str, float] = {}  # by peer, most recent last: its clock minus our monotonic clock
-        self._guard = guard or PeerGuard()
-        self._num_stored: dict[EntryKind, int] = {}
-        self._on_duplicate_identity = on_duplicate_identity
+        self._config = config
+        self._guard = config.guard
+        self._peer_id = config.identity.peer_id
+        self._skews_s = LruDict[str, float](NUM_SKEWS)  # by peer: its clock minus our monotonic clock
+        self._num_stored = Counter[EntryKind]()
         self._own_entries = OwnEntries()
 
     @classmethod
-    async def attach(
-        cls,
-        control_path: Path,
-        *,
-        identity: Identity,
-        limits: GossipLimits,
-        counters: GossipCounters,
-        rpc_timeout_s: float,
-        timeout_s: float,
-        cipher: PayloadCipher = NO_CIPHER,
-        guard: PeerGuard | None = None,
-        on_duplicate_identity: Callable[[], None] = lambda: None,
-    ) -> Directory:
+    async def attach(cls, control_path: Path, config: P2pdConfig) -> Directory:
         """Start the DHT node over the p2pd at `control_path`."""
-        node_id = DHTID.generate(source=identity.peer)  # stable across restarts
-        guard = guard or PeerGuard()
-        limiter = RequestLimiter(node_id.to_bytes(), guard=guard)
-        validator = EntryValidator(
-            max_record_bytes=limits.max_record_bytes,
-            max_ttl_s=limits.max_record_ttl_s,
-            on_refusal=counters.count_refused_record,
-            guard=guard,
-        )
+        node_id = DHTID.generate(source=config.identity.peer)  # stable across restarts
+        limiter = RequestLimiter(node_id.to_bytes(), guard=config.guard)
         node = await DHTNode.create(
             p2p=await AttachedP2P.replicate(Multiaddr(f"/unix{control_path}")),
             node_id=node_id,
-            wait_timeout=rpc_timeout_s,
+            wait_timeout=config.settings.directory_rpc_timeout_s,
             cache_locally=False,
             cache_on_store=False,
             cache_nearest=0,
             cache_refresh_before_expiry=0,
             cache_size=1,
-            record_validator=validator,
+            record_validator=EntryValidator(config.limits, counters=config.counters, guard=config.guard),
             authorizer=limiter,
         )
         node.protocol.storage.maxsize = MAX_STORED_KEYS
         limiter.storage = node.protocol.storage
-        return cls(
-            node,
-            limiter,
-            identity=identity,
-            limits=limits,
-            timeout_s=timeout_s,
-            cipher=cipher,
-            guard=guard,
-            on_duplicate_identity=on_duplicate_identity,
-        )
+        return cls(node, limiter, config)
 
     @property
     def clock_skew_s(self) -> float | None:
@@ -156,10 +112,7 @@ class Directory:
         return self._limiter.is_serving
 
     def serve(self, is_serving: bool) -> None:
-        """Switch between server mode (store entries for others) and client mode (query only).
-
-        A node behind a relay only queries, because entries stored there would often be unreachable.
-        """
+        """Store entries for others, or only query, as behind a relay: entries there would often be unreachable."""
         protocol = self._node.protocol
         self._limiter.is_serving = is_serving
         protocol.client_mode = not is_serving  # prevents storing at this node itself, too
@@ -176,13 +129,11 @@ class Directory:
 
     async def publish_record(self, run_id: str, value: bytes, *, ttl_s: float) -> bool:
         """Store this node's record under its own key; return whether a node accepted it."""
-        key = record_key(run_id, self._identity.peer_id)
+        key = record_key(run_id, self._peer_id)
         return await self._store(EntryKind.RECORD, run_id, key, None, value, ttl_s=ttl_s)
 
     async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
-        """Return a peer's newest record, None if it is not found."""
-        found = await self._call(self._node.get(record_key(run_id, peer_id), latest=True))
-        entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
+        entry = await self._get(record_key(run_id, peer_id))
         return None if entry is None else self._decrypted(entry)
 
     async def publish_manifest(self, run_id: str, canonical: bytes, *, ttl_s: float) -> bool:
@@ -192,18 +143,16 @@ class Directory:
 
     async def get_manifest(self, run_id: str) -> bytes | None:
         """Return the canonical text of a run's manifest, None if it is not found."""
-        found = await self._call(self._node.get(manifest_key(run_id), latest=True))
-        entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
+        entry = await self._get(manifest_key(run_id))
         return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
 
     async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
         """Register this node among the run's members; return whether a node accepted it."""
-        peer_id = self._identity.peer_id
-        key = bucket_key(run_id, bucket_of(peer_id))
+        key = bucket_key(run_id, bucket_of(self._peer_id))
         if self._own_entries.has_any:
             with suppress(TimeoutError):
                 await self._look_for_duplicate(key)  # before our next entry replaces the other node's
-        return await self._store(EntryKind.MEMBER, run_id, key, peer_id, payload, ttl_s=ttl_s)
+        return await self._store(EntryKind.MEMBER, run_id, key, self._peer_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
         """Return the members registered in these buckets of a run, with the addresses that each claims."""
@@ -219,15 +168,15 @@ class Directory:
     async def _look_for_duplicate(self, key: str) -> None:
         """Look in the bucket with this key for another node under this identity; report one."""
         found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
-        raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
-        entry = verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
+        raw = dict(entries_in(found[key])).get(self._peer_id, b"")
+        entry = verify_entry(raw, max_record_bytes=self._config.limits.max_record_bytes)
         if entry is not None and self._own_entries.is_of_another(entry.expires_at):
-            self._on_duplicate_identity()
+            self._config.on_duplicate_identity()
 
     def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
         """Add a member and the addresses that its entry claims; skip invalid entries and this node's own."""
-        entry = verify_entry(data, max_record_bytes=self._limits.max_record_bytes)
-        if entry is None or entry.peer_id == self._identity.peer_id:
+        entry = verify_entry(data, max_record_bytes=self._config.limits.max_record_bytes)
+        if entry is None or entry.peer_id == self._peer_id:
             return
         if (claimed := self._decrypted(entry)) is not None:
             members[entry.peer_id] = unpack_addresses(claimed)
@@ -247,10 +196,15 @@ class Directory:
         await self._node.p2p.shutdown()
         await cancel_and_wait(control._read_task, control._write_task, *control._handler_tasks.values())
 
+    async def _get(self, key: str) -> DirectoryEntry | None:
+        found = await self._call(self._node.get(key, latest=True))
+        max_bytes = self._config.limits.max_record_bytes
+        return None if found is None else verify_entry(found.value, max_record_bytes=max_bytes)
+
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of a DHT call. Raises TimeoutError after a time-out or a failure of hivemind."""
         try:
-            return await shielded_call(work, timeout_s=self._timeout_s)
+            return await shielded_call(work, timeout_s=self._config.settings.directory_timeout_s)
         except (OSError, EOFError):
             raise
         except Exception as error:  # of many types: hivemind asserts on peers' answers
@@ -263,30 +217,27 @@ class Directory:
         return False
 
     async def _meet(self, peer: Any) -> bool:
-        protocol = self._node.protocol
+        protocol, timeout_s = self._node.protocol, self._config.settings.directory_timeout_s
         sent_at = time.monotonic()
         try:
             ping = dht_pb2.PingRequest(peer=protocol.node_info)
             pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
-            response = await shielded_call(pinging, timeout_s=self._timeout_s)
+            response = await shielded_call(pinging, timeout_s=timeout_s)
         except Exception as error:  # hivemind raises exceptions of many types for a peer that does not answer
             logger.debug("no answer from %s to the directory ping: %r", peer, error)
             return False
         if response is None or not response.peer.node_id:
             return False
-        self._skews_s.pop(str(peer), None)
         self._skews_s[str(peer)] = response.dht_time - (sent_at + time.monotonic()) / 2
-        for met_before in list(self._skews_s)[:-NUM_SKEWS]:
-            del self._skews_s[met_before]
         noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
-        await shielded_call(noting, timeout_s=self._timeout_s)
+        await shielded_call(noting, timeout_s=timeout_s)
         return True
 
     def _decrypted(self, entry: DirectoryEntry) -> bytes | None:
         """Return an entry's decrypted payload; None if it was not encrypted with this run's secret."""
         try:
             first, private = split_private(entry.kind, entry.payload)
-            return first + self._cipher.decrypt(private, entry.kind.name, entry.peer_id)
+            return first + self._config.cipher.decrypt(private, entry.kind.name, entry.peer_id)
         except RecordError:
             logger.debug("cannot decrypt the directory entry of %s with this run's secret", entry.peer_id)
             return None
@@ -299,13 +250,13 @@ class Directory:
         if kind is EntryKind.MEMBER:
             self._own_entries.note(expires_at)
         first, private = split_private(kind, payload)
-        ciphertext = self._cipher.encrypt(private, kind.name, self._identity.peer_id)
-        entry = sign_entry(self._identity, kind, run_id, first + ciphertext, expires_at=expires_at)
-        num_before = self._num_stored.get(kind, 0)
-        self._num_stored[kind] = num_before + 1
+        ciphertext = self._config.cipher.encrypt(private, kind.name, self._peer_id)
+        entry = sign_entry(self._config.identity, kind, run_id, first + ciphertext, expires_at=expires_at)
+        self._num_stored[kind] += 1
+        is_read_back = self._num_stored[kind] % READ_BACK_EVERY == 1
         storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
         kept = await self._call(storing)
-        if kept and num_before % READ_BACK_EVERY == 0:
+        if kept and is_read_back:
             kept = await self._call(self._is_held(DHTID.generate(source=key), entry, subkey))
         return bool(kept)
 

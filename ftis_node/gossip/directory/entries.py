@@ -7,19 +7,9 @@ key:
     entry = kind (1) + peer id (38) + expiry (8, Unix time as float64) + signature (64)
             + length of the run id (1) + run id + payload
 
-A `RECORD` has a separate key. A run's `MANIFEST` is under the run's key, with the same contents from every node that
-stores it. A `MEMBER` is in one of the run's buckets, with the peer id as subkey. A joining node reads buckets until it
-knows enough members, and no bucket grows beyond the size of a reply. A node that stores entries, such as a bootstrap
-node, need not know the run.
-
-A run's manifest in the directory, under its own hash: a node that knows the run id can fetch it from any node.
-
-The id is the first 16 bytes of the SHA-256 of the manifest's canonical text, so a forged manifest does not match. It is
-stored compressed; the decompressed size is bounded.
-
-Detects another node with the same identity by directory entries that this node did not create.
-
-Entries of an earlier process of this node do not count: they expire before the first entry of this process.
+A `RECORD` has a separate key. A run's `MANIFEST` is under the run's key; the run id is the beginning of its hash, so
+any node may provide it. A `MEMBER` is in one of the run's buckets, with the peer id as subkey. No bucket grows beyond
+the size of a reply. A node that stores entries, such as a bootstrap node, need not know the run.
 """
 
 from __future__ import annotations
@@ -27,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -35,6 +24,7 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.wire_format import RUN_ID, bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_text, verify
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 
 if TYPE_CHECKING:
@@ -51,18 +41,18 @@ MAX_REMEMBERED = 64
 
 
 class OwnEntries:
-    """The entries that this process registered, by their expiry (Unix time)."""
+    """The entries that this process registered, by their expiry (Unix time), to detect another node of its identity.
+
+    Entries of an earlier process do not count: they expire before the first entry of this process.
+    """
 
     def __init__(self) -> None:
         self._first: float | None = None
-        self._made: OrderedDict[float, None] = OrderedDict()
+        self._made = LruDict[float, None](MAX_REMEMBERED)
 
     def note(self, expires_at: float) -> None:
-        """Add an entry of this node."""
         self._first = expires_at if self._first is None else min(self._first, expires_at)
         self._made[expires_at] = None
-        if len(self._made) > MAX_REMEMBERED:
-            self._made.popitem(last=False)
 
     @property
     def has_any(self) -> bool:
@@ -74,12 +64,11 @@ class OwnEntries:
 
 
 def pack_manifest(canonical: bytes) -> bytes:
-    """Return the payload of a manifest's entry."""
     return zlib.compress(canonical, level=9)
 
 
 def unpack_manifest(payload: bytes, *, run_id: str) -> bytes | None:
-    """Return the canonical text; None if the payload is not this run's manifest."""
+    """Return the canonical text, of bounded size; None if the payload is not this run's manifest."""
     inflater = zlib.decompressobj()
     try:
         canonical = inflater.decompress(payload, MAX_MANIFEST_BYTES)
@@ -109,7 +98,6 @@ class DirectoryEntry:
 
     @property
     def key(self) -> str:
-        """Return the directory key of this entry."""
         if self.kind is EntryKind.RECORD:
             return record_key(self.run_id, self.peer_id)
         if self.kind is EntryKind.MANIFEST:
@@ -118,35 +106,32 @@ class DirectoryEntry:
 
     @property
     def subkey(self) -> str | None:
-        """Return the subkey of this entry, None if its kind has none."""
         return self.peer_id if self.kind is EntryKind.MEMBER else None
 
 
 def sign_entry(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, expires_at: float) -> bytes:
-    """Return the signed bytes of an entry."""
     signature = identity.sign(DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at))
     run = run_id.encode()
     return _HEAD.pack(kind, identity.peer, expires_at, signature, len(run)) + run + payload
 
 
-def run_of(raw: bytes) -> str | None:
-    """Return the run that an unverified entry names; None if it names none."""
+def unverified(raw: bytes) -> tuple[str, bytes] | None:
+    """Return the run and the payload of an entry whose signature was not verified; None if it is malformed."""
     if len(raw) < _HEAD.size:
         return None
-    num_run_bytes = raw[_HEAD.size - 1]
-    run = raw[_HEAD.size : _HEAD.size + num_run_bytes]
+    end = _HEAD.size + raw[_HEAD.size - 1]
+    run = raw[_HEAD.size : end]
     if not run.isascii() or RUN_ID.fullmatch(run.decode("ascii")) is None:
         return None
-    return run.decode("ascii")
+    return run.decode("ascii"), raw[end:]
 
 
 def verify_entry(raw: bytes, *, max_record_bytes: int) -> DirectoryEntry | None:
     """Return the entry in `raw`; None if it is malformed, too large or not signed by the named peer."""
-    run_id = run_of(raw)
-    if run_id is None:
+    if (parts := unverified(raw)) is None:
         return None
-    code, peer, expires_at, signature, num_run_bytes = _HEAD.unpack_from(raw)
-    payload = raw[_HEAD.size + num_run_bytes :]
+    run_id, payload = parts
+    code, peer, expires_at, signature, _ = _HEAD.unpack_from(raw)
     if code not in tuple(EntryKind):
         return None
     kind = EntryKind(code)
@@ -163,11 +148,8 @@ def has_valid_expiry(entry: DirectoryEntry, *, expires_at: float, now: float, ma
 
 
 def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
-    """Return a member's payload: the number of shards of its run, and as many addresses as fit, in the given order.
-
-    Space is left for the encryption of the addresses.
-    """
-    max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES
+    """Return a member's payload: the number of shards of its run, and as many addresses as fit, in the given order."""
+    max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES  # for the encryption of the addresses
     packed = f"{SHARDS_MARK}{num_shards}\n".encode()
     for address in addresses:
         line = address.encode() + b"\n"
@@ -188,16 +170,9 @@ def unpack_addresses(payload: bytes) -> list[str]:
     return [line for line in payload.decode("ascii", errors="replace").split() if not line.startswith(SHARDS_MARK)]
 
 
-def claimed_addresses(raw: bytes) -> list[str]:
-    """Return the addresses in an unverified member entry; none if it is malformed."""
-    return unpack_addresses(raw[_HEAD.size + raw[_HEAD.size - 1] :]) if len(raw) >= _HEAD.size else []
-
-
-def num_shards_of(raw: bytes) -> int:
-    """Return the number of shards that a member's entry claims for its run; 1 if there is no valid number."""
-    if len(raw) < _HEAD.size:
-        return 1
-    first, _, _ = raw[_HEAD.size + raw[_HEAD.size - 1] :].partition(b"\n")
+def num_shards_of(payload: bytes) -> int:
+    """Return the number of shards that a member claims for its run; 1 if there is no valid number."""
+    first, _, _ = payload.partition(b"\n")
     text = first.decode("ascii", errors="replace").removeprefix(SHARDS_MARK)
     return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= NUM_MEMBER_BUCKETS else 1
 

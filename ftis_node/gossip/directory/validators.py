@@ -4,11 +4,9 @@ hivemind's DHT stores any value with any expiry and answers requests of any size
 record validator checks the owner's signature, the key and the expiry. An authorizer sees every request before it is
 processed.
 
-Limits for many identities at one network address (Sybil attack): in directory buckets, and among peers to dial.
-
-An identity costs nothing, but an address does. If space runs out, the address block with the most entries loses its
-newest entries first, so earlier members stay. A member that claims foreign addresses gains little, because peers cannot
-dial it.
+Against many identities at one network address (Sybil attack) buckets are bounded by address: an identity costs nothing,
+but an address does. If space runs out, the address block with the most entries loses its newest entries first. A member
+that claims foreign addresses gains little, because peers cannot dial it.
 """
 
 from __future__ import annotations
@@ -18,18 +16,17 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
-from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgpack
 
 from ftis_node.gossip.directory.entries import (
     EntryKind,
-    claimed_addresses,
     has_valid_expiry,
     num_shards_of,
-    run_of,
+    unpack_addresses,
     unpack_manifest,
+    unverified,
     verify_entry,
 )
 from ftis_node.gossip.p2pd.hivemind_bindings import (
@@ -41,16 +38,17 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     RecordValidatorBase,
     dht_pb2,
 )
+from ftis_node.records.addresses import block_of
 from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Sequence
-
-    Key = TypeVar("Key")
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ftis_node.gossip.directory.entries import DirectoryEntry
+    from ftis_node.gossip.types import GossipCounters, GossipLimits
+
+    Key = TypeVar("Key")
 
 MAX_KEYS_PER_FIND = 16
 MAX_KEYS_PER_STORE = 256
@@ -59,7 +57,6 @@ MAX_STORED_KEYS = 16384
 NUM_MEMBERS_COUNTED = 64  # members in each bucket whose number of shards is taken into account
 NO_CONTAINERS = {"max_str_len": 0, "max_array_len": 0, "max_map_len": 0, "max_ext_len": 0}  # of msgpack.unpackb
 MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind names 20
-BLOCK_BITS = {4: 24, 6: 48}  # typical allocation of one household or small provider
 
 
 def address_block(addresses: Iterable[str]) -> str:
@@ -67,8 +64,8 @@ def address_block(addresses: Iterable[str]) -> str:
 
     A peer behind a relay is in the relay's block.
     """
-    blocks = [block for address in addresses if (block := _block(address))]
-    return next((block for is_public, block in blocks if is_public), blocks[0][1] if blocks else "")
+    blocks = [block for address in addresses if (block := block_of(address))]
+    return next((block.name for block in blocks if block.is_public), blocks[0].name if blocks else "")
 
 
 def choose_evicted(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
@@ -103,43 +100,20 @@ def sample_by_block(known: Mapping[str, Sequence[str]], *, per_block: int, rng: 
     return chosen
 
 
-def _block(address: str) -> tuple[bool, str] | None:
-    """Return whether an address is public, and its block; None if it starts with neither an IP address nor a name."""
-    _, kind, host, *_ = [*address.split("/"), "", ""]
-    if kind.startswith("dns"):
-        return True, host
-    try:
-        ip = ip_address(host)
-        block = ip_network(f"{ip}/{BLOCK_BITS[ip.version]}", strict=False)
-    except ValueError:  # not an IP address, or one with a zone
-        return None
-    return ip.is_global, str(block)
-
-
 class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
     """Record validator: accepts only entries with a valid signature, the signed key and the signed expiry."""
 
-    def __init__(
-        self,
-        *,
-        max_record_bytes: int,
-        max_ttl_s: float,
-        on_refusal: Callable[[], None] = lambda: None,
-        guard: PeerGuard | None = None,
-    ) -> None:
-        """`on_refusal` is called for each rejected record."""
-        self._guard = guard or PeerGuard()
-        self._max_record_bytes = max_record_bytes
-        self._max_ttl_s = max_ttl_s
-        self._on_refusal = on_refusal
+    def __init__(self, limits: GossipLimits, *, counters: GossipCounters, guard: PeerGuard) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._guard = guard
 
     def validate(self, record: DHTRecord) -> bool:
         """Return whether this node may store a record, or use a record that it read."""
         is_good = False
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):  # hivemind calls this in its own tasks
             is_good = self._is_good(record)
-        if not is_good:
-            self._on_refusal()
+        self._counters.records_refused += not is_good
         return is_good
 
     def _is_good(self, record: DHTRecord) -> bool:
@@ -151,16 +125,18 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
         return False
 
     def _belongs(self, entry: DirectoryEntry, record: DHTRecord) -> bool:
+        expires_at, max_ttl_s = record.expiration_time, self._limits.max_record_ttl_s
+        if entry.kind is EntryKind.MANIFEST and unpack_manifest(entry.payload, run_id=entry.run_id) is None:
+            return False
         return (
-            has_valid_expiry(entry, expires_at=record.expiration_time, now=time.time(), max_ttl_s=self._max_ttl_s)
+            has_valid_expiry(entry, expires_at=expires_at, now=time.time(), max_ttl_s=max_ttl_s)
             and bool(record.key == DHTID.generate(source=entry.key).to_bytes())
             and bool(record.subkey == MSGPackSerializer.dumps(entry.subkey))
-            and (entry.kind is not EntryKind.MANIFEST or has_valid_manifest(entry))
         )
 
     def _entry(self, packed: bytes) -> DirectoryEntry | None:
         raw = unpack_bytes(packed)
-        return None if raw is None else verify_entry(raw, max_record_bytes=self._max_record_bytes)
+        return None if raw is None else verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
 
 
 class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
@@ -236,13 +212,8 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=4096)
 def _claimed_block(packed: bytes) -> str:
-    """Return the address block that a stored member entry claims."""
-    return address_block(claimed_addresses(unpack_bytes(packed) or b""))
-
-
-def has_valid_manifest(entry: DirectoryEntry) -> bool:
-    """Return whether an entry contains the manifest of the run that it names."""
-    return unpack_manifest(entry.payload, run_id=entry.run_id) is not None
+    parts = unverified(unpack_bytes(packed) or b"")
+    return "" if parts is None else address_block(unpack_addresses(parts[1]))
 
 
 def unpack_bytes(packed: bytes) -> bytes | None:
@@ -283,8 +254,8 @@ def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, StoredRun]
         *(itertools.islice(one.items(), NUM_MEMBERS_COUNTED) for one in buckets)
     ):
         with guard.work_for(str(subkey), Place.DIRECTORY):
-            entry = unpack_bytes(packed) or b""
-            if (run := run_of(entry)) is not None:
+            if (parts := unverified(unpack_bytes(packed) or b"")) is not None:
+                run, payload = parts
                 num_shards, num_members = runs.get(run, StoredRun(1, 0))
-                runs[run] = StoredRun(max(num_shards, num_shards_of(entry)), num_members + 1)
+                runs[run] = StoredRun(max(num_shards, num_shards_of(payload)), num_members + 1)
     return dict(sorted(runs.items(), key=lambda item: (-item[1].num_members, item[0])))

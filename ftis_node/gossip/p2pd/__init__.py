@@ -1,3 +1,1 @@
 """The child process p2pd: start, supervision, its control socket, one session from start to exit."""
-
-from __future__ import annotations

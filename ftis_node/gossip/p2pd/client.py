@@ -8,12 +8,6 @@ libp2p supports peers with RSA, secp256k1 and ECDSA keys. Nodes use Ed25519 only
 in this file. All peer ids outside it are Ed25519 ids.
 
 Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2pd.proto
-
-Await a coroutine that may swallow a cancellation (CPython issue 86296).
-
-Before Python 3.12 `asyncio.wait_for` loses a cancellation that arrives just when the awaited call finishes:
-https://github.com/python/cpython/issues/86296. hivemind waits for each peer's answer in this way. A task that awaits
-hivemind and is canceled at that moment continues to run, and the task that waits for its end hangs.
 """
 
 from __future__ import annotations
@@ -23,7 +17,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import NetworkError
-from ftis_node.gossip.interface import GossipCounters, GossipMessage, PeerConnection
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     address_bytes,
     address_texts,
@@ -32,12 +25,14 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     socket_bytes,
     write_pbmsg,
 )
+from ftis_node.gossip.types import GossipCounters, GossipMessage, PeerConnection
 from ftis_node.records.addresses import AddressError
 from ftis_node.records.identity import ed25519_peer_id, peer_id_from_text
 from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
 Request = p2pd_pb2.Request
@@ -50,7 +45,8 @@ CANCEL_AGAIN_S = 1.0  # wait before a task that has not ended is canceled again
 async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
     """Return the result of `work`, run in its own task. If this call is canceled, that task is not awaited.
 
-    Raises TimeoutError after `timeout_s`, and what `work` raises.
+    Before Python 3.12 `asyncio.wait_for`, with which hivemind waits for each peer, may swallow a cancellation
+    (https://github.com/python/cpython/issues/86296). Raises TimeoutError after `timeout_s`, and what `work` raises.
     """
     task = asyncio.create_task(work)
     task.add_done_callback(_consume_error)
@@ -130,7 +126,7 @@ class P2pdClient:
                 else:
                     addresses[peer_id] = addresses.get(peer_id, ()) + address_texts(peer.addrs)
         for _ in ignored - self._ignored:
-            self._counters.count_non_ed25519("connection")
+            self._counters.non_ed25519["connection"] += 1
         self._ignored = ignored
         return [PeerConnection(peer_id, known) for peer_id, known in addresses.items()]
 
@@ -142,21 +138,16 @@ class P2pdClient:
     async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[GossipMessage]]:
         """Yield the messages of a topic, own ones too, while the context is open; they end with EOFError."""
         request = PSRequest(type=PSRequest.SUBSCRIBE, topic=topic)
-        async with self._connection(timeout_s=self._timeout_s) as (reader, writer):
-            async with asyncio.timeout(self._timeout_s):
-                await self._exchange(reader, writer, Request(type=Request.PUBSUB, pubsub=request))
+        subscribing = Request(type=Request.PUBSUB, pubsub=request)
+        async with self._connection(subscribing, timeout_s=self._timeout_s) as (reader, _):
             yield self._messages(reader)
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self, peer_id: str, protocol: str, *, timeout_s: float
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    ) -> AbstractAsyncContextManager[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Open a stream to a peer. Raises P2pdError if the peer is unreachable or does not support `protocol`."""
         request = p2pd_pb2.StreamOpenRequest(peer=_raw_id(peer_id), proto=[protocol], timeout=max(1, round(timeout_s)))
-        async with self._connection(timeout_s=timeout_s) as (reader, writer):
-            async with asyncio.timeout(timeout_s):
-                await self._exchange(reader, writer, Request(type=Request.STREAM_OPEN, streamOpen=request))
-            yield reader, writer
+        return self._connection(Request(type=Request.STREAM_OPEN, streamOpen=request), timeout_s=timeout_s)
 
     async def handle_streams(self, protocols: Sequence[str], socket_path: Path) -> None:
         """Make p2pd forward incoming streams of `protocols` to the unix socket at `socket_path`."""
@@ -164,7 +155,6 @@ class P2pdClient:
         await self._call(Request(type=Request.STREAM_HANDLER, streamHandler=request))
 
     def close(self) -> None:
-        """Close the idle connections."""
         for _, writer in self._idle:
             writer.transport.abort()
         self._idle.clear()
@@ -198,11 +188,14 @@ class P2pdClient:
 
     @asynccontextmanager
     async def _connection(
-        self, *, timeout_s: float
+        self, request: Any, *, timeout_s: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Open a separate connection for `request`, and yield it after p2pd's response."""
         async with asyncio.timeout(timeout_s):  # a stopped p2pd accepts no connection once its backlog is full
             reader, writer = await asyncio.open_unix_connection(self._path)
         try:
+            async with asyncio.timeout(timeout_s):
+                await self._exchange(reader, writer, request)
             yield reader, writer
         finally:
             writer.transport.abort()  # without waiting for unsent bytes, also if the task is canceled
@@ -215,7 +208,7 @@ class P2pdClient:
             with self._guard.work_for(UNPROVEN, Place.MESSAGE):
                 author = ed25519_peer_id(getattr(message, "from"))
             if author is None:
-                self._counters.count_non_ed25519("message")
+                self._counters.non_ed25519["message"] += 1
             else:
                 yield GossipMessage(sender=author, payload=message.data)
 

@@ -1,13 +1,8 @@
 """The only file that imports hivemind; it also undoes the side effects of that import.
 
-hivemind redirects its log lines to its own handler and renames the log level WARNING for the whole process. Only
-`libp2p.py`, `bootstrap.py` and the files below them may import this one.
-
-Imports `hivemind.p2p` and `hivemind.dht` without the rest of hivemind.
-
-The `__init__` files of hivemind and hivemind.utils import torch: 1.5 s of CPU time and 200 MB. The P2P client
-and the DHT do not use it. While `only_p2p_and_dht` is active, empty packages with the same search path replace those
-`__init__` files. They provide the names that one version imports; any other version is imported in full.
+hivemind redirects its log lines to its own handler and renames the log level WARNING for the whole process. Its
+`__init__` files import torch, which the P2P client and the DHT do not use: 1.5 s of CPU time and 200 MB. While
+`only_p2p_and_dht` is active, empty packages with the same search path replace those files.
 """
 
 from __future__ import annotations
@@ -35,8 +30,7 @@ UTILITIES = {
     "MSGPackSerializer": "hivemind.utils.serializer",
     "SerializerBase": "hivemind.utils.serializer",
     "get_dht_time": "hivemind.utils.timed_storage",
-}
-"""The names that `hivemind.dht` imports from `hivemind.utils`, and the modules that define them."""
+}  # the names that `hivemind.dht` imports from `hivemind.utils`, and the modules that define them
 
 
 @contextmanager
@@ -65,7 +59,7 @@ def only_p2p_and_dht() -> Iterator[None]:
 
 
 def _add_empty(name: str, folder: str) -> str:
-    """Add a package without an `__init__` to the imported modules. Returns its name."""
+    """Add a package without an `__init__` to the imported modules; return its name."""
     spec = ModuleSpec(name, loader=None, is_package=True)
     spec.submodule_search_locations = [folder]
     sys.modules[name] = module_from_spec(spec)
@@ -74,41 +68,25 @@ def _add_empty(name: str, folder: str) -> str:
 
 with warnings.catch_warnings(), only_p2p_and_dht():
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
-    from hivemind.dht.node import DHTNode
-    from hivemind.dht.routing import DHTID
-    from hivemind.dht.storage import DictionaryDHTValue
-    from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-    from hivemind.p2p import P2P, PeerID
-    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
-    from hivemind.proto import dht_pb2, p2pd_pb2
-    from hivemind.utils import MSGPackSerializer
-    from hivemind.utils.auth import AuthorizerBase
+    # `as` marks the names for import from here.
+    from hivemind.dht.node import DHTNode as DHTNode
+    from hivemind.dht.routing import DHTID as DHTID
+    from hivemind.dht.storage import DictionaryDHTValue as DictionaryDHTValue
+    from hivemind.dht.validation import DHTRecord as DHTRecord
+    from hivemind.dht.validation import RecordValidatorBase as RecordValidatorBase
+    from hivemind.p2p import P2P
+    from hivemind.p2p import PeerID as PeerID
+    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe as read_pbmsg_safe
+    from hivemind.p2p.p2p_daemon_bindings.utils import write_pbmsg as write_pbmsg
+    from hivemind.proto import dht_pb2 as dht_pb2
+    from hivemind.proto import p2pd_pb2 as p2pd_pb2
+    from hivemind.utils import MSGPackSerializer as MSGPackSerializer
+    from hivemind.utils.auth import AuthorizerBase as AuthorizerBase
     from hivemind.utils.logging import use_hivemind_log_handler
-    from hivemind.utils.multiaddr import Multiaddr
+    from hivemind.utils.multiaddr import Multiaddr as Multiaddr
 use_hivemind_log_handler("nowhere")
 logging.addLevelName(logging.WARNING, "WARNING")
 UNIX_CODE = b"\x90\x03"  # 400, as a varint
-__all__ = [
-    "DHTID",
-    "P2P",
-    "AttachedP2P",
-    "AuthorizerBase",
-    "DHTNode",
-    "DHTRecord",
-    "DictionaryDHTValue",
-    "MSGPackSerializer",
-    "PeerID",
-    "RecordValidatorBase",
-    "Multiaddr",
-    "address_bytes",
-    "address_texts",
-    "dht_pb2",
-    "p2pd_path",
-    "p2pd_pb2",
-    "read_pbmsg_safe",
-    "socket_bytes",
-    "write_pbmsg",
-]
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]
@@ -119,21 +97,19 @@ class AttachedP2P(P2P):  # type: ignore[misc]
 
 
 def p2pd_path() -> Path:
-    """Return the path of the p2pd program."""
     return Path(str(files("hivemind.hivemind_cli") / "p2pd"))
 
 
 def address_bytes(text: str) -> bytes:
-    """Return a multiaddr in binary form. Raises AddressError, a ValueError, if `parse_address` rejects it.
+    """Return a multiaddr in binary form. Raises AddressError if `parse_address` rejects it.
 
-    hivemind's Multiaddr cannot be used: it rejects host names that libp2p dials, and writes the peer of `/p2p/ID` in a
-    form that p2pd rejects.
+    hivemind's Multiaddr rejects host names that libp2p dials, and writes the peer of `/p2p/ID` in a form that p2pd
+    rejects.
     """
     return parse_address(text).to_bytes()
 
 
 def socket_bytes(path: Path) -> bytes:
-    """Return the binary multiaddr of a unix socket."""
     raw = os.fsencode(path)
     return UNIX_CODE + bytes([len(raw)]) + raw
 

@@ -19,7 +19,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Bind this process to its parent and exec the program."""
     parent_pid = int(sys.argv[1])
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,9 +1,4 @@
-"""The p2pd process: command line, key file, start, output, stop.
-
-Checks before the start of p2pd that the listen addresses are free, because p2pd does not report a conflict.
-
-libp2p listens with SO_REUSEPORT: two nodes on one port both start, and each gets some of the other's connections.
-"""
+"""The p2pd process: check of the listen addresses, command line, key file, start, output, stop."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError, UsageError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
-from ftis_node.records.identity import SEED_BYTES, write_private
+from ftis_node.records.identity import SEED_BYTES
 from ftis_node.telemetry.faults import watched_task
 
 if TYPE_CHECKING:
@@ -43,7 +38,10 @@ RELAY_BUFFER_BYTES = 1 << 16  # two for each relayed connection; p2pd's default 
 
 
 def check_free(addresses: Iterable[ListenAddress]) -> None:
-    """Raise UsageError, with the remedy, for the first address on which this node cannot listen."""
+    """Raise UsageError, with the remedy, for the first address on which this node cannot listen.
+
+    p2pd does not report a conflict: it listens with SO_REUSEPORT, and each of two nodes gets some of the connections.
+    """
     for address in addresses:
         try:
             _try_to_bind(address)
@@ -141,11 +139,6 @@ def libp2p_private_key(identity: Identity) -> bytes:
     return _KEY_HEADER + identity.seed + identity.peer[-SEED_BYTES:]
 
 
-def write_identity_file(identity: Identity, path: Path) -> None:
-    """Write the key for p2pd, readable by its owner only; replaces an existing file atomically."""
-    write_private(path, libp2p_private_key(identity))
-
-
 class P2pdProcess:
     """A running p2pd. `start` creates it."""
 
@@ -201,12 +194,11 @@ class P2pdProcess:
         self._reader.cancel()  # another process may still have the pipe open
 
     async def _has_ended(self, *, within_s: float) -> bool:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._child.wait()
-        except TimeoutError:
-            return False
-        return True
+                return True
+        return False
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal. asyncio's `send_signal` may reap the child and then report a wrong exit code."""

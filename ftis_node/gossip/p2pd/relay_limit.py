@@ -1,20 +1,18 @@
 """Queries a relay for the limits that it enforces.
 
 p2pd starts two relay services: one with the limits of its command line, one with libp2p's defaults (128 KiB or two
-minutes for each connection). The service that registers last answers. The one with our limits waits for an event in a
-separate goroutine. With GOMAXPROCS=1 Go runs one goroutine at a time, and ours usually registers last. It did so in
-36 of 40 starts on idle cores and in 17 of 30 on busy ones. Without that setting it did so in 5 of 40 and 8 of 30.
+minutes for each connection). The service that registers last answers. With GOMAXPROCS=1 ours usually registers last: in
+36 of 40 starts on idle cores, 17 of 30 on busy ones. Without that setting it did so in 5 of 40 and 8 of 30.
 
 Therefore a bootstrap node runs p2pd on one core and queries its own relay from a second, short-lived p2pd. It restarts
-p2pd if the wrong service answers.
-
-A relay answers RESERVE with its limits: `proto/circuit.proto`.
+p2pd if the wrong service answers. A relay answers RESERVE with its limits: `proto/circuit.proto`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +25,8 @@ from ftis_node.gossip.p2pd.process import P2pdProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ftis_node.gossip.p2pd.config import P2pdConfig
 
 logger = logging.getLogger(__name__)
 
@@ -66,24 +66,25 @@ def read_reservation(message: bytes) -> RelayLimit | None:
     return RelayLimit(num_bytes=answer.limit.data, duration_s=answer.limit.duration)
 
 
-async def fetch_own_limit(client: P2pdClient, probe_path: Path, *, peer_id: str, timeout_s: float) -> RelayLimit | None:
-    """Return the limits of the relay behind `client`, queried by a second p2pd with a socket at `probe_path`."""
+async def fetch_own_limit(config: P2pdConfig, *, control_path: Path, probe_path: Path) -> RelayLimit | None:
+    """Return the limits of this node's relay, queried by a second p2pd with a control socket at `probe_path`."""
+    timeout_s = config.settings.dial_timeout_s
     arguments = [f"-listen=/unix{probe_path}", "-noListenAddrs=1", "-b=0", f"-idleTimeout={timeout_s:.0f}s"]
-    try:
-        process = await P2pdProcess.start(arguments, timeout_s=timeout_s)
-    except MachineError as error:
-        logger.debug("cannot query this node's own relay limits: %s", error)
-        return None
-    probe = P2pdClient(probe_path, timeout_s=timeout_s)
-    try:
-        await probe.connect(peer_id, await client.identify(), timeout_s=timeout_s)
-        return await fetch_limit(probe, peer_id, timeout_s=timeout_s)
-    except (P2pdError, OSError, EOFError) as error:
-        logger.debug("cannot query this node's own relay limits: %r", error)
-        return None
-    finally:
-        probe.close()
-        await process.stop(timeout_s=0)
+    async with AsyncExitStack() as stack:
+        client = P2pdClient(control_path, timeout_s=config.settings.control_timeout_s)
+        stack.callback(client.close)
+        stack.callback(probe_path.unlink, missing_ok=True)
+        try:
+            process = await P2pdProcess.start(arguments, timeout_s=timeout_s)
+            stack.push_async_callback(process.stop, timeout_s=0)
+            probe = P2pdClient(probe_path, timeout_s=timeout_s)
+            stack.callback(probe.close)
+            peer_id = config.identity.peer_id
+            await probe.connect(peer_id, await client.identify(), timeout_s=timeout_s)
+            return await fetch_limit(probe, peer_id, timeout_s=timeout_s)
+        except (MachineError, P2pdError, OSError, EOFError) as error:
+            logger.debug("cannot query this node's own relay limits: %r", error)
+            return None
 
 
 async def _read_delimited(reader: asyncio.StreamReader) -> bytes:

@@ -1,12 +1,7 @@
 """One p2pd session: p2pd, control client, directory and stream server, opened and closed together.
 
-| part | duty |
-|---|---|
-| control client | sends our requests, receives gossipsub's messages |
-| directory | our node of the DHT; its persistent connection keeps p2pd alive |
-| stream server | serves incoming streams |
-
-The folder of p2pd's unix sockets is private, has a short path, and is emptied at each start.
+The directory's persistent connection keeps p2pd alive. The folder of p2pd's unix sockets is private, has a short path,
+and is emptied at each start.
 """
 
 from __future__ import annotations
@@ -16,31 +11,25 @@ import logging
 import os
 import stat
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import MachineError, UsageError
+from ftis_node.errors import MachineError, RecordError, UsageError
 from ftis_node.gossip.directory.dht import Directory
-from ftis_node.gossip.encryption import NO_CIPHER
-from ftis_node.gossip.interface import GossipCounters, GossipLimits
-from ftis_node.gossip.p2pd.client import P2pdClient
-from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, p2pd_arguments, write_identity_file
+from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
+from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
-from ftis_node.gossip.services import AdmissionControl
-from ftis_node.gossip.streams import Caller, StreamServer, serves
-from ftis_node.gossip.wire_format import RpcService
-from ftis_node.records.identity import Identity
-from ftis_node.swarm.peer_guard import PeerGuard
+from ftis_node.gossip.streams import StreamServer
+from ftis_node.gossip.types import Fetched, FetchOutcome
+from ftis_node.gossip.wire_format import Frame, ItemCollector, RpcService, outcome_of, protocol, read_frame, write_frame
+from ftis_node.records.identity import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from ftis_node.gossip.encryption import PayloadCipher
     from ftis_node.gossip.multiaddr import ListenAddress
-    from ftis_node.gossip.p2pd.relay_limit import RelayLimit
-    from ftis_node.gossip.services import Handler
-    from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.gossip.p2pd.config import P2pdConfig
 
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit on the path of a unix socket
 CONTROL_NAME = "p2pd.sock"
@@ -49,12 +38,11 @@ PROBE_NAME = "probe.sock"
 KEY_NAME = "p2pd.key"
 _NAMES = (CONTROL_NAME, STREAMS_NAME, PROBE_NAME, KEY_NAME, KEY_NAME + ".new")
 logger = logging.getLogger(__name__)
-
 EXIT_GRACE_S = 0.2  # p2pd closes its sockets shortly before it exits
 
 
 def prepare_sockets(folder: Path) -> None:
-    """Create the folder, readable by its owner only, and remove_socket files that a killed process left.
+    """Create the folder, readable by its owner only, and remove files that a killed process left.
 
     Raises UsageError if its path is too long, it cannot be created, or it belongs to another user.
     """
@@ -68,7 +56,7 @@ def prepare_sockets(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise UsageError(f"{folder} must be a folder of this user's: remove_socket it, or choose another")
+            raise UsageError(f"{folder} must be a folder of this user's: remove it, or choose another")
         folder.chmod(0o700)
         clear_sockets(folder)
     except OSError as error:
@@ -81,43 +69,6 @@ def clear_sockets(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def remove_socket(folder: Path, name: str) -> None:
-    """Remove one of our files, so that the next start does not find it."""
-    (folder / name).unlink(missing_ok=True)
-
-
-@dataclass(frozen=True, slots=True)
-class P2pdConfig:
-    """Settings that all sessions of one node share. `is_public` is true for a bootstrap node.
-
-    `on_duplicate_identity` is called when another node with this identity is detected.
-    """
-
-    settings: NetworkSettings
-    identity: Identity
-    limits: GossipLimits
-    counters: GossipCounters
-    handlers: Mapping[str, Handler]
-    admission: AdmissionControl
-    cipher: PayloadCipher = NO_CIPHER
-    is_public: bool = False
-    guard: PeerGuard = field(default_factory=PeerGuard)
-    on_duplicate_identity: Callable[[], None] = lambda: None
-
-
-def client_only_config(settings: NetworkSettings) -> P2pdConfig:
-    """Return the configuration of a node that only queries: a temporary identity, no services."""
-    limits = GossipLimits()
-    return P2pdConfig(
-        settings=settings,
-        identity=Identity.generate(),
-        limits=limits,
-        counters=GossipCounters(),
-        handlers={},
-        admission=AdmissionControl(limits),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
     """A running p2pd with its client, directory and stream server."""
@@ -125,16 +76,51 @@ class Session:
     process: P2pdProcess
     client: P2pdClient
     directory: Directory
-    caller: Caller
+    config: P2pdConfig
     listening_on: tuple[str, ...]
 
-    async def is_run_member(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
-        """Return whether a connected peer is a member of the run with this wire name; None if it did not answer."""
-        return await serves(self.caller, peer_id, run_name, RpcService.HELLO, timeout_s=timeout_s)
+    async def pull(
+        self, peer_id: str, protocol: str, request: bytes, *, items: ItemCollector, idle_s: float, timeout_s: float
+    ) -> Fetched:
+        """Send `request` to a peer and collect its items. Raises no exception for a peer's behavior."""
+        own_id, cipher = self.config.identity.peer_id, self.config.cipher
+        ciphertext = cipher.encrypt(request, "request", own_id, peer_id, protocol)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self.client.stream(peer_id, protocol, timeout_s=timeout_s) as (reader, writer),
+            ):
+                await write_frame(writer, Frame.REQUEST, ciphertext, idle_s=idle_s)
+                while True:
+                    max_bytes = items.next_max_bytes + cipher.overhead_bytes
+                    kind, item = await read_frame(reader, max_bytes=max_bytes, idle_s=idle_s)
+                    if kind is Frame.END:
+                        return items.end(FetchOutcome.COMPLETE)
+                    if kind is Frame.BUSY:
+                        return items.end(FetchOutcome.BUSY)
+                    if kind is not Frame.ITEM:
+                        raise RecordError("frame_kind", f"{kind.name} in an answer")
+                    items.add(cipher.decrypt(item, "item", peer_id, own_id, protocol, ciphertext))
+        except P2pdError:
+            return items.end(FetchOutcome.UNREACHABLE)
+        except TimeoutError:
+            return items.end(FetchOutcome.TIMED_OUT)
+        except (OSError, EOFError):
+            return items.end(FetchOutcome.BROKEN)
+        except RecordError as error:
+            return items.end(outcome_of(error))
 
-    async def reads_batches(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
-        """Return whether a member of the run reads announcements of several groups; None if it did not answer."""
-        return await serves(self.caller, peer_id, run_name, RpcService.BATCHES, timeout_s=timeout_s)
+    async def serves(self, peer_id: str, run_name: str, service: RpcService, *, timeout_s: float) -> bool | None:
+        """Return whether a connected peer serves HELLO or BATCHES of the run with this wire name.
+
+        None if the answer leaves that open.
+        """
+        items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)
+        name = protocol(run_name, service)
+        hello = await self.pull(peer_id, name, b"", items=items, idle_s=timeout_s, timeout_s=timeout_s)
+        if hello.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY):
+            return True
+        return False if hello.outcome is FetchOutcome.UNREACHABLE else None
 
     async def lost(self) -> str:
         """Wait until the session is over; return the cause of its end."""
@@ -158,33 +144,13 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
     async with AsyncExitStack() as stack:
         prepare_sockets(folder)
         stack.callback(clear_sockets, folder)
-        write_identity_file(config.identity, folder / KEY_NAME)
+        write_private(folder / KEY_NAME, libp2p_private_key(config.identity))
         process = await (_start_relay if config.is_public else _start_p2pd)(config, listen=listen)
         stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
-        async with asyncio.timeout(
-            settings.control_timeout_s
-        ):  # hivemind would wait forever for a p2pd that ends in the meantime
-            directory = await Directory.attach(
-                control_path,
-                identity=config.identity,
-                limits=config.limits,
-                counters=config.counters,
-                cipher=config.cipher,
-                guard=config.guard,
-                on_duplicate_identity=config.on_duplicate_identity,
-                rpc_timeout_s=settings.directory_rpc_timeout_s,
-                timeout_s=settings.directory_timeout_s,
-            )
+        async with asyncio.timeout(settings.control_timeout_s):  # p2pd may have ended; hivemind would wait forever
+            directory = await Directory.attach(control_path, config)
         stack.push_async_callback(directory.close)
-        server = StreamServer(
-            config.handlers,
-            peer_id=config.identity.peer_id,
-            limits=config.limits,
-            counters=config.counters,
-            admission=config.admission,
-            cipher=config.cipher,
-            guard=config.guard,
-        )
+        server = StreamServer(config)
         await server.listen(streams_path)
         stack.push_async_callback(server.close)
         client = P2pdClient(
@@ -193,17 +159,16 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
         stack.callback(client.close)
         if config.handlers:
             await client.handle_streams(tuple(config.handlers), streams_path)
-        caller = Caller(client, config.identity.peer_id, config.cipher)
-        yield Session(process, client, directory, caller, await client.identify())
+        yield Session(process, client, directory, config, await client.identify())
 
 
 async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
     """Start p2pd, usually one or two times, until its relay has our limits (`relay_limit.py`)."""
-    settings = config.settings
+    settings, folder = config.settings, config.settings.sockets_dir.absolute()
     for num_tries in range(1, settings.num_relay_tries + 1):
         process = await _start_p2pd(config, listen=listen)
         try:
-            limit = await _own_relay_limit(config)
+            limit = await fetch_own_limit(config, control_path=folder / CONTROL_NAME, probe_path=folder / PROBE_NAME)
         except BaseException:
             await process.stop(timeout_s=0)
             raise
@@ -215,23 +180,8 @@ async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
             )
             break
         await process.stop(timeout_s=0)
-        (settings.sockets_dir / CONTROL_NAME).unlink(missing_ok=True)
+        (folder / CONTROL_NAME).unlink(missing_ok=True)
     return process
-
-
-async def _own_relay_limit(config: P2pdConfig) -> RelayLimit | None:
-    folder = config.settings.sockets_dir.absolute()
-    client = P2pdClient(folder / CONTROL_NAME, timeout_s=config.settings.control_timeout_s)
-    try:
-        return await fetch_own_limit(
-            client,
-            folder / PROBE_NAME,
-            peer_id=config.identity.peer_id,
-            timeout_s=config.settings.dial_timeout_s,
-        )
-    finally:
-        client.close()
-        remove_socket(folder, PROBE_NAME)
 
 
 async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:

@@ -1,8 +1,4 @@
-"""Keeps one p2pd running while the node runs: watches it, and restarts it if it dies or hangs.
-
-The caller's coroutine `work` runs once for each session and never returns by itself. OSError and EOFError from it mean
-that p2pd no longer answers; any other exception is an internal error and ends the supervisor.
-"""
+"""Keeps one p2pd running while the node runs: watches it, and restarts it if it dies or hangs."""
 
 from __future__ import annotations
 
@@ -13,16 +9,17 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError, MachineError, UsageError
-from ftis_node.gossip.interface import SwarmPhase, SwarmState
 from ftis_node.gossip.p2pd.client import cancel_and_wait
 from ftis_node.gossip.p2pd.process import pin_ports
 from ftis_node.gossip.p2pd.session import open_session
+from ftis_node.gossip.types import SwarmPhase, SwarmState
 from ftis_node.telemetry.faults import report
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ftis_node.gossip.p2pd.session import P2pdConfig, Session
+    from ftis_node.gossip.p2pd.config import P2pdConfig
+    from ftis_node.gossip.p2pd.session import Session
 
     Work = Callable[[Session, Callable[[], None]], Awaitable[None]]
 
@@ -30,7 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class P2pdSupervisor:
-    """Process supervisor with exponential back-off. `session` is None while p2pd is down."""
+    """Process supervisor with exponential back-off. `session` is None while p2pd is down.
+
+    `work` runs once for each session and never returns by itself. OSError and EOFError from it mean that p2pd no longer
+    answers; any other exception is an internal error and ends the supervisor.
+    """
 
     def __init__(self, config: P2pdConfig, work: Work, *, on_end: Callable[[BaseException | None], None]) -> None:
         self._config = config
@@ -67,7 +68,6 @@ class P2pdSupervisor:
             await asyncio.wait({self._runner})
 
     def down_state(self) -> SwarmState:
-        """Return the state to show while there is no session."""
         if self._next_start_at is None:
             return SwarmState(SwarmPhase.STARTING, self._down_reason)
         wait_s = max(0.0, self._next_start_at - asyncio.get_running_loop().time())
@@ -114,7 +114,6 @@ class P2pdSupervisor:
         raise MachineError(f"the network process p2pd was lost while it started: {error!r}") from error
 
     async def _work_until_lost(self, session: Session) -> str:
-        """Run the work until p2pd is lost; return the cause."""
 
         def on_ready() -> None:
             self.session = session

@@ -21,8 +21,8 @@ from torch.nn.functional import pad
 from ftis_node.algorithms import group_advantages
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, RecordError
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.group import Group
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:

@@ -155,7 +155,6 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return batch
 
     def _share(self, exchange: SwarmExchange, batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> None:
-        """Hand the own groups of a batch to the exchange node."""
         problems = [int(row["prompt_index"]) for row in inputs]
         version = self.state.global_step
         for group in own_groups(batch, self._sampled_logprobs(batch), problems, self._sampler, policy_version=version):
@@ -176,7 +175,6 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return self._learner_logprobs(self.model, batch, batch_size=self.args.per_device_train_batch_size)[0]
 
     def _with_foreign(self, batch: dict[str, Any], foreign: list[ForeignGroup]) -> dict[str, Any]:
-        """Return the batch with the rows of `foreign` after its own."""
         scale = "mean" if _is_unscaled(self.args) else "std"
         rows = foreign_rows(foreign, first_group=int(batch["group_ids"].max()) + 1, scale=scale)
         rows = {name: value.to(batch["advantages"].device) for name, value in rows.items()}

@@ -31,7 +31,10 @@ def swarm_dataset(run: str, *, task: str = "", num_prompts: int = 4096, seed: in
     problem's number in the task. `seed` draws the problems. Raises ConfigError, TaskError, or NetworkError if the hub
     has the data and cannot be reached.
     """
-    return _dataset_of(load_task(_with_files(load_manifest(run).task, task)), num_prompts, seed)
+    problems = load_task(_with_files(load_manifest(run).task, task))
+    indices = random.Random(seed).sample(range(len(problems)), min(num_prompts, len(problems)))
+    rows = [{"prompt": list(problems[index].prompt), "prompt_index": index} for index in indices]
+    return Dataset.from_list(rows), _reward_of(problems)
 
 
 def _with_files(run_task: str, given: str) -> TaskSpec:
@@ -43,12 +46,6 @@ def _with_files(run_task: str, given: str) -> TaskSpec:
     if given and not paths:
         raise TaskError(f"task={given!r} names no local file: omit it, or write dataset:PATH?name=NAME")
     return spec.with_paths(paths)
-
-
-def _dataset_of(task: Task, num_prompts: int, seed: int) -> tuple[Dataset, Reward]:
-    indices = random.Random(seed).sample(range(len(task)), min(num_prompts, len(task)))
-    rows = [{"prompt": list(task[index].prompt), "prompt_index": index} for index in indices]
-    return Dataset.from_list(rows), _reward_of(task)
 
 
 def _reward_of(task: Task) -> Reward:

@@ -100,7 +100,6 @@ class CircuitBreaker:
         return max(0.0, self._open_until - time.monotonic())
 
     def failed(self, error: Exception) -> None:
-        """Note a failure."""
         with self._lock:
             self._num_failures += 1
             self._open_until = time.monotonic() + BACKOFF.delay_s(self._num_failures)
@@ -108,7 +107,6 @@ class CircuitBreaker:
                 logger.warning("exchange node unreachable: %s; training continues without the swarm", error)
 
     def worked(self) -> None:
-        """Note a success."""
         with self._lock:
             if self._num_failures:
                 logger.warning("exchange node reachable again, after %d failures", self._num_failures)
@@ -126,9 +124,9 @@ class SwarmExchange:
         if not 0 <= per_batch <= MAX_TAKEN:
             raise ConfigError(f"per_batch must be 0 to {MAX_TAKEN}, not {per_batch}")
         self.per_batch = per_batch
-        self.node = ExchangeClient(home, timeout_s=TAKE_TIMEOUT_S).connect()
         self._max_prompt_length = max_prompt_length
         self._taking = ExchangeClient(home, timeout_s=TAKE_TIMEOUT_S)
+        self.node = self._taking.connect()
         self._publishing = ExchangeClient(home, timeout_s=PUBLISH_TIMEOUT_S)
         self._breaker = CircuitBreaker()
         self._changed = threading.Condition()
@@ -139,7 +137,6 @@ class SwarmExchange:
         threading.Thread(target=self._publish_all, name="exchange-publish", daemon=True).start()
 
     def grpo_options(self) -> dict[str, Any]:
-        """Return the arguments of GRPOConfig with which the trainer samples as the run says."""
         return sampling_options(self.node.manifest.sampling)
 
     def draw(self, fit: Fit) -> list[ForeignGroup]:
@@ -234,7 +231,6 @@ class FlushCallback(TrainerCallback):  # type: ignore[misc]  # transformers give
         self._exchange = exchange
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Wait for up to `FLUSH_S` seconds."""
         if not self._exchange.flush(FLUSH_S):
             logger.warning(
                 "last own groups not shared: the exchange node is unreachable, or takes over %.0f s", FLUSH_S

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.exchange.messages import OwnGroup
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import SlotPool
-    from ftis_node.node.training.step_selection import StepSelection
+    from ftis_node.node.training.step_gate import StepSelection
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task, TaskItem
@@ -76,70 +77,57 @@ def refuse(reason: GroupReason | RequestReason, detail: str) -> Refusal:
     return Refusal(reason, detail)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GroupExchange:
-    """Both directions between the trainer and the swarm. One group is scored at a time."""
+    """Both directions between the trainer and the swarm. One group is scored at a time.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        about: NodeDescription,
-        task: Task,
-        tokenizer: PromptTokenizer,
-        scorer: IsolatedScorer,
-        buffer: ReplayBuffer,
-        disk: DiskThread,
-        slots: SlotPool,
-        space: DiskSpace,
-        peers: PeerManager,
-        counters: NodeCounters,
-        guard: PeerGuard,
-        selection: StepSelection,
-        publish: Callable[[Group], Awaitable[ValidationResult]],
-    ) -> None:
-        """`publish` numbers, signs and announces a scored group, and returns its verdict."""
-        self._context = context
-        self._about = about
-        self._task = task
-        self._tokenizer = tokenizer
-        self._scorer = scorer
-        self._buffer = buffer
-        self._disk = disk
-        self._slots = slots
-        self._space = space
-        self._peers = peers
-        self._counters = counters
-        self._guard = guard
-        self._selection = selection
-        self._publish = publish
-        self._take_number = context.state.step  # of the last step of an earlier role
+    `publish_scored` numbers, signs and announces a scored group, and returns its verdict.
+    """
+
+    context: NodeContext
+    about: NodeDescription
+    task: Task
+    tokenizer: PromptTokenizer
+    scorer: IsolatedScorer
+    buffer: ReplayBuffer
+    disk: DiskThread
+    slots: SlotPool
+    space: DiskSpace
+    peers: PeerManager
+    counters: NodeCounters
+    guard: PeerGuard
+    selection: StepSelection
+    publish_scored: Callable[[Group], Awaitable[ValidationResult]]
+
+    def __post_init__(self) -> None:
+        self._take_number = self.context.state.step  # of the last step of an earlier role
         self._has_failed = False  # the last take
         self._publishing = asyncio.Lock()
         self._taking = asyncio.Lock()
 
     async def resume(self) -> None:
         """Release the groups that a take before a crash left TAKEN."""
-        self._context.state.saved_step = None  # no checkpoint needs released groups again
-        await self._disk(self._buffer.reconcile, MAX_STEP)
+        self.context.state.saved_step = None  # no checkpoint needs released groups again
+        await self.disk(self.buffer.reconcile, MAX_STEP)
 
     async def publish(self, offered: OwnGroup) -> PublishedGroup | Refusal:
         """Score and publish the trainer's group. Return its number and rewards, or why it is not published."""
-        self._context.state.policy_version = offered.policy_version
-        if self._space.why_full:
-            return refuse("paused", self._space.why_full)
+        self.context.state.policy_version = offered.policy_version
+        if self.space.why_full:
+            return refuse("paused", self.space.why_full)
         async with self._publishing:
-            if not self._slots.try_charge():
-                return refuse("busy", f"peers have not fetched the last {self._slots.capacity} groups yet")
+            if not self.slots.try_charge():
+                return refuse("busy", f"peers have not fetched the last {self.slots.capacity} groups yet")
             is_submitted = False
             try:
                 scored = await self._scored(offered)
                 if isinstance(scored, Refusal):
                     return scored
                 is_submitted = True  # the publish loop fills or frees the slot
-                verdict = await self._publish(scored)
+                verdict = await self.publish_scored(scored)
             finally:
                 if not is_submitted:
-                    self._slots.cancel()
+                    self.slots.cancel()
         if isinstance(verdict, Accepted):
             return PublishedGroup(verdict.group.number, list(verdict.group.rewards))
         return verdict.refusal
@@ -148,18 +136,18 @@ class GroupExchange:
         """Take up to `count` foreign groups by the run's rule, and release them as trained."""
         async with self._taking:
             if self._has_failed:  # a full disk: the trainer did not get the groups of that take
-                await self._disk(self._buffer.reconcile, self._take_number - 1)
+                await self.disk(self.buffer.reconcile, self._take_number - 1)
             self._take_number += 1
             self._has_failed = True
-            groups = await self._selection.take(self._take_number, own=0, foreign=count)
-            await self._disk(self._buffer.release_step, self._take_number, ReleaseReason.TRAINED)
+            groups = await self.selection.take(self._take_number, own=0, foreign=count)
+            await self.disk(self.buffer.release_step, self._take_number, ReleaseReason.TRAINED)
             self._has_failed = False
-        self._counters.groups_trained_foreign += len(groups)
+        self.counters.groups_trained_foreign += len(groups)
         if groups:
-            self._counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
+            self.counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
         for group in groups:
-            with self._guard.work_for(group.sender, Place.COUNT):
-                note_contributor(self._peers, group)
+            with self.guard.work_for(group.sender, Place.COUNT):
+                note_contributor(self.peers, group)
         return groups
 
     async def _scored(self, offered: OwnGroup) -> Group | Refusal:
@@ -172,41 +160,44 @@ class GroupExchange:
             return refusal
         if not 0 <= offered.created_at <= time.time() + CLOCK_SLACK_S:  # NaN compares false
             return refuse("clock_skew", f"created at {offered.created_at}, which is no time before now")
-        if not offered.problem < len(self._task):
-            return refuse("prompt_mismatch", f"{self._task.name} has no problem {offered.problem}")
-        if offered.tokenizer != self._about.tokenizer:
-            return refuse("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self._about.tokenizer}")
-        item = self._task[offered.problem]
+        if not offered.problem < len(self.task):
+            return refuse("prompt_mismatch", f"{self.task.name} has no problem {offered.problem}")
+        if offered.tokenizer != self.about.tokenizer:
+            return refuse("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self.about.tokenizer}")
+        item = self.task[offered.problem]
         if refusal := self._compare_prompt(item, offered.prompt_ids):
             return refusal
         cost = ScoringCost()
-        texts = [self._tokenizer.decode(ids.tolist()) for ids in tokens.ids_of_each()]
-        scores = await self._scorer.score(item, texts, cost=cost)
+        texts = [self.tokenizer.decode(ids.tolist()) for ids in tokens.ids_of_each()]
+        scores = await self.scorer.score(item, texts, cost=cost)
         if cost.num_unfinished:  # peers would refuse the group
             return refuse("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
         rewards, statuses = zip(*scores, strict=True)
         versions = (offered.policy_version,) * len(tokens)
         return Group(
-            run_id=self._context.manifest.run_id,
-            sender=self._context.peer_id,
+            run_id=self.context.manifest.run_id,
+            sender=self.context.peer_id,
             number=0,  # the publish loop sets it
             prompt_ref=item.ref,
-            prompt_hash=hash_prompt(self._tokenizer.encode_prompt(item.prompt)),
+            prompt_hash=hash_prompt(self.tokenizer.encode_prompt(item.prompt)),
             tokens=tokens,
-            finish_reasons=tuple(self._finish_reason(int(ids[-1])) for ids in tokens.ids_of_each()),
+            finish_reasons=tuple(
+                FinishReason.STOP if int(ids[-1]) in self.tokenizer.eos_ids else FinishReason.LENGTH
+                for ids in tokens.ids_of_each()
+            ),
             rewards=rewards,
             statuses=statuses,
             policy_versions=versions,
             policy_versions_newest=versions,
             sampling=SamplingSettings(offered.temperature, offered.top_p, offered.top_k),
-            model=self._about.model,
-            tokenizer=self._about.tokenizer,
+            model=self.about.model,
+            tokenizer=self.about.tokenizer,
             created_at=offered.created_at,
         )
 
     def _refuse_tokens(self, tokens: TokenBatch) -> Refusal | None:
         """Refuse tokens that cannot be decoded or scored. Validation has more rules, and comes later."""
-        group_size, vocab_size = self._context.manifest.sampling.group_size, self._tokenizer.vocab_size
+        group_size, vocab_size = self.context.manifest.sampling.group_size, self.tokenizer.vocab_size
         if len(tokens) != group_size:
             return refuse("group_size", f"{len(tokens)} completions, the run has {group_size}")
         if len(tokens.logprobs) != tokens.num_tokens:
@@ -217,11 +208,8 @@ class GroupExchange:
 
     def _compare_prompt(self, item: TaskItem, prompt_ids: bytes) -> Refusal | None:
         """Refuse completions of another prompt: peers would train on them under this one."""
-        expected = self._tokenizer.encode_prompt(item.prompt)
+        expected = self.tokenizer.encode_prompt(item.prompt)
         if np.array(expected, "<i4").tobytes() != prompt_ids:
             given = len(prompt_ids) // 4
             return refuse("prompt_mismatch", f"problem {item.ref} has other tokens here ({len(expected)}, not {given})")
         return None
-
-    def _finish_reason(self, last_id: int) -> FinishReason:
-        return FinishReason.STOP if last_id in self._tokenizer.eos_ids else FinishReason.LENGTH

@@ -60,13 +60,13 @@ class HttpGuard:
         self._open: dict[asyncio.BaseTransport, _Connection] = {}
         self._faults = RateLimitedLog()
 
-    def runner(self, app: web.Application, *, shutdown_s: float = SHUTDOWN_S) -> web.AppRunner:
+    def runner(self, app: web.Application) -> web.AppRunner:
         """Return a runner whose requests this guard limits. Set it up, then start it with `listen`."""
         app.middlewares.insert(0, self._watched)
         return web.AppRunner(
             app,
             access_log=None,
-            shutdown_timeout=shutdown_s,
+            shutdown_timeout=SHUTDOWN_S,
             logger=_QuietLog(self),
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_LINE_BYTES,
@@ -81,16 +81,23 @@ class HttpGuard:
     @asynccontextmanager
     async def serving(self, app: web.Application, host: str, port: int) -> AsyncIterator[str]:
         """Serve the status port while the block runs; yield the base URL. Raise UsageError if the port is taken."""
+        remedy = "choose another with --status-port"
+        async with self.open_port(app, host, port, name=f"the status port {port}", remedy=remedy) as bound_port:
+            yield f"http://{host}:{bound_port}"
+
+    @asynccontextmanager
+    async def open_port(
+        self, app: web.Application, host: str, port: int, *, name: str, remedy: str
+    ) -> AsyncIterator[int]:
+        """Serve while the block runs; yield the port. Raise UsageError, with `name` and `remedy`, if it is taken."""
         runner = self.runner(app)
         await runner.setup()
         try:
             try:
                 await self.listen(runner, host, port)
             except OSError as error:
-                raise UsageError(
-                    f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
-                ) from None
-            yield f"http://{host}:{runner.addresses[0][1]}"
+                raise UsageError(f"{name} cannot be opened ({error.strerror}): {remedy}") from None
+            yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
 
@@ -105,7 +112,6 @@ class HttpGuard:
         return True
 
     def forget(self, connection: _Connection) -> None:
-        """Forget a closed connection."""
         self._open.pop(connection.transport, None)
 
     def note_fault(self, error: BaseException) -> None:

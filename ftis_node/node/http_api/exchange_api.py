@@ -59,7 +59,6 @@ class ExchangeApi:
         app.router.add_post("/exchange/take", self.take)
 
     async def publish(self, request: web.Request) -> web.Response:
-        """Publish one group of the trainer."""
         try:
             self._require_token(request)
             if self._num_pending >= MAX_PENDING:
@@ -77,7 +76,6 @@ class ExchangeApi:
         return _answer(answer)
 
     async def take(self, request: web.Request) -> web.Response:
-        """Hand foreign groups to the trainer."""
         try:
             self._require_token(request)
             requested = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)

@@ -1,13 +1,10 @@
 """The local HTTP port: `/status`, `/peers`, `/swarm`, `/events`, and `/` with links to them.
 
-`monitoring_api.py` adds metrics and health. The port listens on 127.0.0.1, and answers only requests that name this
-machine as their host. Any user of this machine may read.
-
-Three routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
+`monitoring_api.py` adds metrics and health, and `exchange_api.py` two routes of an exchange node. The port listens on
+127.0.0.1, and answers only requests that name this machine as their host. Any user of this machine may read. Three
+routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
 
     {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "standing": ..., ...} | 4xx {"error": "one line"}
-
-An exchange node has two more (`exchange_api.py`).
 
 A web page that the operator visits can reach this port too. So each of these requests must carry the token of the home
 (0600, new at every start) in a custom header. A page cannot read the token, and the browser sends no custom header to a
@@ -20,6 +17,7 @@ import asyncio
 import os
 import secrets
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,40 +58,31 @@ async def show_index(request: web.Request) -> web.Response:
     return web.Response(text=page, content_type="text/html")
 
 
+@dataclass(eq=False, repr=False)
 class LocalApi:
-    """Handlers over the status loop's latest snapshot, the peer table and the operator's actions."""
+    """Handlers over the status loop's latest snapshot, the peer table and the operator's actions.
 
-    def __init__(
-        self,
-        status: StatusLoop,
-        peer_table: PeerTable,
-        *,
-        control: PeerControl,
-        token_file: Path,
-        add_exchange: Callable[[web.Application, str], None] | None = None,
-    ) -> None:
-        """`token_file` gets a new token when the port opens. Requests for changes must contain it.
+    `token_file` gets a new token when the port opens. Requests for changes must contain it. `add_exchange` adds the
+    routes for a trainer, with this token.
+    """
 
-        `add_exchange` adds the routes for a trainer, with this token.
-        """
-        self._status = status
-        self._peer_table = peer_table
-        self._control = control
-        self._token_file = token_file
-        self._add_exchange = add_exchange
-        self._num_streams = 0
+    status: StatusLoop
+    peer_table: PeerTable
+    _: KW_ONLY
+    control: PeerControl
+    token_file: Path
+    add_exchange: Callable[[web.Application, str], None] | None = None
+    _num_streams: int = field(default=0, init=False)
 
     async def show_status(self, request: web.Request) -> web.Response:
-        """Return the snapshot."""
-        return web.Response(body=self._status.latest.to_json(), content_type="application/json")
+        return web.Response(body=self.status.latest.to_json(), content_type="application/json")
 
     async def show_peers(self, request: web.Request) -> web.Response:
-        """Return the peer table."""
-        return web.json_response(self._peer_table.rows())
+        return web.json_response(self.peer_table.rows())
 
     async def show_swarm(self, request: web.Request) -> web.Response:
         """Return the view of the swarm, in a list."""
-        return web.json_response([self._peer_table.swarm().as_dict()])
+        return web.json_response([self.peer_table.swarm().as_dict()])
 
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
         """Stream the snapshot as server-sent events, one per second, until the client leaves or stops reading."""
@@ -105,7 +94,7 @@ class LocalApi:
             await response.prepare(request)
             while True:
                 async with asyncio.timeout(WRITE_S):
-                    await response.write(b"data: " + self._status.latest.to_json() + b"\n\n")
+                    await response.write(b"data: " + self.status.latest.to_json() + b"\n\n")
                 await asyncio.sleep(EVENT_PERIOD_S)
         except ConnectionError:
             return response
@@ -125,12 +114,12 @@ class LocalApi:
         app.router.add_get("/peers", self.show_peers)
         app.router.add_get("/swarm", self.show_swarm)
         app.router.add_get("/events", self.stream_events)
-        add_probes(app, MonitoringApi(self._status))
-        token = write_token(self._token_file)
-        add_control(app, self._control, token)
-        if self._add_exchange is not None:
-            self._add_exchange(app, token)
-        async with HttpGuard(self._status.http_refused).serving(app, HOST, port) as url:
+        add_probes(app, MonitoringApi(self.status))
+        token = write_token(self.token_file)
+        add_control(app, self.control, token)
+        if self.add_exchange is not None:
+            self.add_exchange(app, token)
+        async with HttpGuard(self.status.http_refused).serving(app, HOST, port) as url:
             yield url
 
 
@@ -147,7 +136,6 @@ def write_token(token_file: Path) -> str:
 
 
 def add_control(app: web.Application, control: PeerControl, token: str) -> None:
-    """Add the routes of the operator's actions."""
     for action in ACTIONS:
         app.router.add_post(f"/peers/{action}", partial(_handle, control, action, token))
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ftis_node.errors import UsageError
 from ftis_node.node.http_api.auth import bearers_only, own_names_only
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
@@ -40,11 +39,9 @@ class MonitoringApi:
     refused: Counter[str] = field(default_factory=Counter)
 
     def newest(self) -> Status:
-        """Return the newest snapshot."""
         return self.status.latest if self.status else STARTING
 
     async def show_metrics(self, request: web.Request) -> web.Response:
-        """Return the snapshot for Prometheus."""
         return web.Response(body=render_metrics(self.newest()), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_health(self, request: web.Request) -> web.Response:
@@ -60,7 +57,6 @@ class MonitoringApi:
 
 
 def add_probes(app: web.Application, observed: MonitoringApi) -> None:
-    """Add the three routes."""
     app.router.add_get("/metrics", observed.show_metrics)
     app.router.add_get("/healthz", observed.show_health)
     app.router.add_get("/readyz", observed.show_readiness)
@@ -82,20 +78,9 @@ async def serve_observed(
     checked = own_names_only if token is None else bearers_only(token)
     app = web.Application(middlewares=[checked], client_max_size=MAX_REQUEST_BYTES)
     add_probes(app, observed)
-    guard = HttpGuard(observed.refused)
-    runner = guard.runner(app)
-    await runner.setup()
-    try:
-        try:
-            await guard.listen(runner, *address)
-        except OSError as error:
-            host, port = address
-            raise UsageError(
-                f"observe.listen {host}:{port} cannot be opened ({error.strerror}): choose another address in node.toml"
-            ) from None
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+    name, remedy = "observe.listen {}:{}".format(*address), "choose another address in node.toml"
+    async with HttpGuard(observed.refused).open_port(app, *address, name=name, remedy=remedy) as port:
+        yield port
 
 
 def _answer(trouble: str, *, well: str) -> web.Response:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ftis_node.errors import RecordError
@@ -28,8 +28,8 @@ from ftis_node.swarm.sequence import SequenceTracker
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ftis_node.gossip.interface import Gossip
-    from ftis_node.gossip.interface import GossipMessage as Message
+    from ftis_node.gossip import Gossip
+    from ftis_node.gossip import GossipMessage as Message
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
@@ -49,38 +49,26 @@ class AssignmentMembers(NamedTuple):
     of_own_shard: Collection[str]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AnnouncementHandler:
     """Turns announcements into entries of the pull queue. `changed` is set when the queue has a new entry."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        about: NodeDescription,
-        gossip: Gossip,
-        reader: ReplayReader,
-        peers: PeerManager,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-    ) -> None:
-        self._context = context
-        self._gossip = gossip
-        self._reader = reader
-        self._peers = peers
-        self._registry = registry
-        self._counters = counters
-        self._guard = gossip.guard
-        self._own_tokenizer = about.tokenizer_prefix
-        self._reset_at = reader.reset_at() + context.settings.validation.max_clock_skew_s
-        self._num_shards = self._context.manifest.wire.announcement_shards
+    context: NodeContext
+    about: NodeDescription
+    gossip: Gossip
+    reader: ReplayReader
+    peers: PeerManager
+    registry: PeerRegistry
+    counters: NodeCounters
+
+    def __post_init__(self) -> None:
+        self._reset_at = self.reader.reset_at() + self.context.settings.validation.max_clock_skew_s
         self._trackers: dict[str, SequenceTracker] = {}
         self.queue = PullQueue()
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._refused_of: dict[tuple[str, bytes], None] = {}  # (peer, group): not to be requested from it again
         self._malformed: dict[tuple[str, bytes], None] = {}  # (peer, hash of a malformed payload): charged once
-        self._announce_limiter = AnnounceRateLimiter(
-            max_per_minute=self._context.settings.rate_limits.groups_per_minute
-        )
+        self._limiter = AnnounceRateLimiter(max_per_minute=self.context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
         self.reminders = ReconfirmQueue()
         self.reminded = asyncio.Event()  # set when `reminders` has a confirmation to send
@@ -89,18 +77,17 @@ class AnnouncementHandler:
 
     async def listen(self) -> None:
         """Handle incoming announcements until canceled."""
-        messages = self._gossip.announcements()
+        messages = self.gossip.announcements()
         while True:
             with waiting_for("an announcement"):
                 message = await anext(messages, None)
             if message is None:
                 return
             self.announcements_by_shard[message.shard] += 1
-            with self._guard.work_for(message.sender, Place.ANNOUNCEMENT):
+            with self.gossip.guard.work_for(message.sender, Place.ANNOUNCEMENT):
                 self._take(message)
 
     def _take(self, message: Message) -> None:
-        """Handle one announcement, as pubsub delivered it."""
         if not self._is_rate_allowed(message.sender):
             return
         for announcement in self.handle(message.sender, message.payload):
@@ -116,13 +103,13 @@ class AnnouncementHandler:
 
     def _is_rate_allowed(self, peer_id: str) -> bool:
         """Return whether to read an announcement of a peer: it is not banned, and within its rate limit."""
-        if self._peers.is_banned(peer_id):
+        if self.peers.is_banned(peer_id):
             self._count_refusal(peer_id, "announcement_banned")
             return False
-        if self._peers.is_trusted(peer_id) or self._announce_limiter.admits(peer_id, now=time.monotonic()):
+        if self.peers.is_trusted(peer_id) or self._limiter.admits(peer_id, now=time.monotonic()):
             return True
         self._count_refusal(peer_id, "announcement_flood")
-        self._peers.note(peer_id, Behaviour.RATE_LIMITED, reason="announcement_flood")
+        self.peers.note(peer_id, Behaviour.RATE_LIMITED, reason="announcement_flood")
         return False
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
@@ -165,7 +152,7 @@ class AnnouncementHandler:
         except RecordError as error:
             self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
             return []
-        self._registry.seen(announcer).wire_schema = SCHEMA
+        self.registry.seen(announcer).wire_schema = SCHEMA
         usable = [self._consider(announcer, first, is_repair=is_repair)]
         for one in first.more:
             if not is_repair and not self._is_rate_allowed(announcer):
@@ -175,16 +162,16 @@ class AnnouncementHandler:
 
     def _consider(self, announcer: str, announcement: Announcement, *, is_repair: bool) -> Announcement | None:
         """Queue an announced group if the node has to pull it. Return the announcement; None if it is not usable."""
-        if announcement.created_at > time.time() + self._context.settings.validation.max_clock_skew_s:
+        if announcement.created_at > time.time() + self.context.settings.validation.max_clock_skew_s:
             self._count_refusal(announcer, "announcement_clock_skew")
             return None
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)
         sender = announcement.sender or announcer
-        as_text = announcement.tokenizer != self._own_tokenizer
-        if sender == self._context.identity.peer_id or not self._is_usable(announcement, as_text=as_text):
+        as_text = announcement.tokenizer != self.about.tokenizer_prefix
+        if sender == self.context.peer_id or not self._is_usable(announcement, as_text=as_text):
             return None
-        if sender != announcer and self._peers.is_banned(sender):
+        if sender != announcer and self.peers.is_banned(sender):
             return None
         item = PullItem(
             id=announcement.id,
@@ -203,23 +190,23 @@ class AnnouncementHandler:
 
     def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
         """Count a malformed announcement. Charge a peer once for the same bytes in several backfill answers."""
-        self._counters.refused[f"announcement_{error.reason}"] += 1
-        self._registry.note_refusal(announcer, "announcement", error)
+        self.counters.refused[f"announcement_{error.reason}"] += 1
+        self.registry.note_refusal(announcer, "announcement", error)
         if error.reason == "version":  # an honest peer may run another version of ftis-node
             return
         key = announcer, hashlib.sha256(payload).digest()
         if is_repair and key in self._malformed:
             return
         _remember(self._malformed, key)
-        self._peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
+        self.peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
 
     @property
     def oldest_usable(self) -> float:
         """Return the oldest usable creation time (Unix seconds), by the age limit and the last reset of the buffer."""
-        return max(time.time() - self._context.manifest.step.max_age_s, self._reset_at)
+        return max(time.time() - self.context.manifest.step.max_age_s, self._reset_at)
 
     def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
-        manifest = self._context.manifest
+        manifest = self.context.manifest
         is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
         fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
         return fits and not is_ignored and announcement.created_at > self.oldest_usable
@@ -233,23 +220,20 @@ class AnnouncementHandler:
         return item.id in self._refused or self._is_stored(item.id, item.sender, item.number)
 
     def _is_stored(self, group_id: bytes, sender: str, number: int) -> bool:
-        reader = self._reader
-        return reader.is_known(group_id) or reader.has_number(sender, number)
+        return self.reader.is_known(group_id) or self.reader.has_number(sender, number)
 
     def _is_assigned(self, announcement: Announcement, sender: str) -> bool:
         if self.members is None:
             return False
-        own_id = self._context.identity.peer_id
+        own_id = self.context.peer_id
         members = eligible_members(
             sender,
             peer_id=own_id,
             known=self.members.known,
             shard_members=self.members.of_own_shard,
-            num_shards=self._num_shards,
+            num_shards=self.context.manifest.wire.announcement_shards,
         )
-        if members is None:
-            return False
-        return is_assigned(
+        return members is not None and is_assigned(
             announcement.id,
             own_id,
             members,
@@ -259,17 +243,15 @@ class AnnouncementHandler:
         )
 
     def _pulls(self, peer_id: str) -> bool:
-        """Return whether a peer pulls groups and is not banned. A peer without a known record does; a generator does
-        not.
-        """
-        if self._peers.is_banned(peer_id):
+        """Return whether a peer pulls groups and is not banned. A generator does not pull; an unknown role does."""
+        if self.peers.is_banned(peer_id):
             return False
-        record = self._registry.record_of(peer_id)
+        record = self.registry.record_of(peer_id)
         return record is None or record.role != "generator"
 
     def _count_refusal(self, peer_id: str, reason: str) -> None:
-        self._counters.refused[reason] += 1
-        self._registry.seen(peer_id).refused[reason] += 1
+        self.counters.refused[reason] += 1
+        self.registry.seen(peer_id).refused[reason] += 1
 
 
 def _remember(known: dict[KeyT, None], key: KeyT) -> None:

@@ -1,8 +1,5 @@
 """The audit loop: compares a peer's log-probs with the learner's, if the peer claims to sample from the same weights.
 
-    consumes: foreign groups just stored (intake)     produces: false claims released unused, and a lower reputation
-    waits for: a group that can be compared           unblocked by: intake
-
 A peer may send any log-probs, and the importance weights of its completions depend on them. If a group names weights
 that this node has too, its log-probs can be checked. The loop recomputes them for a random sample of such groups.
 Results differ a little between dtypes and kernels, so the limit is far above those differences. No audit covers
@@ -10,12 +7,9 @@ log-probs of weights that this node does not have. For those, the cap and the fi
 
 The check loop: sends the first completions of a new version to the learner, which still has that version.
 
-    consumes: groups of own weights (intake)       produces: the mismatch in the learner's next report
-    waits for: an own group of the newest version  unblocked by: intake
-
 Generation runs ahead of the learner, so most groups of a step come from an earlier version. Only new groups compare
-engine and learner under the same weights. The loop sends one group per version, and drops a group of an older version.
-If a weight update interrupted a group, it sends only the completions that one version sampled completely.
+engine and learner under the same weights. If a weight update interrupted a group, the loop sends only the completions
+that one version sampled completely.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
@@ -55,48 +49,47 @@ REASON = "logprob_mismatch"
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CheckLoop:
-    """Loop that sends the learner at most one group of each version."""
+    """Loop that sends the learner at most one group of each version.
 
-    def __init__(
-        self, *, context: NodeContext, next_own: Callable[[], Awaitable[Accepted]], learner: Learning, guard: PeerGuard
-    ) -> None:
-        """`next_own` waits for the newest stored group of this node's own weights."""
-        self._context = context
-        self._next_own = next_own
-        self._learner = learner
-        self._guard = guard
-        self._sent_version: int | None = None
+    `next_own` waits for the newest stored group of this node's own weights.
+    """
+
+    context: NodeContext
+    next_own: Callable[[], Awaitable[Accepted]]
+    learner: Learning
+    guard: PeerGuard
+    _sent_version: int | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             with waiting_for("an own group"):
-                accepted = await self._next_own()
+                accepted = await self.next_own()
             sender = accepted.group.sender  # this node, or a peer that samples with its weights
-            passes = (Exception,) if sender == self._context.identity.peer_id else ()
-            with self._guard.work_for(sender, Place.AUDIT, passes=passes):
+            passes = (Exception,) if sender == self.context.peer_id else ()
+            with self.guard.work_for(sender, Place.AUDIT, passes=passes):
                 await self._send_if_new(accepted)
 
     async def _send_if_new(self, accepted: Accepted) -> None:
-        version = self._context.state.policy_version
+        version = self.context.state.policy_version
         if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
             self._sent_version = version
             await self._send(accepted, part)
 
     async def _send(self, accepted: Accepted, part: Group) -> None:
         stored = replace(
-            StoredGroup.from_accepted(accepted, own=part.sender == self._context.peer_id),
+            StoredGroup.from_accepted(accepted, own=part.sender == self.context.peer_id),
             body=pack_group(part),
             rewards=part.rewards,
         )
         try:
             with waiting_for("the learner's measurement"):  # it waits for the end of the present step
-                await self._learner.check(
-                    train_group(stored, share=self._context.manifest.step.prompt_sharing, of_own_weights=True)
+                await self.learner.check(
+                    train_group(stored, share=self.context.manifest.step.prompt_sharing, of_own_weights=True)
                 )
         except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
-            self._context.events.write("check_failed", group=stored.id, error=str(error))
+            self.context.events.write("check_failed", group=stored.id, error=str(error))
             log.warning("the mismatch of version %d was not measured: %s", self._sent_version, error)
 
 
@@ -112,99 +105,83 @@ def sampled_by(group: Group, version: int) -> Group | None:
     return group.with_completions(completions) if completions else None
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AuditLoop:
-    """Loop that audits a random sample of the comparable groups, one at a time."""
+    """Loop that audits a random sample of the comparable groups, one at a time.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        about: NodeDescription,
-        learner: Learning,
-        buffer: ReplayBuffer,
-        disk: DiskThread,
-        peers: PeerManager,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-        guard: PeerGuard,
-        takes_turns: bool,
-        dice: random.Random | None = None,
-    ) -> None:
-        """`takes_turns`: the workers use the memory of one GPU alternately. `dice` draws the sample."""
-        self._context = context
-        self._about = about
-        self._learner = learner
-        self._buffer = buffer
-        self._disk = disk
-        self._peers = peers
-        self._registry = registry
-        self._counters = counters
-        self._guard = guard
-        self._takes_turns = takes_turns
-        self._dice = dice or random.SystemRandom()
-        self._waiting: asyncio.Queue[Accepted] = asyncio.Queue(MAX_WAITING)
+    `takes_turns`: the workers use the memory of one GPU alternately. `dice` draws the sample.
+    """
+
+    context: NodeContext
+    about: NodeDescription
+    learner: Learning
+    buffer: ReplayBuffer
+    disk: DiskThread
+    peers: PeerManager
+    registry: PeerRegistry
+    counters: NodeCounters
+    guard: PeerGuard
+    takes_turns: bool
+    dice: random.Random = field(default_factory=random.SystemRandom)
+    _waiting: asyncio.Queue[Accepted] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING), init=False)
 
     def offer(self, accepted: Accepted) -> None:
         """Queue a foreign group if it can be compared and the sample includes it. The intake loop calls this."""
-        if self._waiting.full() or self._takes_turns:  # with turns, the learner has no GPU memory now
+        if self._waiting.full() or self.takes_turns:  # with turns, the learner has no GPU memory now
             return
-        with self._guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
-            if self._is_comparable(accepted.group) and self._dice.random() < self._share(accepted.group):
+        with self.guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
+            if self._is_comparable(accepted.group) and self.dice.random() < self._share(accepted.group):
                 self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             with waiting_for("a group to compare"):
                 accepted = await self._waiting.get()
-            with self._guard.work_for(accepted.group.sender, Place.AUDIT):
+            with self.guard.work_for(accepted.group.sender, Place.AUDIT):
                 await self._audit(accepted)
 
     def _share(self, group: Group) -> float:
         """Return the fraction to audit: 1 for a peer on probation, and if a new peer claims this node's weights."""
-        share, peers = self._context.settings.validation.audit_fraction, self._peers
+        share, peers = self.context.settings.validation.audit_fraction, self.peers
         is_new_peers_claim = group.weights_of is not None and peers.is_new_peer(group.sender)
         is_doubtful = is_new_peers_claim or peers.standing(group.sender) is TrustLevel.PROBATION
         return 1.0 if share and is_doubtful else share
 
     def _is_comparable(self, group: Group) -> bool:
         """Return whether the group claims that the learner's present weights sampled all of its tokens."""
-        version = self._context.state.policy_version
-        if group.policy_version != version or group.policy_version_newest != version:
+        version = self.context.state.policy_version
+        if group.policy_version != version or group.policy_version_newest != version or group.mean_logprobs:
             return False
-        if group.mean_logprobs:
-            return False
-        if (
-            group.weights_of == self._context.identity.peer_id
-        ):  # an honest follower may have other weights of the same version number, from before a learner restart
-            return version == 0 or version > self._context.state.last_reused_version
-        is_named = bool(HUB_ID.fullmatch(self._about.model)) or self._context.settings.validation.audit_folders
-        return version == 0 and is_named and group.model == self._about.model
+        if group.weights_of == self.context.peer_id:
+            # An honest follower may have other weights of the same version number, from before a learner restart.
+            return version == 0 or version > self.context.state.last_reused_version
+        is_named = bool(HUB_ID.fullmatch(self.about.model)) or self.context.settings.validation.audit_folders
+        return version == 0 and is_named and group.model == self.about.model
 
     async def _audit(self, accepted: Accepted) -> None:
         group, group_id = accepted.group, accepted.envelope.id
         stored = StoredGroup.from_accepted(accepted, own=False)
         try:
             with waiting_for("the learner's comparison"):  # it waits for the end of the present step
-                reply = await self._learner.audit(self._as_trained(stored))
+                reply = await self.learner.audit(self._as_trained(stored))
         except WorkerError as error:  # the train loop handles the learner's failure
-            self._context.events.write("audit_failed", group=group_id, error=str(error))
+            self.context.events.write("audit_failed", group=group_id, error=str(error))
             return
         if reply.kl is None:
             return
-        self._context.events.write("audited", group=group_id, sender=group.sender, kl=reply.kl, tokens=reply.num_tokens)
-        if reply.kl > self._context.settings.validation.audit_max_kl:
+        self.context.events.write("audited", group=group_id, sender=group.sender, kl=reply.kl, tokens=reply.num_tokens)
+        if reply.kl > self.context.settings.validation.audit_max_kl:
             await self._refuse(accepted, reply.kl)
 
     def _as_trained(self, stored: StoredGroup) -> TrainGroup:
-        return train_group(stored, share=self._context.manifest.step.prompt_sharing)
+        return train_group(stored, share=self.context.manifest.step.prompt_sharing)
 
     async def _refuse(self, accepted: Accepted, kl: float) -> None:
         sender, group_id = accepted.group.sender, accepted.envelope.id
-        self._counters.refused[REASON] += 1
-        self._registry.seen(sender).refused[REASON] += 1
+        self.counters.refused[REASON] += 1
+        self.registry.seen(sender).refused[REASON] += 1
         detail = f"{REASON}: a KL of {kl:.3g} from the weights that it claims"
-        self._peers.note(sender, Behaviour.FALSE_CLAIM, reason=REASON, detail=detail)
-        if await self._disk(self._buffer.release_audited, group_id):
-            self._context.events.write("released", group=group_id, reason=ReleaseReason.AUDIT)
+        self.peers.note(sender, Behaviour.FALSE_CLAIM, reason=REASON, detail=detail)
+        if await self.disk(self.buffer.release_audited, group_id):
+            self.context.events.write("released", group=group_id, reason=ReleaseReason.AUDIT)
         log.warning("%s claims this node's weights, and its log-probs are off by a KL of %.3g", sender, kl)

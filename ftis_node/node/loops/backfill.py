@@ -27,11 +27,12 @@ import logging
 import random
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.interface import Fetched, FetchOutcome
+from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.demand import pulls_all
@@ -41,7 +42,7 @@ from ftis_node.swarm.sequence import BackfillProgress
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.manager import PeerManager
@@ -65,28 +66,19 @@ EVERYBODYS_PER_MINUTE = 3.0
 SHARDS_INTERVAL_S = 10.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BackfillLoop:
     """Loop that queries members and passes their answers to the announcement handler."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        announcements: AnnouncementHandler,
-        gossip: Gossip,
-        reader: ReplayReader,
-        peers: PeerManager,
-        counters: NodeCounters,
-        step_shares: StepShares,
-    ) -> None:
-        self._context = context
-        self._announcements = announcements
-        self._gossip = gossip
-        self._reader = reader
-        self._peers = peers
-        self._counters = counters
-        self._step_shares = step_shares
-        self._guard = gossip.guard
+    context: NodeContext
+    announcements: AnnouncementHandler
+    gossip: Gossip
+    reader: ReplayReader
+    peers: PeerManager
+    counters: NodeCounters
+    step_shares: StepShares
+
+    def __post_init__(self) -> None:
         self._pauses = PeerBackoff(first_s=FAILED_REST_S)
         self._caught_up: dict[str, None] = {}  # peers with a complete answer by time, oldest first
         self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
@@ -99,16 +91,14 @@ class BackfillLoop:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_filling_gaps(), name="repair-gaps")
             while True:
-                with waiting_for("the clock"):
-                    await asyncio.sleep(PERIOD_S)
+                await pause(PERIOD_S)
                 for peer_id in await self._silent_members():
                     self._querying.add(peer_id)
                     tasks.create_task(self._query_silent(peer_id), name=f"repair-silent-{peer_id[-6:]}")
 
     async def _keep_filling_gaps(self) -> None:
         while True:
-            with waiting_for("the clock"):
-                await asyncio.sleep(PERIOD_S)
+            await pause(PERIOD_S)
             await self._fill_gaps()
             self._report_progress()
 
@@ -118,16 +108,16 @@ class BackfillLoop:
 
     async def catch_up(self, peer_id: str) -> None:
         """Query a member for its missed groups; query the first few new members for the groups of all senders."""
-        with self._guard.work_for(peer_id, Place.CATCH_UP):
+        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
             if self._may_ask(peer_id):
                 await self._catch_up(peer_id)
 
     async def _catch_up(self, peer_id: str) -> None:
-        tracker, is_known = self._announcements.tracker_of(peer_id), peer_id in self._caught_up
+        tracker, is_known = self.announcements.tracker_of(peer_id), peer_id in self._caught_up
         tracker.at = time.monotonic()
         is_for_all = not is_known and self._everybodys.take(1.0, now=time.monotonic())
         since = max(
-            time.time() - self._context.manifest.step.max_age_s, self._announcements.oldest_usable
+            time.time() - self.context.manifest.step.max_age_s, self.announcements.oldest_usable
         )  # a peer that answers only with unusable groups gets a pause
         for _ in range(MAX_PAGES):
             # By number after the first time: an answer then repeats nothing, and `_fill_gaps` requests lower numbers.
@@ -142,7 +132,7 @@ class BackfillLoop:
             if num_answers < PAGE or newest <= since:
                 break
             if not is_known:
-                since = min(newest, time.time() + self._context.settings.validation.max_clock_skew_s)
+                since = min(newest, time.time() + self.context.settings.validation.max_clock_skew_s)
         self._caught_up[peer_id] = None
         if len(self._caught_up) > MAX_SENDERS:
             del self._caught_up[next(iter(self._caught_up))]
@@ -150,13 +140,13 @@ class BackfillLoop:
     def note_record(self, record: PeerRecord) -> None:
         """Note the last sequence number of a member, from its directory record."""
         if self._follows(record.peer_id):
-            self._announcements.tracker_of(record.peer_id).note_tail(record.last_number)
+            self.announcements.tracker_of(record.peer_id).note_tail(record.last_number)
 
     def _report_progress(self) -> None:
         """Log the progress after an absence: groups missed, received and left."""
         report = self._catching_up.check(
-            num_left=self._announcements.queue.num_missed,
-            num_backfilled=self._counters.groups_repaired,
+            num_left=self.announcements.queue.num_missed,
+            num_backfilled=self.counters.groups_repaired,
             now=time.monotonic(),
         )
         if report is None:
@@ -164,7 +154,7 @@ class BackfillLoop:
         if report.num_left == 0:
             log.debug("caught up: %d missed groups in %.0f s", report.num_here, report.elapsed_s)
             duration_s = round(report.elapsed_s, 1)
-            self._context.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
+            self.context.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
         elif report.time_left_s is None:
             log.debug("catching up: %d missed groups are requested", report.num_left)
         else:
@@ -174,11 +164,11 @@ class BackfillLoop:
             )
 
     async def _fill_gaps(self) -> None:
-        members = await self._gossip.members()
+        members = await self.gossip.members()
         num_queries = 0
-        for sender in self._announcements.senders():
-            with self._guard.work_for(sender, Place.CATCH_UP):
-                for gap in self._announcements.tracker_of(sender).gaps if members and self._follows(sender) else ():
+        for sender in self.announcements.senders():
+            with self.gossip.guard.work_for(sender, Place.CATCH_UP):
+                for gap in self.announcements.tracker_of(sender).gaps if members and self._follows(sender) else ():
                     if num_queries >= GAPS_PER_PERIOD:
                         return
                     num_queries += 1
@@ -192,27 +182,27 @@ class BackfillLoop:
         peer_id = sender if sender in able and not gap.tries else random.choice(able)
         question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
         _, _, outcome = await self._ask(peer_id, question)
-        tracker = self._announcements.tracker_of(sender)
+        tracker = self.announcements.tracker_of(sender)
         tracker.note_query(gap, is_final=peer_id == sender and outcome is FetchOutcome.COMPLETE)
 
     async def _silent_members(self) -> list[str]:
         """Return a few members to query: without a higher number for SILENCE_S, if a step lacks foreign groups."""
-        _, foreign_ready = self._reader.ready_counts()
-        if foreign_ready >= self._step_shares.of_next_step()[1]:
+        _, foreign_ready = self.reader.ready_counts()
+        if foreign_ready >= self.step_shares.of_next_step()[1]:
             return []
-        silent = [peer_id for peer_id in await self._gossip.members() if self._is_silent(peer_id)]
+        silent = [peer_id for peer_id in await self.gossip.members() if self._is_silent(peer_id)]
         return silent[: max(0, MAX_QUERIED_AT_ONCE - len(self._querying))]
 
     def _is_silent(self, peer_id: str) -> bool:
         is_silent = False
-        with self._guard.work_for(peer_id, Place.CATCH_UP):
+        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
             if peer_id not in self._querying and self._follows(peer_id) and self._may_ask(peer_id):
-                is_silent = time.monotonic() - self._announcements.tracker_of(peer_id).at > SILENCE_S
+                is_silent = time.monotonic() - self.announcements.tracker_of(peer_id).at > SILENCE_S
         return is_silent
 
     async def _query_silent(self, peer_id: str) -> None:
         try:
-            with self._guard.work_for(peer_id, Place.CATCH_UP):
+            with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
                 await self.catch_up(peer_id)
         finally:
             self._querying.discard(peer_id)
@@ -223,16 +213,16 @@ class BackfillLoop:
         Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
         """
         fetched = Fetched((), FetchOutcome.BROKEN)
-        guarded = self._guard.work_for(peer_id, Place.CATCH_UP)
+        guarded = self.gossip.guard.work_for(peer_id, Place.CATCH_UP)
         with waiting_for("a peer's answer", endless=False), guarded:
-            fetched = await self._gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=ASK_S)
+            fetched = await self.gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=ASK_S)
         newest = 0.0
         for payload in fetched.bodies:
-            with self._guard.work_for(peer_id, Place.ANNOUNCEMENT):
-                for announcement in self._announcements.handle(peer_id, payload, is_repair=True):
+            with self.gossip.guard.work_for(peer_id, Place.ANNOUNCEMENT):
+                for announcement in self.announcements.handle(peer_id, payload, is_repair=True):
                     newest = max(newest, announcement.created_at)
                     if announcement.sender is None:
-                        self._announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
+                        self.announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
         is_answered = fetched.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:
@@ -243,13 +233,13 @@ class BackfillLoop:
 
     def _may_ask(self, peer_id: str) -> bool:
         """Return whether to query a member: not banned, and not in a pause after a failed request."""
-        may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
+        may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
         return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
 
     def _follows(self, peer_id: str) -> bool:
-        num_shards = self._context.manifest.wire.announcement_shards
+        num_shards = self.context.manifest.wire.announcement_shards
         is_read = self._shards is None or shard_of(peer_id, num_shards) in self._shards
-        return is_read and not self._peers.is_banned(peer_id)
+        return is_read and not self.peers.is_banned(peer_id)
 
 
 class ShardsLoop:
@@ -284,8 +274,7 @@ class ShardsLoop:
         await self._choose(count=min(FIRST_SHARDS, self._num_shards))
         while True:
             before, counted_at = self._num_announcements(), time.monotonic()
-            with waiting_for("the clock"):
-                await asyncio.sleep(SHARDS_INTERVAL_S)
+            await pause(SHARDS_INTERVAL_S)
             announcements_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
             count = self._num_shards if await self._pulls_all() else self._num_affordable(announcements_per_s)
             if count != len(self._read) or not self._required() <= self._read:
@@ -317,7 +306,7 @@ class ShardsLoop:
             shard for peer in self._registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
         chosen = choose_shards(
-            self._context.identity.peer_id,
+            self._context.peer_id,
             num_shards=self._num_shards,
             count=count,
             readers=readers,

@@ -3,11 +3,7 @@
 A confirmation goes to the sender of accepted groups, with the ids of the groups that this node stores.
 The first ones to a sender go at once. Under load those of half a second go together in one message.
 
-The deliver loop frees the slots of a generator's own groups once a peer has confirmed them:
-
-    consumes: confirmations of peers     produces: freed slots
-    waits for: a confirmation; age       unblocked by: a learner that pulls, time
-
+The deliver loop frees the slots of a generator's own groups once a peer has confirmed them.
 It replaces the train loop in a node that does not learn: a generator or an exchange node. Learners pull only groups
 that they will use. So a generator makes as many groups as learners pull, plus one for each slot. If no learner pulls a
 group, it becomes stale and its slot is free again.
@@ -19,10 +15,12 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import SendWindow
@@ -31,12 +29,12 @@ from ftis_node.validation import Accepted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.serve import Confirmations
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.group_limits import SlotPool
+    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.validation import ValidationResult
@@ -49,13 +47,14 @@ MAX_SENDING = 16  # confirmations to different senders in flight
 POLL_INTERVAL_S = 0.2
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ConfirmationLoop:
     """Sends confirmations: of new groups, and again for repeated announcements of stored groups."""
 
-    def __init__(self, *, announcements: AnnouncementHandler, gossip: Gossip) -> None:
-        self._announcements = announcements
-        self._gossip = gossip
-        self._guard = gossip.guard
+    announcements: AnnouncementHandler
+    gossip: Gossip
+
+    def __post_init__(self) -> None:
         self._window = SendWindow(window_s=WINDOW_S, burst=BURST)
         self._gathered = ReconfirmQueue()
         self._has_gathered = asyncio.Event()
@@ -70,22 +69,17 @@ class ConfirmationLoop:
         while True:
             with waiting_for("a gathered confirmation"):
                 await self._has_gathered.wait()
-            with waiting_for("the clock"):
-                await asyncio.sleep(WINDOW_S)
+            await pause(WINDOW_S)
             self._has_gathered.clear()
-            while due := self._take_gathered():
+            while due := [*islice(iter(self._gathered.take, None), MAX_SENDING)]:
                 await asyncio.gather(*(self._send(sender, ids) for sender, ids in due))
-
-    def _take_gathered(self) -> list[tuple[str, list[bytes]]]:
-        taken = (self._gathered.take() for _ in range(MAX_SENDING))
-        return [due for due in taken if due is not None]
 
     async def _confirm_again(self) -> None:
         while True:
             with waiting_for("a group that is here already"):
-                await self._announcements.reminded.wait()
-            self._announcements.reminded.clear()
-            while (due := self._announcements.reminders.take()) is not None:
+                await self.announcements.reminded.wait()
+            self.announcements.reminded.clear()
+            while (due := self.announcements.reminders.take()) is not None:
                 await self._send(*due)
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
@@ -94,15 +88,15 @@ class ConfirmationLoop:
         for verdict in verdicts:
             if isinstance(verdict, Accepted):
                 accepted[verdict.group.sender].append(verdict)
-        reachable = {source, *await self._gossip.members()} if accepted else set()
+        reachable = {source, *await self.gossip.members()} if accepted else set()
         for sender, groups in accepted.items():
-            with self._guard.work_for(sender, Place.CONFIRM):
+            with self.gossip.guard.work_for(sender, Place.CONFIRM):
                 self._note_numbers(sender, groups)
                 if sender in reachable and (rest := self._gather(sender, [group.announced_id for group in groups])):
                     await self._send(sender, rest)
 
     def _note_numbers(self, sender: str, groups: Sequence[Accepted]) -> None:
-        tracker = self._announcements.tracker_of(sender)
+        tracker = self.announcements.tracker_of(sender)
         for accepted in groups:
             tracker.note(accepted.group.number, at=time.monotonic())
 
@@ -114,52 +108,33 @@ class ConfirmationLoop:
         return [group_id for group_id in ids if not self._gathered.add(sender, group_id)]
 
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
-        with self._guard.work_for(sender, Place.CONFIRM):
+        with self.gossip.guard.work_for(sender, Place.CONFIRM):
             self._window.sent(sender, now=time.monotonic())
-            if not await self._gossip.confirm(sender, ids):
+            if not await self.gossip.confirm(sender, ids):
                 log.debug("%s rejected the confirmation of %d groups", sender, len(ids))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeliverLoop:
     """Loop that checks for confirmations several times a second."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        buffer: ReplayBuffer,
-        reader: ReplayReader,
-        disk: DiskThread,
-        slots: SlotPool,
-        confirmations: Confirmations,
-    ) -> None:
-        self._context = context
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._slots = slots
-        self._confirmations = confirmations
+    context: NodeContext
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    slots: SlotPool
+    limits: BufferLimits
+    confirmations: Confirmations
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             await self._release()
-            with waiting_for("the clock"):
-                await asyncio.sleep(POLL_INTERVAL_S)
+            await pause(POLL_INTERVAL_S)
 
     async def _release(self) -> None:
-        step = self._context.manifest.step
-        freshness = Freshness(
-            now=time.time(),
-            max_age_s=step.max_age_s,
-            policy_version=self._context.state.policy_version,
-            max_version_lag=step.max_version_lag,
-        )
-        delivered = await self._disk(self._buffer.release_delivered, self._confirmations.confirmed_ids.keys())
-        stale = await self._disk(self._buffer.release_stale, freshness)
-        for groups, reason in ((delivered, ReleaseReason.DELIVERED), (stale, ReleaseReason.STALE)):
-            for group in groups:
-                self._context.events.write("released", group=group.id, reason=reason)
-        if delivered or stale:
-            await self._disk(self._buffer.prune, max_disk_bytes=self._context.settings.buffer.max_disk_bytes)
-            self._slots.set_held(self._reader.own_held())
+        delivered = await self.disk(self.buffer.release_delivered, self.confirmations.confirmed_ids.keys())
+        for group in delivered:
+            self.context.events.write("released", group=group.id, reason=ReleaseReason.DELIVERED)
+        if await self.limits.release_stale() or delivered:
+            await self.disk(self.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
+            self.slots.set_held(self.reader.own_held())

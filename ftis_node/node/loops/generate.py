@@ -1,17 +1,9 @@
 """The generate loop: takes a free slot, chooses a prompt, and generates and scores a group of completions.
 
-Inputs and outputs:
-
-    consumes: prompts in the node's own order     produces: scored groups, onto the publish queue
-    waits for: a free slot                        unblocked by: the weight sync after a step (train loop)
-               disk space in the home                           the disk_space loop
-               budget left                                      nothing: generation is over (group_limits.py)
-
-Prompt order: the sequence of problems that a node generates for, by seed and peer.
-
-Nodes of a swarm use different orders, so that they rarely generate for the same prompt. A task with a data file is
-sampled without replacement in each epoch. If the number of problems is practically unlimited, a hash of k gives the
-k-th index. The k-th prompt depends only on k, seed and peer, so a restarted node continues at its position.
+Nodes of a swarm use the problems of a task in different orders, by seed and peer. So they rarely generate for the same
+prompt. A task with a data file is sampled without replacement in each epoch. If the number of problems is practically
+unlimited, a hash of k gives the k-th index. The k-th prompt depends only on k, seed and peer, so a restarted node
+continues at its position.
 """
 
 from __future__ import annotations
@@ -37,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.protocols import Generation
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
     from ftis_node.node.training.step_shares import Division
     from ftis_node.tasks.base import Task, TaskItem
@@ -87,63 +79,49 @@ class Prompt:
     token_ids: list[int]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GenerateLoop:
-    """Loop that keeps the generation worker busy while slots are free."""
+    """Loop that keeps the generation worker busy while slots are free.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        about: NodeDescription,
-        scored: asyncio.Queue[Group],
-        domain: Task,
-        tokenizer: PromptTokenizer,
-        scorer: IsolatedScorer,
-        generation: Generation,
-        position: int,
-        slots: SlotPool,
-        budget: GenerateBudget,
-        space: DiskSpace,
-        division: Division | None = None,
-    ) -> None:
-        """`position` is the number of prompts in the order that this node has used."""
-        self._context = context
-        self._about = about
-        self._scored = scored
-        self._domain = domain
-        self._tokenizer = tokenizer
-        self._scorer = scorer
-        self._generation = generation
-        self._position = position
-        self._slots = slots
-        self._budget = budget
-        self._space = space
-        self._division = division
-        self._order = prompt_order(context, num_items=len(domain))
-        self._sampling = SamplingSettings(
-            temperature=self._context.manifest.sampling.temperature,
-            top_p=self._context.manifest.sampling.top_p,
-            top_k=self._context.manifest.sampling.top_k,
-        )
+    `position` is the number of prompts in the order that this node has used.
+    """
+
+    context: NodeContext
+    about: NodeDescription
+    scored: asyncio.Queue[Group]
+    domain: Task
+    tokenizer: PromptTokenizer
+    scorer: IsolatedScorer
+    generation: Generation
+    position: int
+    slots: SlotPool
+    budget: GenerateBudget
+    space: DiskSpace
+    division: Division | None
+
+    def __post_init__(self) -> None:
+        self._order = prompt_order(self.context, num_items=len(self.domain))
+        sampling = self.context.manifest.sampling
+        self._sampling = SamplingSettings(sampling.temperature, sampling.top_p, sampling.top_k)
 
     async def run(self) -> None:
         """Run until canceled. Raise WorkerError if the supervisor does not restart the worker any more."""
-        in_flight = asyncio.Semaphore(groups_in_flight(self._context))
+        in_flight = asyncio.Semaphore(groups_in_flight(self.context))
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._budget.until_more()
+                await self.budget.until_more()
                 with waiting_for("a free slot"):
-                    await self._slots.charge()
+                    await self.slots.charge()
                 with waiting_for("a group under way to end"):  # each request has a time limit
                     await in_flight.acquire()
                 with waiting_for("disk space"):  # last: the disk may have filled up during the waits above
-                    await self._space.wait_available()
-                if not self._budget.may_begin:  # a group that ended meanwhile took more tokens than the average
-                    self._slots.cancel()
+                    await self.space.wait_available()
+                if not self.budget.may_begin:  # a group that ended meanwhile took more tokens than the average
+                    self.slots.cancel()
                     in_flight.release()
                     continue
-                self._budget.begin()
-                task = tasks.create_task(self._make_group(self._next_prompt()), name=f"group-{self._position}")
+                self.budget.begin()
+                task = tasks.create_task(self._make_group(self._next_prompt()), name=f"group-{self.position}")
                 task.add_done_callback(lambda _: in_flight.release())
 
     def _next_prompt(self) -> Prompt:
@@ -152,17 +130,17 @@ class GenerateLoop:
         If the shares of the task's parts are uneven, skip problems to match them (`training/step_shares.py`). A restart
         continues at the position given by the number of own groups, so some problems repeat.
         """
-        sampling, division = self._context.manifest.sampling, self._division
+        sampling, division = self.context.manifest.sampling, self.division
         while True:
-            item = self._domain[self._order.index(self._position)]
-            draw = self._order.draw(self._position)
-            self._position += 1
+            item = self.domain[self._order.index(self.position)]
+            draw = self._order.draw(self.position)
+            self.position += 1
             if division is not None and not division.keeps(item.ref.task, draw):
                 continue
-            token_ids = self._tokenizer.encode_prompt(item.prompt)
+            token_ids = self.tokenizer.encode_prompt(item.prompt)
             if len(token_ids) <= sampling.max_prompt_tokens:
                 return Prompt(item, token_ids)
-            self._context.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
+            self.context.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
 
     async def _make_group(self, prompt: Prompt) -> None:
         """Generate and score one group and put it on the publish queue; retry with the same slot if the worker dies."""
@@ -171,34 +149,34 @@ class GenerateLoop:
                 group, num_unfinished = await self._generate(prompt)
                 break
             except WorkerError as error:
-                if not self._generation.is_alive:
+                if not self.generation.is_alive:
                     raise
-                self._context.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
+                self.context.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
                 await asyncio.sleep(RETRY_PAUSE_S)
-        self._budget.end(group.num_tokens)
+        self.budget.end(group.num_tokens)
         if num_unfinished:  # peers would refuse the group and charge this node
-            self._context.events.write("not_shared", prompt=str(prompt.item.ref), num_stopped=num_unfinished)
-            self._slots.cancel()
+            self.context.events.write("not_shared", prompt=str(prompt.item.ref), num_stopped=num_unfinished)
+            self.slots.cancel()
             return
-        await self._scored.put(group)
+        await self.scored.put(group)
 
     async def _generate(self, prompt: Prompt) -> tuple[Group, int]:
         """Return a scored group, and the number of its completions whose scoring did not finish."""
-        result = await self._generation.generate(
+        result = await self.generation.generate(
             GenerateRequest(
                 prompt_ids=tuple(prompt.token_ids),
-                num_completions=self._context.manifest.sampling.group_size,
+                num_completions=self.context.manifest.sampling.group_size,
                 sampling=self._sampling,
-                max_tokens=self._context.manifest.sampling.completion_limit(len(prompt.token_ids)),
-                eos_ids=frozenset(self._tokenizer.eos_ids),
+                max_tokens=self.context.manifest.sampling.completion_limit(len(prompt.token_ids)),
+                eos_ids=frozenset(self.tokenizer.eos_ids),
             )
         )
-        texts = [self._tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
+        texts = [self.tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
         cost = ScoringCost()
-        scores = await self._scorer.score(prompt.item, texts, cost=cost)
+        scores = await self.scorer.score(prompt.item, texts, cost=cost)
         group = Group(
-            run_id=self._context.manifest.run_id,
-            sender=self._context.identity.peer_id,
+            run_id=self.context.manifest.run_id,
+            sender=self.context.peer_id,
             number=0,  # the publish loop sets it when it signs the group, so that numbers have no gaps
             prompt_ref=prompt.item.ref,
             prompt_hash=hash_prompt(prompt.token_ids),
@@ -209,10 +187,10 @@ class GenerateLoop:
             policy_versions=result.policy_versions,
             policy_versions_newest=result.policy_versions_newest,
             sampling=self._sampling,
-            model=self._about.model,
-            tokenizer=self._about.tokenizer,
+            model=self.about.model,
+            tokenizer=self.about.tokenizer,
             created_at=time.time(),
-            weights_of=self._context.settings.roles.follow or None,
+            weights_of=self.context.settings.roles.follow or None,
         )
         return group, cost.num_unfinished
 

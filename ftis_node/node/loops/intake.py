@@ -1,8 +1,5 @@
 """The intake loop: validates every envelope, own or foreign, by the same rules, and stores the accepted groups.
 
-    consumes: envelopes, from the publish and pull loops     produces: READY groups, refusals
-    waits for: an envelope                                   unblocked by: a put on its queue
-
     own and known peers' --validate, one after the other--+
                                                           +--> judged --one commit for all that wait--> verdicts
     unknown peers'       --validate, one after the other--+
@@ -19,7 +16,7 @@ returns the verdict of an accepted group only after the group is on disk.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.manager import REASON as FAULT
@@ -64,87 +61,73 @@ class Arrival:
 
     @property
     def own(self) -> bool:
-        """Return whether this node generated the group."""
         return self.made is not None
 
 
+@dataclass(frozen=True, slots=True)
 class _Lane:
     """A bounded queue of envelopes, with the context of their validation."""
 
-    def __init__(self, context: ValidationContext) -> None:
-        self.context = context
-        self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue(QUEUE_CAPACITY)
+    context: ValidationContext
+    arrivals: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(QUEUE_CAPACITY))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class IntakeLoop:
-    """Two lanes, each of which validates one envelope at a time; both feed one bounded queue of accepted groups."""
+    """Two lanes, each of which validates one envelope at a time; both feed one bounded queue of accepted groups.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        tokenizer: PromptTokenizer,
-        scorer: IsolatedScorer,
-        new_peers_scorer: IsolatedScorer,
-        buffer: ReplayBuffer,
-        reader: ReplayReader,
-        disk: DiskThread,
-        peers: PeerManager,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-        guard: PeerGuard,
-        newest_offered: Callable[[], int | None],
-    ) -> None:
-        """`newest_offered` returns the newest version of this node's weights that a follower may name, or None."""
-        self._context = context
-        self._tokenizer = tokenizer
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._peers = peers
-        self._registry = registry
-        self._counters = counters
-        self._guard = guard
-        self._newest_offered = newest_offered
+    `newest_offered` returns the newest version of this node's weights that a follower may name, or None.
+    """
+
+    context: NodeContext
+    tokenizer: PromptTokenizer
+    scorer: IsolatedScorer
+    new_peers_scorer: IsolatedScorer
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    peers: PeerManager
+    registry: PeerRegistry
+    counters: NodeCounters
+    guard: PeerGuard
+    newest_offered: Callable[[], int | None]
+
+    def __post_init__(self) -> None:
         self._passed: set[bytes | tuple[str, int]] = set()  # ids and (sender, number) of groups not committed yet
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
         self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # called with each READY foreign group
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
-        self._known = _Lane(self._checks(scorer))
-        self._new_peers = _Lane(self._checks(new_peers_scorer))
+        self._known = _Lane(self._checks(self.scorer))
+        self._new_peers = _Lane(self._checks(self.new_peers_scorer))
 
     def _checks(self, scorer: IsolatedScorer) -> ValidationContext:
         return ValidationContext(
-            manifest=self._context.manifest,
-            tokenizer=self._tokenizer,
+            manifest=self.context.manifest,
+            tokenizer=self.tokenizer,
             resolve=lambda ref, cost: scorer.resolve(ref, cost=cost),
             scorer=scorer,
-            may_score=self._peers.may_score,
-            charge=self._peers.charge_scoring,
-            is_known=lambda group_id: group_id in self._passed or self._reader.is_known(group_id),
+            may_score=self.peers.may_score,
+            charge=self.peers.charge_scoring,
+            is_known=lambda group_id: group_id in self._passed or self.reader.is_known(group_id),
             has_number=lambda sender, number: (
-                (sender, number) in self._passed or self._reader.has_number(sender, number)
+                (sender, number) in self._passed or self.reader.has_number(sender, number)
             ),
-            is_banned=self._peers.is_banned,
-            within_quota=self._peers.within_quota,
-            duplicate_reason=self._peers.duplicate_reason,
-            reset_at=self._reader.reset_at(),
-            limits=self._peers.limits,
-            own_id=self._context.identity.peer_id,
-            newest_offered=self._newest_offered,
+            is_banned=self.peers.is_banned,
+            within_quota=self.peers.within_quota,
+            duplicate_reason=self.peers.duplicate_reason,
+            reset_at=self.reader.reset_at(),
+            limits=self.peers.limits,
+            own_id=self.context.peer_id,
+            newest_offered=self.newest_offered,
         )
 
     async def submit(
         self, data: bytes, *, origin: str, made: Group | None = None, requested: Container[bytes] | None = None
     ) -> ValidationResult:
-        """Submit an envelope and wait for its verdict. If it is Accepted, the group is on disk.
-
-        `made` is the scored group if this node signed it; None for an envelope of a peer. `requested` holds the ids
-        that this node requested from `origin`; None if it did not request by id.
-        """
+        """Submit an envelope (`Arrival`) and wait for its verdict. If it is Accepted, the group is on disk."""
         arrival = Arrival(data, origin, made, requested, asyncio.get_running_loop().create_future())
-        is_new_peer = not arrival.own and self._peers.is_new_peer(origin)
+        is_new_peer = not arrival.own and self.peers.is_new_peer(origin)
         await (self._new_peers if is_new_peer else self._known).arrivals.put(arrival)
         return await arrival.verdict
 
@@ -153,7 +136,6 @@ class IntakeLoop:
         return await self._newest_own.get()
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
             tasks.create_task(self._judge_all(self._new_peers), name="intake-validate-strangers")
@@ -177,7 +159,7 @@ class IntakeLoop:
             if isinstance(verdict, Accepted):
                 if late := self._refuse_if_admitted(verdict):
                     return late
-                self._peers.remember(verdict)  # before the next validation: the next envelope may be a copy
+                self.peers.remember(verdict)  # before the next validation: the next envelope may be a copy
             return verdict
         self._give_up(arrival)
         return None
@@ -189,7 +171,7 @@ class IntakeLoop:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
         elif (group.sender, group.number) in self._passed:
             refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
-        elif reason := self._peers.duplicate_reason(group):
+        elif reason := self.peers.duplicate_reason(group):
             refusal = Refusal(reason, "too many of its completions are duplicates")
         else:
             return None
@@ -197,13 +179,13 @@ class IntakeLoop:
 
     def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
         """Return the guard. It raises the errors of an own group, and charges a peer for those of its group."""
-        return self._guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
+        return self.guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
 
     def _give_up(self, arrival: Arrival) -> None:
         """Refuse a group that caused an error permanently: other peers would deliver the same bytes."""
         group_id = None
         with self._work_for(arrival, Place.JUDGE):
-            group_id = open_envelope(arrival.data, max_bytes=self._context.manifest.wire.max_envelope_bytes).id
+            group_id = open_envelope(arrival.data, max_bytes=self.context.manifest.wire.max_envelope_bytes).id
         if not arrival.verdict.done():
             arrival.verdict.set_result(Refused(Refusal(FAULT, "see the log"), sender=None, group_id=group_id))
 
@@ -230,7 +212,7 @@ class IntakeLoop:
         """Commit all groups at once; if that fails, each alone. Return whether each is new, None if it fails."""
         groups = [(accepted, arrival.own) for arrival, accepted in passed]
         try:
-            return [*await self._disk(self._buffer.admit_many, groups)]
+            return [*await self.disk(self.buffer.admit_many, groups)]
         except Exception as error:
             if is_own(error):
                 raise
@@ -238,13 +220,13 @@ class IntakeLoop:
 
     async def _admit_one(self, arrival: Arrival, accepted: Accepted) -> bool | None:
         with self._work_for(arrival, Place.STORE):
-            return (await self._disk(self._buffer.admit_many, [(accepted, arrival.own)]))[0]
+            return (await self.disk(self.buffer.admit_many, [(accepted, arrival.own)]))[0]
         return None
 
     def _acknowledge(self, arrival: Arrival, accepted: Accepted, *, is_new: bool) -> None:
         group = accepted.group
         if not is_new:
-            is_same = self._reader.is_known(accepted.envelope.id)
+            is_same = self.reader.is_known(accepted.envelope.id)
             late = Refusal("duplicate" if is_same else "sequence_reused", "admitted a moment ago")
             self._answer(
                 arrival, Refused(late, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)
@@ -253,7 +235,7 @@ class IntakeLoop:
         self.stored.set()
         if not arrival.own:
             self.on_foreign(accepted)
-        if arrival.own or self._peers.is_of_own_weights(group):
+        if arrival.own or self.peers.is_of_own_weights(group):
             if self._newest_own.full():
                 self._newest_own.get_nowait()
             self._newest_own.put_nowait(accepted)
@@ -266,8 +248,8 @@ class IntakeLoop:
             arrival.verdict.set_result(verdict)
 
     def _count(self, arrival: Arrival, verdict: ValidationResult) -> None:
-        counters, registry, events = self._counters, self._registry, self._context.events
-        self._peers.settle(verdict, origin=arrival.origin)
+        counters, registry, events = self.counters, self.registry, self.context.events
+        self.peers.settle(verdict, origin=arrival.origin)
         if isinstance(verdict, Refused):
             counters.refused[verdict.refusal.reason] += 1
             if not arrival.own:

@@ -1,8 +1,5 @@
 """The publish loop: numbers and signs a scored group, submits it to validation, and announces it.
 
-    consumes: scored groups (generate loop)     produces: envelopes to intake, announcements to peers
-    waits for: a scored group                   unblocked by: the generate loop
-
 A group is announced only after it is on disk, so that every peer that requests it gets it. Sequence numbers are
 consecutive, and only groups that pass validation get one. So a gap always means that announcements were lost.
 
@@ -11,9 +8,6 @@ small groups wait for the end of a short window, and one message announces them 
 so does one with a member that reads no batches.
 
 The re-announce loop: repeats announcements of unconfirmed own groups, with growing pauses, while they are fresh.
-
-    consumes: own announcements, confirmations     produces: announcements
-    waits for: the clock                           unblocked by: time
 
 A restart loses the confirmations. After it, each READY group counts as announced once and not confirmed. A peer that
 holds a group confirms each repeated announcement (announcements.py). So a lost confirmation does not block a slot.
@@ -25,11 +19,11 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import announce_group, join_announcements, open_envelope, seal_group
 from ftis_node.swarm.peer_guard import Place
@@ -37,7 +31,7 @@ from ftis_node.swarm.rate_limits import SendWindow
 from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.node.peers.serve import Announcer, Confirmations
@@ -56,68 +50,53 @@ MAX_CHECKED = 8  # unverified confirmations of different peers, checked concurre
 REANNOUNCE_CHECK_S = 3.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ReannounceLoop:
     """Loop that runs once a second. It announces nothing if no member is connected."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        announcer: Announcer,
-        gossip: Gossip,
-        reader: ReplayReader,
-        counters: NodeCounters,
-        confirmations: Confirmations,
-    ) -> None:
-        self._context = context
-        self._announcer = announcer
-        self._gossip = gossip
-        self._reader = reader
-        self._counters = counters
-        self._confirmations = confirmations
-        self._guard = gossip.guard
-        self._former: set[bytes] = set()  # READY since an earlier start, and not announced since this start
+    context: NodeContext
+    announcer: Announcer
+    gossip: Gossip
+    reader: ReplayReader
+    counters: NodeCounters
+    confirmations: Confirmations
+    _former: set[bytes] = field(default_factory=set, init=False)  # READY since an earlier start, not announced since
 
     async def run(self) -> None:
-        """Run until canceled."""
-        self._former.update(self._reader.own_ready())
+        self._former.update(self.reader.own_ready())
         for group_id in self._former:
-            self._confirmations.pending.announced(group_id, now=-math.inf)
+            self.confirmations.pending.announced(group_id, now=-math.inf)
         while True:
-            with waiting_for("the clock"):
-                await asyncio.sleep(REANNOUNCE_PERIOD_S)
-            await self._check_claims()
-            if await self._gossip.members():
+            await pause(REANNOUNCE_PERIOD_S)
+            claims = self.confirmations.unverified.take(MAX_CHECKED)
+            await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
+            if await self.gossip.members():
                 await self._announce_again()
 
-    async def _check_claims(self) -> None:
-        """Check confirmations of groups that this process did not send: fetch the group back from the peer."""
-        claims = self._confirmations.unverified.take(MAX_CHECKED)
-        await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
-
     async def _check(self, peer_id: str, group_id: bytes) -> None:
-        if group_id in self._confirmations.confirmed_ids or self._reader.held(group_id) is None:
+        """Check a confirmation of a group that this process did not send: fetch the group back from the peer."""
+        if group_id in self.confirmations.confirmed_ids or self.reader.held(group_id) is None:
             return
-        with self._guard.work_for(peer_id, Place.CONFIRM):
+        with self.gossip.guard.work_for(peer_id, Place.CONFIRM):
             with waiting_for("a group that a peer claims to hold"):
-                fetched = await self._gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
+                fetched = await self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
             if not any(_is_body(data, group_id) for data in fetched.bodies):
-                self._counters.confirmations_unproven += 1
-            elif self._confirmations.confirm(peer_id, group_id):
-                self._context.events.write("confirmed", group=group_id, peer=peer_id)
+                self.counters.confirmations_unproven += 1
+            elif self.confirmations.confirm(peer_id, group_id):
+                self.context.events.write("confirmed", group=group_id, peer=peer_id)
 
     async def _announce_again(self) -> None:
-        for due in self._confirmations.pending.due(now=time.monotonic()):
-            held = self._reader.held(due.group_id)
+        for due in self.confirmations.pending.due(now=time.monotonic()):
+            held = self.reader.held(due.group_id)
             if held is None:
                 continue
-            announcement = replace(self._announcer.announcement_of(held), attempt=due.attempt)
-            if announcement.created_at < time.time() - self._context.manifest.step.max_age_s:
-                self._confirmations.pending.confirmed(due.group_id)  # too old for every peer: stop announcing it
-            elif await self._announcer.announce(announcement):
-                self._counters.groups_sent += due.group_id in self._former
+            announcement = replace(self.announcer.announcement_of(held), attempt=due.attempt)
+            if announcement.created_at < time.time() - self.context.manifest.step.max_age_s:
+                self.confirmations.pending.confirmed(due.group_id)  # too old for every peer: stop announcing it
+            elif await self.announcer.announce(announcement):
+                self.counters.groups_sent += due.group_id in self._former
                 self._former.discard(due.group_id)
-                self._context.events.write("reannounced", group=due.group_id, attempt=due.attempt)
+                self.context.events.write("reannounced", group=due.group_id, attempt=due.attempt)
 
 
 def _is_body(data: bytes, group_id: bytes) -> bool:
@@ -127,36 +106,28 @@ def _is_body(data: bytes, group_id: bytes) -> bool:
         return False
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PublishLoop:
-    """Loop that publishes one own group at a time."""
+    """Loop that publishes one own group at a time.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        scored: asyncio.Queue[Group],
-        intake: IntakeLoop,
-        announcer: Announcer,
-        slots: SlotPool,
-        counters: NodeCounters,
-        confirmations: Confirmations,
-        last_number: int,
-    ) -> None:
-        """`last_number` is the last sequence number of this node's groups in the buffer."""
-        self._context = context
-        self._scored = scored
-        self._intake = intake
-        self._announcer = announcer
-        self._slots = slots
-        self._counters = counters
-        self._confirmations = confirmations
-        self._last_number = last_number
+    `last_number` is the last sequence number of this node's groups in the buffer.
+    """
+
+    context: NodeContext
+    scored: asyncio.Queue[Group]
+    intake: IntakeLoop
+    announcer: Announcer
+    slots: SlotPool
+    counters: NodeCounters
+    confirmations: Confirmations
+    last_number: int
+
+    def __post_init__(self) -> None:
         self._window = SendWindow(window_s=WINDOW_S)
         self._gathered: list[Announcement] = []
         self._has_gathered = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish_all(), name="publish-groups")
             tasks.create_task(self._announce_gathered(), name="publish-announce")
@@ -164,22 +135,22 @@ class PublishLoop:
     async def _publish_all(self) -> None:
         while True:
             with waiting_for("a scored group"):
-                group = await self._scored.get()
+                group = await self.scored.get()
             await self.publish(group)
 
     async def publish(self, group: Group) -> ValidationResult:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
-        group = replace(group, number=self._last_number + 1)
-        envelope = seal_group(group, self._context.identity, codec=self._context.settings.swarm.codec)
+        group = replace(group, number=self.last_number + 1)
+        envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)
         data = envelope.to_bytes()
         with waiting_for("the validation verdict"):  # queued behind groups of peers; the intake loop has time limits
-            verdict = await self._intake.submit(data, origin=self._context.identity.peer_id, made=group)
+            verdict = await self.intake.submit(data, origin=self.context.peer_id, made=group)
         if not isinstance(verdict, Accepted):
             log.error("an own group failed validation: %s", verdict.refusal.detail)
-            self._slots.cancel()
+            self.slots.cancel()
             return verdict
-        self._last_number = group.number
-        self._slots.fill()
+        self.last_number = group.number
+        self.slots.fill()
         self._gathered.append(announce_group(envelope, group, envelope_bytes=len(data)))
         if await self._may_wait(len(data)):
             self._has_gathered.set()
@@ -191,26 +162,25 @@ class PublishLoop:
         """Return whether the gathered groups may wait for others: small, not a full message, and one went just now."""
         is_full = num_bytes > SMALL_BYTES or len(self._gathered) > MAX_MORE_GROUPS
         is_idle = not self._window.wait_s(ALL, now=time.monotonic())
-        return not is_full and not is_idle and await self._announcer.may_batch()
+        return not is_full and not is_idle and await self.announcer.may_batch()
 
     async def _announce_gathered(self) -> None:
         while True:
             with waiting_for("a gathered announcement"):
                 await self._has_gathered.wait()
             self._has_gathered.clear()
-            with waiting_for("the clock"):
-                await asyncio.sleep(self._window.wait_s(ALL, now=time.monotonic()))
+            await pause(self._window.wait_s(ALL, now=time.monotonic()))
             await self._announce()
 
     async def _announce(self) -> None:
         """Announce the gathered groups, each alone if some member reads no batches."""
         gathered, self._gathered = self._gathered, []
         self._window.sent(ALL, now=time.monotonic())
-        may_batch = len(gathered) > 1 and await self._announcer.may_batch()
+        may_batch = len(gathered) > 1 and await self.announcer.may_batch()
         for announcement in join_announcements(gathered) if may_batch else gathered:
-            if not await self._announcer.announce(announcement):
+            if not await self.announcer.announce(announcement):
                 continue
             for one in (announcement, *announcement.more):
-                self._counters.groups_sent += 1
-                self._confirmations.pending.announced(one.id, now=time.monotonic())
-                self._context.events.write("announced", group=one.id, number=one.number)
+                self.counters.groups_sent += 1
+                self.confirmations.pending.announced(one.id, now=time.monotonic())
+                self.context.events.write("announced", group=one.id, number=one.number)

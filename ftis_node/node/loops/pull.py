@@ -1,9 +1,5 @@
 """The pull loop: fetches announced groups of peers and submits their envelopes to validation.
 
-    consumes: announcements; answers of peers     produces: envelopes to intake, confirmations to their senders
-    waits for: an announcement                    unblocked by: gossip
-               space on the disk and in memory                  the disk_space loop; intake
-
                        +--> [listen]  (announcements.py) --+
     gossip --messages--+                                   +--> queue --> [dispatch] --batches--> fetch --> intake
                        +--> [repair]  (backfill.py) -------+      ^                                 |
@@ -22,9 +18,10 @@ import asyncio
 import random
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.node.loops.announcements import AssignmentMembers
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
@@ -40,14 +37,14 @@ from ftis_node.validation import Accepted, Refused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.loops.backfill import BackfillLoop
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.demand import DomainPortion, OwnDomain
@@ -60,61 +57,50 @@ MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5
 PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
-FAULTS = {FetchOutcome.TOO_LARGE: Behaviour.REFUSED}
 NUM_OTHERS = 3  # members to request a group from if its sender does not have it
 NUM_SHOWN = 4  # ids of abandoned groups in one event
 BURST_S = 2.0  # seconds of the download budget that one burst may use
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PullLoop:
-    """Loop that pulls queued groups. At most one request for a group is in flight."""
+    """Loop that pulls queued groups. At most one request for a group is in flight.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        intake: IntakeLoop,
-        announcements: AnnouncementHandler,
-        repair: BackfillLoop,
-        gossip: Gossip,
-        reader: ReplayReader,
-        peers: PeerManager,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-        step_shares: StepShares,
-        space: DiskSpace,
-        own_domain: OwnDomain | None = None,
-    ) -> None:
-        """`own_domain` is the domain whose groups the node prefers; None for no preference."""
-        self._context = context
-        self._intake = intake
-        self._announcements = announcements
-        self._repair = repair
-        self._gossip = gossip
-        self._reader = reader
-        self._peers = peers
-        self._registry = registry
-        self._counters = counters
-        self._step_shares = step_shares
-        self._space = space
-        self._own_domain = own_domain
-        self._guard = gossip.guard
-        self._queue = announcements.queue
+    `own_domain` is the domain whose groups the node prefers; None for no preference.
+    """
+
+    context: NodeContext
+    intake: IntakeLoop
+    announcements: AnnouncementHandler
+    backfill: BackfillLoop
+    gossip: Gossip
+    reader: ReplayReader
+    peers: PeerManager
+    registry: PeerRegistry
+    counters: NodeCounters
+    step_shares: StepShares
+    space: DiskSpace
+    own_domain: OwnDomain | None
+
+    def __post_init__(self) -> None:
+        self._queue = self.announcements.queue
         self._later = RetryQueue()
-        self._confirmations = ConfirmationLoop(announcements=announcements, gossip=gossip)
+        self._confirmations = ConfirmationLoop(announcements=self.announcements, gossip=self.gossip)
         self._slots = PullSlots(
-            self._context.settings.swarm.pulls_in_flight, guard=gossip.guard, peers=peers, registry=registry
+            num_slots=self.context.settings.swarm.pulls_in_flight,
+            guard=self.gossip.guard,
+            peers=self.peers,
+            registry=self.registry,
         )
-        rate = self._context.settings.swarm.max_download_bytes_per_s
+        rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
-        self._in_memory = HeldBytes(self._context.settings.limits.bodies_in_memory_bytes)
+        self._in_memory = HeldBytes(self.context.settings.limits.bodies_in_memory_bytes)
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._announcements.listen(), name="pull-listen")
+            tasks.create_task(self.announcements.listen(), name="pull-listen")
             tasks.create_task(self._dispatch(tasks), name="pull-dispatch")
-            tasks.create_task(self._repair.run(), name="pull-repair")
+            tasks.create_task(self.backfill.run(), name="pull-repair")
             tasks.create_task(self._confirmations.run(), name="pull-confirm")
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
@@ -122,22 +108,22 @@ class PullLoop:
         while True:
             with suppress(TimeoutError), waiting_for("something to pull"):
                 async with asyncio.timeout(RECHECK_INTERVAL_S if len(self._queue) or len(self._later) else None):
-                    await self._announcements.changed.wait()
+                    await self.announcements.changed.wait()
             if self._slots.num_in_use:  # without pulls in flight, send the first request at once
                 await asyncio.sleep(GATHER_S)
-            self._announcements.changed.clear()
+            self.announcements.changed.clear()
             await self._pull_what_is_needed(tasks)
 
     async def _pull_what_is_needed(self, tasks: asyncio.TaskGroup) -> None:
-        oldest = time.time() - self._context.manifest.step.max_age_s
+        oldest = time.time() - self.context.manifest.step.max_age_s
         self._queue.drop_older(oldest)
         for item in self._later.due(now=time.monotonic()):
-            with self._guard.work_for(item.sender, Place.PULL):
-                is_missing = item.created_at > oldest and not self._announcements.has(item)
-                if is_missing and self._announcements.can_serve(item.sender, item.id):
+            with self.gossip.guard.work_for(item.sender, Place.PULL):
+                is_missing = item.created_at > oldest and not self.announcements.has(item)
+                if is_missing and self.announcements.can_serve(item.sender, item.id):
                     self._queue.add(item, holder=item.sender)
         self._queue.reroute(self._slots.is_able)
-        if self._space.why_full:
+        if self.space.why_full:
             return
         need = (await self._demand()).need
         for portion in self._portions(need):
@@ -151,7 +137,7 @@ class PullLoop:
         while True:
             await self._slots.acquire()
             batch = self._queue.next_request(
-                most=self._context.settings.swarm.pull_batch,
+                most=self.context.settings.swarm.pull_batch,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._slots.may_ask,
@@ -167,15 +153,15 @@ class PullLoop:
 
     def _portions(self, need: int | None) -> Sequence[DomainPortion]:
         """Return the portions to pull, in order: missing groups inside and outside the preferred domain, then any."""
-        domain = self._own_domain
+        domain = self.own_domain
         if domain is None:
             return (ANY,)
-        ready = self._reader.ready_foreign_tasks()
+        ready = self.reader.ready_foreign_tasks()
         num_near = sum(num for task, num in ready.items() if task in domain.tasks)
         near_in_flight = self._queue.num_in_flight_of(self._is_near)
         return portions(
             domain.share,
-            stock=STEPS_IN_STOCK * self._step_shares.of_next_step()[1],
+            stock=STEPS_IN_STOCK * self.step_shares.of_next_step()[1],
             need=need,
             num_near=num_near + near_in_flight,
             num_far=sum(ready.values()) - num_near + self._queue.num_in_flight - near_in_flight,
@@ -183,39 +169,40 @@ class PullLoop:
 
     def _is_near(self, item: PullItem) -> bool:
         """Return whether a group's sender reports that it generates only for this node's domain."""
-        domain, record = self._own_domain, self._registry.record_of(item.sender)
+        domain, record = self.own_domain, self.registry.record_of(item.sender)
         if domain is None or record is None:
             return False
         is_near = False
-        with self._guard.work_for(item.sender, Place.RECORD):
+        with self.gossip.guard.work_for(item.sender, Place.RECORD):
             is_near = domain.is_claimed(part_names(record.domain))
         return is_near
 
     async def _pull_and_release(self, batch: PullRequest) -> None:
         try:
-            with self._guard.work_for(batch.source.peer_id, Place.PULL) as work:
-                await self._pull(batch)
+            with self.gossip.guard.work_for(batch.source.peer_id, Place.PULL) as work:
+                async with self._in_memory.of(len(batch.items) * self.context.manifest.wire.max_envelope_bytes):
+                    await self._pull(batch)
             if work.failed:  # do not request the unsettled groups from this peer again
                 self._queue.missed(batch, missing=[item.id for item in batch.items])
         finally:
             self._slots.release(batch.source.peer_id)
-            self._announcements.changed.set()  # this peer can take the next request
+            self.announcements.changed.set()  # this peer can take the next request
 
     async def _demand(self) -> PullDemand:
         """Return the present demand; set the members among whom groups are assigned."""
-        _, num_ready = self._reader.ready_counts()
-        known = await self._gossip.known_members()
+        _, num_ready = self.reader.ready_counts()
+        known = await self.gossip.known_members()
         demand = pull_demand(
-            self._context.settings.swarm.pull_policy,
+            self.context.settings.swarm.pull_policy,
             num_members=len(known),
-            small_swarm=self._context.settings.swarm.pull_all_max_peers,
-            per_step=self._step_shares.of_next_step()[1],
+            small_swarm=self.context.settings.swarm.pull_all_max_peers,
+            per_step=self.step_shares.of_next_step()[1],
             num_ready=num_ready,
             num_in_flight=self._queue.num_in_flight,
         )
         takes_assigned = demand.need is not None and demand.takes_assigned
-        self._announcements.members = (
-            AssignmentMembers(known, await self._gossip.shard_members()) if takes_assigned else None
+        self.announcements.members = (
+            AssignmentMembers(known, await self.gossip.shard_members()) if takes_assigned else None
         )
         return demand
 
@@ -223,7 +210,7 @@ class PullLoop:
         if self._allowance is None:
             return
         wait_s = 0.0
-        with self._guard.work_for(batch.source.peer_id, Place.PULL):
+        with self.gossip.guard.work_for(batch.source.peer_id, Place.PULL):
             wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
         with waiting_for("download budget"):
             await asyncio.sleep(wait_s)
@@ -235,18 +222,13 @@ class PullLoop:
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
 
     async def _pull(self, batch: PullRequest) -> None:
-        most_bytes = len(batch.items) * self._context.manifest.wire.max_envelope_bytes
-        async with self._in_memory.of(most_bytes):
-            await self._pull_now(batch)
-
-    async def _pull_now(self, batch: PullRequest) -> None:
         peer_id, as_text = batch.source
         ids = [item.id for item in batch.items]
-        timeout_s = self._context.settings.swarm.pull_timeout_s
-        fetched = await self._gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
+        timeout_s = self.context.settings.swarm.pull_timeout_s
+        fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
         self._spend_the_rest(batch, fetched.bodies)
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
-        judged = [self._intake.submit(data, origin=peer_id, requested=requested) for data in fetched.bodies]
+        judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.bodies]
         with waiting_for("validation verdicts"):  # the intake loop has time limits
             verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)
@@ -270,10 +252,10 @@ class PullLoop:
         judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
         here = {item.id for item in batch.items if item.id in judged}
         refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
-        self._announcements.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
+        self.announcements.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
         self._queue.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
-        self._counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
+        self.counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
         return here
 
     def _note_useless(
@@ -293,7 +275,7 @@ class PullLoop:
         named = {v.group_id for v in useless if v.group_id in missing}
         num_others = len(useless) - len(named) + (outcome is FetchOutcome.TOO_LARGE)
         others = [group_id for group_id in missing if group_id not in named][:num_others]
-        self._announcements.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
+        self.announcements.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
 
     def _note_outcome(self, batch: PullRequest, outcome: FetchOutcome, *, is_empty: bool) -> None:
         """Charge a peer for a failed pull, or for an empty answer to a request for its own groups only."""
@@ -307,25 +289,25 @@ class PullLoop:
 
     def _note_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:
         peer_id = batch.source.peer_id
-        self._registry.seen(peer_id).failed_pulls += 1
-        conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
-        self._peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
-        self._context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
+        self.registry.seen(peer_id).failed_pulls += 1
+        conduct = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
+        self.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
+        self.context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
     async def _request_from_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
         """Queue missing groups for other holders; retry later, or drop, groups that no known peer has."""
         if not missing:
             return
-        members = await self._gossip.members()
+        members = await self.gossip.members()
         others = random.sample(members, min(NUM_OTHERS, len(members)))
-        given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self._announcements.can_serve)
+        given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self.announcements.can_serve)
         if batch.source.as_text and is_answered:
-            self._announcements.refuse(missing)  # a text is stored under another id, so the announced one stays missing
+            self.announcements.refuse(missing)  # a text is stored under another id, so the announced one stays missing
         for_good = [item for item in given_up if item.as_text or not self._later.put(item, now=time.monotonic())]
         if for_good:  # one event for all: an attacker may announce many groups that no peer has
             shown = [item.id.hex() for item in for_good[:NUM_SHOWN]]
-            self._context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
-        self._announcements.changed.set()
+            self.context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
+        self.announcements.changed.set()
 
 
 def _is_useless(verdict: ValidationResult) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -43,21 +44,22 @@ class HeldBytes:
             self._changed.set()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PullSlots:
     """Concurrency limiter with `num_slots` slots for all peers. `backoff` pauses peers whose pulls failed."""
 
-    def __init__(self, num_slots: int, *, guard: PeerGuard, peers: PeerManager, registry: PeerRegistry) -> None:
-        self._num_slots = num_slots
-        self._guard = guard
-        self._peers = peers
-        self._registry = registry
-        self._free = asyncio.Semaphore(num_slots)
+    num_slots: int
+    guard: PeerGuard
+    peers: PeerManager
+    registry: PeerRegistry
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.num_slots)
         self._asking: Counter[str] = Counter()  # pulls in flight, by peer
         self.backoff = PeerBackoff(first_s=FAILED_REST_S)
 
     @property
     def num_in_use(self) -> int:
-        """Return the number of pulls in flight."""
         return self._asking.total()
 
     async def acquire(self) -> None:
@@ -78,8 +80,8 @@ class PullSlots:
     def is_able(self, peer_id: str) -> bool:
         """Return whether to pull from a peer now: neither banned nor in a pause after a failure."""
         is_able = False
-        with self._guard.work_for(peer_id, Place.PULL):
-            may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
+        with self.guard.work_for(peer_id, Place.PULL):
+            may_work = self.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
             is_able = may_work and self.backoff.may_ask(peer_id, now=time.monotonic())
         return is_able
 
@@ -90,17 +92,14 @@ class PullSlots:
         of them together leave one slot free. So slow or absent peers do not delay others.
         """
         may_ask = False
-        with self._guard.work_for(peer_id, Place.PULL):
+        with self.guard.work_for(peer_id, Place.PULL):
             may_ask = self.is_able(peer_id) and self._has_slot_for(peer_id)
         return may_ask
 
     def _has_slot_for(self, peer_id: str) -> bool:
         if self.backoff.has_failed(peer_id):
             return not any(map(self.backoff.has_failed, self._asking))
-        if self._is_proven(peer_id):
-            return self._asking[peer_id] < max(1, self._num_slots // 2)
-        num_unproven = sum(not self._is_proven(peer) for peer in self._asking)
-        return not self._asking[peer_id] and num_unproven < max(1, self._num_slots - 1)
-
-    def _is_proven(self, peer_id: str) -> bool:
-        return self._registry.has_sent_groups(peer_id)
+        if self.registry.has_sent_groups(peer_id):
+            return self._asking[peer_id] < max(1, self.num_slots // 2)
+        num_unproven = sum(not self.registry.has_sent_groups(peer) for peer in self._asking)
+        return not self._asking[peer_id] and num_unproven < max(1, self.num_slots - 1)

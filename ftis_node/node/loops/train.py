@@ -1,9 +1,5 @@
 """The train loop: trains a step on READY groups. The weight sync delivers the new weights to the generator.
 
-    consumes: groups of one step     produces: weights n+1, evaluations
-    waits for: enough READY groups, or the limit `step.foreign_wait_s` (then only own groups)
-    unblocked by: intake
-
 The slots of a step become free only after the generator serves the new version. If the learner dies in a step, the
 step's groups return to READY. The exception is a completed step, whose groups the learner's checkpoint names. A group
 on which the learner fails several times is released, so that no group can block the node.
@@ -22,31 +18,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.workers.weight_store import PublishedWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.messages import LearnerState, TrainReply
     from ftis_node.node.context import NodeContext
     from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.evaluation import Evaluator
-    from ftis_node.node.training.step_gate import StepGate
+    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
+    from ftis_node.node.training.step_gate import StepGate, StepSelection
     from ftis_node.node.training.step_peers import StepPeers
     from ftis_node.node.training.step_report import StepReporter
-    from ftis_node.node.training.step_selection import StepGroups, StepSelection
     from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.replay.reader import ReplayReader
     from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.weight_store import WeightProof
 
-DeliverWeights: TypeAlias = "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
+Proof: TypeAlias = "ProofToCome | WeightProof | None"
+DeliverWeights: TypeAlias = "Callable[[PublishedWeights, Proof], Coroutine[None, None, None]]"
 """Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class WeightSync:
         if not isinstance(news, PublishedWeights):
             self._proof.set_result(news)
         elif self._task is None:
-            self._task = asyncio.create_task(self._work(news), name="hand-over")
+            self._task = asyncio.create_task(self._deliver(news, self._proof), name="hand-over")
 
     async def finish(self, reply: TrainReply) -> None:
         """Wait until the generator serves the new weights and has verified them."""
@@ -73,9 +74,6 @@ class WeightSync:
             await self._task
         elif reply.weights is not None:  # a repeated step: the learner reported no progress
             await self._deliver(reply.weights, reply.proof)
-
-    async def _work(self, weights: PublishedWeights) -> None:
-        await self._deliver(weights, self._proof)
 
     async def abandon(self) -> None:
         """Finish the transfer without a proof after the learner died."""
@@ -90,13 +88,7 @@ class WeightSync:
             self._task.cancel()
 
 
-async def update_engine(
-    weights: PublishedWeights,
-    proof: ProofToCome | WeightProof | None,
-    *,
-    generation: Generation,
-    events: EventLog,
-) -> None:
+async def update_engine(weights: PublishedWeights, proof: Proof, *, generation: Generation, events: EventLog) -> None:
     """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
     try:
         await generation.update_weights(weights, proof)
@@ -105,144 +97,139 @@ async def update_engine(
         await generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
-    way = generation.hand_over
-    events.write("served", version=weights.version, after_step_s=after_step_s, way=way)
+    events.write("served", version=weights.version, after_step_s=after_step_s, way=generation.hand_over)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TrainLoop:
-    """Loop that trains one step at a time, up to `last_step` if it is not None."""
+    """Loop that trains one step at a time, up to `last_step` if it is not None.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        gate: StepGate,
-        selection: StepSelection,
-        learner: Learning,
-        generation: Generation,
-        deliver: DeliverWeights,
-        groups: StepGroups,
-        peers: StepPeers,
-        step_shares: StepShares,
-        reporter: StepReporter,
-        evaluator: Evaluator,
-        takes_turns: bool,
-        last_step: int | None,
-    ) -> None:
-        """`deliver` gets the weights of each step. `takes_turns`: the workers use one GPU's memory alternately."""
-        self._context = context
-        self._gate = gate
-        self._selection = selection
-        self._learner = learner
-        self._generation = generation
-        self._deliver = deliver
-        self._groups = groups
-        self._peers = peers
-        self._step_shares = step_shares
-        self._reporter = reporter
-        self._evaluator = evaluator
-        self._takes_turns = takes_turns
-        self._last_step = last_step
+    `deliver` gets the weights of each step. `takes_turns`: the workers use one GPU's memory alternately.
+    """
+
+    context: NodeContext
+    gate: StepGate
+    selection: StepSelection
+    learner: Learning
+    generation: Generation
+    deliver: DeliverWeights
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    slots: SlotPool
+    limits: BufferLimits
+    peers: StepPeers
+    step_shares: StepShares
+    reporter: StepReporter
+    evaluator: Evaluator
+    takes_turns: bool
+    last_step: int | None
 
     @property
     def step(self) -> int:
-        """Return the last completed step."""
-        return self._context.state.step
+        return self.context.state.step
 
     async def run(self) -> None:
         """Run until the last step is done, or until canceled."""
         with waiting_for("the learner worker"):  # its supervisor has time limits
-            state = await self._learner.start()
+            state = await self.learner.start()
         await self.resume(state)
         await self._evaluate_if_due()
         while not self._is_done():
             with waiting_for(f"the groups of step {self.step + 1}"):
-                if not await self._gate.wait(self.step + 1):
+                if not await self.gate.wait(self.step + 1):
                     break
-            own, foreign = self._gate.shares(self.step + 1)
-            groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
+            own, foreign = self.gate.shares(self.step + 1)
+            groups = await self.selection.take(self.step + 1, own=own, foreign=foreign)
             await self._train_in_turn(groups)
             await self._evaluate_if_due()
         await self._evaluate_if_due(is_last=True)
 
     def _is_done(self) -> bool:
         """Return whether the last step is done or the token budget is used up, counted over all starts of the home."""
-        if self._last_step is not None and self.step >= self._last_step:
+        if self.last_step is not None and self.step >= self.last_step:
             return True
-        if self._step_shares.is_learned_out:
+        if self.step_shares.is_learned_out:
             log.info("the budget of tokens to train on is used up at step %d: the node ends", self.step)
             return True
         return False
 
     async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
         """Train one step. If the workers take turns, the generator sleeps until new weights or the end of the step."""
-        if not self._takes_turns:
+        if not self.takes_turns:
             await self._train(groups)
             return
         with waiting_for("the generator to sleep"):  # its supervisor has time limits
-            await self._generation.sleep(discard=bool(groups))  # a step without groups makes no new weights
+            await self.generation.sleep(discard=bool(groups))  # a step without groups makes no new weights
         await self._train(groups)
         with waiting_for("the generator to wake"):
-            await self._generation.wake()
+            await self.generation.wake()
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """Train one step on TAKEN groups, deliver the new version to the generator, and release the groups."""
         step = self.step + 1
-        batch = self._peers.batch(groups)
+        batch = self.peers.batch(groups)
         if groups and not batch:
-            await self._groups.release(step, ReleaseReason.REFUSED)
+            await self.disk(self.buffer.release_step, step, ReleaseReason.REFUSED)
             return
-        under_way = WeightSync(self._deliver)
+        under_way = WeightSync(self.deliver)
         try:
             with waiting_for(f"step {step} in the learner"):  # its supervisor has time limits
-                reply = await self._learner.train(batch, step=step, on_published=under_way.take)
-            await self._reporter.note(reply.report)
-            self._peers.weigh(reply.report, batch)
+                reply = await self.learner.train(batch, step=step, on_published=under_way.take)
+            await self.reporter.note(reply.report)
+            self.peers.weigh(reply.report, batch)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
             if isinstance(error, WorkerTaskError):
                 if all(group.own for group in groups):
-                    await self._groups.note_failed(step)
+                    await self.disk(self.buffer.note_failed, step)
                     raise
-                self._learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
-            self._context.events.write("step_lost", step=step, error=str(error))
-            await self._groups.note_failed(step)
+                self.learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
+            self.context.events.write("step_lost", step=step, error=str(error))
+            await self.disk(self.buffer.note_failed, step)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.abandon()
             with waiting_for("the learner worker"):
-                state = await self._learner.start()
+                state = await self.learner.start()
             await self.resume(state)
             return
         finally:
             under_way.cancel()
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
-        await self._groups.release(step, reason)
-        self._peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
-        self._context.state.saved_step = reply.saved_step
-        await self._groups.prune()
-        self._groups.free_slots()
+        await self.disk(self.buffer.release_step, step, reason)
+        self.peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
+        self.context.state.saved_step = reply.saved_step
+        await self.limits.prune()
+        self.slots.set_held(self.reader.own_held())
 
     async def resume(self, state: LearnerState) -> None:
         """Reconcile buffer and state with the learner's checkpoint, at the start and after the learner dies."""
-        await self._groups.reconcile(state)
-        for group_id, held in (await self._groups.release_poisoned()).items():
-            self._peers.note_poisoned(group_id, held)
-        self._groups.free_slots()
-        self._context.state.last_reused_version = self.step + 1  # weights are offered before their step is recorded
+        last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
+        num_returned = await self.disk(self.buffer.reconcile, state.step, last_groups)
+        if num_returned:
+            log.warning("the learner is at step %d: %d groups are ready again", state.step, num_returned)
+        poisoned = await self.disk(self.buffer.release_poisoned)
+        if poisoned:
+            num_failed, num_groups = MAX_FAILED_STEPS, len(poisoned)
+            log.warning("the learner failed %d times on the same %d groups: they are released", num_failed, num_groups)
+        for group_id in poisoned:
+            self.peers.note_poisoned(group_id, self.reader.held(group_id))
+        self.slots.set_held(self.reader.own_held())
+        self.context.state.last_reused_version = self.step + 1  # weights are offered before their step is recorded
         if state.last_report is not None and state.step > self.step:
-            await self._reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived
-        self._context.state.step = self._context.state.saved_step = state.step
-        self._context.state.policy_version = state.policy_version
+            await self.reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived
+        self.context.state.step = self.context.state.saved_step = state.step
+        self.context.state.policy_version = state.policy_version
         if state.weights is not None:
             with waiting_for(f"weights {state.policy_version} in the generator"):
-                await self._deliver(state.weights, state.proof)
+                await self.deliver(state.weights, state.proof)
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
         """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""
-        every_steps = self._context.manifest.eval.every_steps
+        every_steps = self.context.manifest.eval.every_steps
         due = every_steps and (is_last or self.step % every_steps == 0)
-        if due and self._context.settings.generates:
+        if due and self.context.settings.generates:
             with waiting_for("an evaluation"):  # each of its requests has a time limit
-                await self._evaluator.evaluate(step=self.step)
+                await self.evaluator.evaluate(step=self.step)

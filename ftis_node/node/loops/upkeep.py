@@ -1,18 +1,8 @@
-"""Periodic work: the peers loop on peers and buffer, the disk space loop on the home's files.
+"""Periodic work: the peers loop saves peers and bounds the buffer, the disk space loop keeps the home within its limit.
 
-The peers loop:
+Groups also arrive during a long training step, so the peers loop enforces the buffer's bounds in memory and on disk.
 
-    consumes: the connected peers' addresses     produces: `peers.sqlite`; a buffer within its bounds
-    waits for: the clock                         unblocked by: time
-
-Groups also arrive during a long training step, so the loop enforces the buffer's bounds in memory and on disk.
-
-The disk space loop rotates logs, reclaims space in a nearly full home, and pauses the node while the home is full:
-
-    consumes: the home's files     produces: rotated logs, the event log's snapshot, reclaimed space, an open or closed
-                                   `DiskSpace`
-    waits for: the clock           unblocked by: time
-
+The disk space loop rotates logs, reclaims space in a nearly full home, and pauses the node while the home is full.
 Generation and pulling wait on `DiskSpace`. During a pause the node trains on the groups in its buffer and serves peers.
 """
 
@@ -20,27 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.node.storage.cleanup import reclaim, rotate_logs
+from ftis_node.node.storage.disk_space import HomeUse, measure_usage, reclaim, rotate_logs
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
-from ftis_node.node.storage.usage import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.terminal_text import size
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -49,100 +38,89 @@ PERIODS_PER_SAVE = 10
 DISK_PERIOD_S = 2.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PeersLoop:
     """Loop with two periods: it checks the buffer every second, and saves `peers.sqlite` every ten seconds."""
 
-    def __init__(self, *, events: EventLog, gossip: Gossip, peers: PeerManager, limits: BufferLimits) -> None:
-        self._events = events
-        self._gossip = gossip
-        self._peers = peers
-        self._limits = limits
-        self._guard = gossip.guard
-        self._clock = SteadyClock()
+    context: NodeContext
+    gossip: Gossip
+    peers: PeerManager
+    limits: BufferLimits
+    _clock: SteadyClock = field(default_factory=SteadyClock, init=False)
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
-            for peer in await self._gossip.connected_peers():
-                with self._guard.work_for(peer.peer_id, Place.PRESENCE):
-                    self._peers.note_addresses(peer.peer_id, peer.addresses)
-            self._peers.save()
+            for peer in await self.gossip.connected_peers():
+                with self.gossip.guard.work_for(peer.peer_id, Place.PRESENCE):
+                    self.peers.note_addresses(peer.peer_id, peer.addresses)
+            self.peers.save()
             for _ in range(PERIODS_PER_SAVE):
-                await self._limits.enforce()
+                await self.limits.enforce()
                 self._note_jump()
-                with waiting_for("the clock"):
-                    await asyncio.sleep(PEERS_PERIOD_S)
+                await pause(PEERS_PERIOD_S)
 
     def _note_jump(self) -> None:
         """Log a jump of the machine's clock, because validation compares the times that peers send with it."""
         if (jump_s := self._clock.jump_s()) is None:
             return
         log.warning("this machine's clock was moved by %+.0f s", jump_s)
-        self._events.write("clock_moved", jump_s=round(jump_s, 1))
+        self.context.events.write("clock_moved", jump_s=round(jump_s, 1))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DiskSpaceLoop:
     """Loop that measures the home every few seconds, and reclaims space if too little is free."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        home: Home,
-        space: DiskSpace,
-        buffer: ReplayBuffer,
-        disk: DiskThread,
-        period_s: float = DISK_PERIOD_S,
-    ) -> None:
-        self._context = context
-        self._home = home
-        self._space = space
-        self._buffer = buffer
-        self._disk = disk
-        self._period_s = period_s
-        self._snapshot = EventLogSnapshot(home)
+    context: NodeContext
+    home: Home
+    space: DiskSpace
+    buffer: ReplayBuffer
+    disk: DiskThread
+
+    def __post_init__(self) -> None:
+        self._snapshot = EventLogSnapshot(self.home)
         self._reported = ""
 
     async def run(self) -> None:
         """Run until canceled. Raise OSError for a home that cannot be read."""
         while True:
             await self.check()
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(DISK_PERIOD_S)
 
     async def check(self) -> None:
         """Rotate long logs, renew the event log's snapshot, remove files if the disk is nearly full, report its use."""
-        space = self._space
-        await in_background(rotate_logs, self._home, max_bytes=self._context.settings.limits.log_file_bytes)
+        space = self.space
+        await in_background(rotate_logs, self.home, max_bytes=self.context.settings.limits.log_file_bytes)
         await in_background(self._snapshot.renew_if_due)
         use = await self._use()
         if missing_bytes := space.limit.missing_bytes(use):
             reclaimed = reclaim(
                 missing_bytes,
-                home=self._home,
-                buffer=self._buffer,
-                disk=self._disk,
-                learns=self._context.settings.learns,
+                home=self.home,
+                buffer=self.buffer,
+                disk=self.disk,
+                learns=self.context.settings.learns,
                 measure=self._use,
             )
             async for what, num_bytes in reclaimed:
                 log.debug("removed %s to free disk space: %s", what, size(num_bytes))
-                self._context.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
+                self.context.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
             use = await self._use()
         space.note(use)
         self._report(use)
 
     async def _use(self) -> HomeUse:
-        keep = self._context.settings.learner.keep_checkpoints
-        return await in_background(measure_usage, self._home, keep_checkpoints=keep)
+        keep = self.context.settings.learner.keep_checkpoints
+        return await in_background(measure_usage, self.home, keep_checkpoints=keep)
 
     def _report(self, use: HomeUse) -> None:
         """Log and record when the node pauses, and when it continues."""
-        why_full = self._space.why_full
+        why_full = self.space.why_full
         if bool(why_full) == bool(self._reported):
             return
         self._reported = why_full
         change = "paused" if why_full else "resumed"
-        self._context.events.write(change, reason=why_full, used_bytes=use.used_bytes, free_bytes=use.free_bytes)
+        self.context.events.write(change, reason=why_full, used_bytes=use.used_bytes, free_bytes=use.free_bytes)
         if why_full:
             log.warning("paused: no generation and no pulls until there is disk space: %s", why_full)
         else:

@@ -1,17 +1,11 @@
-"""Resumable download of one version's file from the learner, in chunks that are verified one by one.
+"""Resumable download of a version from the learner, and the store of complete versions on a generator's disk.
 
+    version-00000012/          model.safetensors, the signed offer; the file `served` once its proof is verified
     partial/<sha256>.part      the verified chunks so far, from the first on
     partial/<sha256>.hashes    the list of chunk hashes; the signed offer contains the hash of this list
 
 After a restart of the node, the download reads the partial file once and continues after its last valid chunk. It
-requests a wrong chunk again. File names contain only verified hashes and numbers, never a peer's text.
-
-The store of complete versions on a generator's disk: each is served, or waits for its delay to pass.
-
-    version-00000012/   model.safetensors, the signed offer; the file `served` once its proof is verified
-    partial/            downloads in progress (weight_download.py)
-
-File names contain only version numbers and verified hashes, never a peer's text.
+requests a wrong chunk again. File names contain only version numbers and verified hashes, never a peer's text.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import RecordError
 from ftis_node.files import read_file
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
@@ -42,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.gossip.interface import Fetched, Gossip
+    from ftis_node.gossip import Fetched, Gossip
     from ftis_node.records.weights import WeightsOffer
 
 CHUNKS_AT_ONCE = 16
@@ -69,7 +63,6 @@ class VersionStore:
 
     @property
     def partial(self) -> Path:
-        """Return the folder of downloads in progress."""
         return self._folder / "partial"
 
     def find(self) -> list[StoredVersion]:
@@ -92,7 +85,6 @@ class VersionStore:
         self._offers[offer.version] = offer
 
     def offer(self, version: int) -> WeightsOffer:
-        """Return the offer of a version."""
         return self._offers[version]
 
     def for_engine(self, version: int) -> tuple[PublishedWeights, WeightProof]:
@@ -109,7 +101,6 @@ class VersionStore:
             self.remove(older)
 
     def remove(self, version: int) -> None:
-        """Remove all files of a version."""
         del self._offers[version]
         shutil.rmtree(self._path(version))
 
@@ -185,7 +176,6 @@ class Download:
         return self._part
 
     def discard(self) -> None:
-        """Delete all files of the download."""
         self._part.unlink(missing_ok=True)
         self._list.unlink(missing_ok=True)
 

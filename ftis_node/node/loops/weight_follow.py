@@ -1,8 +1,5 @@
 """The follow loop: a generator fetches and serves the weights of its learner, with the delay of its settings.
 
-    consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
-    waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
-
     offer --signature, rules--> fetch (weight_download.py) --> complete file --delay--> engine --proof--> served
                                                               the newest due version; never an older one
 
@@ -18,15 +15,16 @@ import math
 import random
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.models import model_fingerprint
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.protocols import serves_adapters
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
@@ -35,10 +33,9 @@ from ftis_node.validation.weights_rules import Follower, refuse_offer
 from ftis_node.workers.weight_store import probe_token_ids
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.gossip.interface import Gossip
-    from ftis_node.models import ModelSource
+    from ftis_node.config.home import Home
+    from ftis_node.gossip import Gossip
+    from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
@@ -47,8 +44,6 @@ if TYPE_CHECKING:
     from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
-
-MAX_TRIES = 2  # attempts to load weights if the worker dies meanwhile
 
 
 class ReceivedOffer(NamedTuple):
@@ -60,38 +55,28 @@ class ReceivedOffer(NamedTuple):
     age_s: float
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FollowLoop:
-    """Loop that follows one learner. Call `resume` before `run`."""
+    """Loop that follows one learner. Call `resume` before `run`.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        about: NodeDescription,
-        source: ModelSource,
-        vocab_size: int,
-        folder: Path,
-        gossip: Gossip,
-        generation: Generation,
-        learner: Learning,
-        evaluator: Evaluator,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-    ) -> None:
-        """`folder` stores the versions. `learner` is the null object that has the model's parameter count."""
-        self._context = context
-        self._about = about
-        self._source = source
-        self._vocab_size = vocab_size
-        self._gossip = gossip
-        self._guard = gossip.guard
-        self._generation = generation
-        self._learner = learner
-        self._evaluator = evaluator
-        self._registry = registry
-        self._counters = counters
-        self._settings = context.settings.roles
-        self._held = VersionStore(folder)
+    `learner` is the null object that has the model's parameter count.
+    """
+
+    context: NodeContext
+    about: NodeDescription
+    source: ModelSource
+    home: Home
+    tokenizer: PromptTokenizer
+    gossip: Gossip
+    generation: Generation
+    learner: Learning
+    evaluator: Evaluator
+    registry: PeerRegistry
+    counters: NodeCounters
+
+    def __post_init__(self) -> None:
+        self._settings = self.context.settings.roles
+        self._held = VersionStore(self.home.weights / "followed")
         self._transit = VersionsInTransit(self._settings.delay, random.Random())
         self._newest: WeightsOffer | None = None  # the newest offer whose file is on disk
         self._refused: bytes | None = None  # the last refused offer: each poll returns it again, the log has it once
@@ -117,25 +102,23 @@ class FollowLoop:
             await self._serve(served, before=0)
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_fetching(), name="follow-fetch")
             tasks.create_task(self._keep_serving(), name="follow-serve")
 
     async def _keep_fetching(self) -> None:
         while True:
-            with self._guard.work_for(self._settings.follow, Place.WEIGHTS):
+            with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
                 received = await self._poll()
                 if received is not None and self._should_fetch(received):
                     with waiting_for(f"the file of weights {received.offer.version}"):  # the learner may be off
                         await self._fetch(received)
-            with waiting_for("the clock"):
-                await asyncio.sleep(self._settings.poll_interval_s)
+            await pause(self._settings.poll_interval_s)
 
     async def _poll(self) -> ReceivedOffer | None:
         """Return the learner's newest offer; None without an answer, or if the offer is refused."""
         question = WeightsRequest(WeightsPart.OFFER).to_bytes()
-        fetched = await self._gossip.request_weights(
+        fetched = await self.gossip.request_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
         )
         self._note_presence(is_away=fetched.outcome is not FetchOutcome.COMPLETE, why=fetched.outcome)
@@ -176,7 +159,7 @@ class FollowLoop:
         offer, began_at = received.offer, time.monotonic()
         self._held.clear_partial(but=offer.sha256)
         download = Download(
-            self._gossip,
+            self.gossip,
             offer,
             self._held.partial,
             pause_s=self._settings.poll_interval_s,
@@ -196,10 +179,10 @@ class FollowLoop:
             return
         except OSError as error:
             log.warning("version %d cannot be kept: %s", offer.version, error)
-            self._context.events.write("weights_failed", version=offer.version, error=str(error))
+            self.context.events.write("weights_failed", version=offer.version, error=str(error))
             return
         progress = download.progress
-        self._context.events.write(
+        self.context.events.write(
             "weights_fetched",
             version=offer.version,
             num_bytes=progress.num_bytes,
@@ -227,15 +210,15 @@ class FollowLoop:
 
     async def _evaluate_if_due(self, version: int, *, before: int) -> None:
         """Evaluate at the run's interval if this generator evaluates; the next version waits meanwhile."""
-        every_steps = self._context.manifest.eval.every_steps
+        every_steps = self.context.manifest.eval.every_steps
         if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
             with waiting_for("an evaluation"):  # each of its requests has a time limit
-                await self._evaluator.evaluate(step=version)
+                await self.evaluator.evaluate(step=version)
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
         """Call `_serve`, and remove a file that causes an unexpected error."""
         is_served = False
-        with self._guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
+        with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
             is_served = await self._serve(version, before=before)
         if work.failed:
             self._transit.served = before
@@ -255,43 +238,42 @@ class FollowLoop:
             self._held.remove(version)
             return False
         await in_background(self._held.mark_served, version)
-        self._context.state.policy_version, self._counters.weights_created_at = version, offer.created_at
+        self.context.state.policy_version, self.counters.weights_created_at = version, offer.created_at
         age_s = round(time.time() - offer.created_at, 3)
-        self._context.events.write(
+        self.context.events.write(
             "served", version=version, age_s=age_s, duration_s=round(time.monotonic() - began_at, 4)
         )
         log.info("version %d of %s is served, %.1f s after it was offered", version, offer.model, age_s)
         return True
 
     async def _try(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """Load the weights; try again if the worker dies, since its death may have another cause."""
-        for _ in range(MAX_TRIES - 1):
-            try:
-                return await self._generation.try_weights(weights, proof)
-            except WorkerDiedError as error:
-                log.warning("version %d: next try follows: %s", weights.version, error)
-        return await self._generation.try_weights(weights, proof)
+        """Load the weights; try once more if the worker dies, since its death may have another cause."""
+        try:
+            await self.generation.try_weights(weights, proof)
+        except WorkerDiedError as error:
+            log.warning("version %d: next try follows: %s", weights.version, error)
+            await self.generation.try_weights(weights, proof)
 
     def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
         peer_id = self._settings.follow
-        self._counters.weights_refused[refusal.reason] += 1
-        self._registry.seen(peer_id).refused[f"weights_{refusal.reason}"] += 1
-        self._context.events.write(
+        self.counters.weights_refused[refusal.reason] += 1
+        self.registry.seen(peer_id).refused[f"weights_{refusal.reason}"] += 1
+        self.context.events.write(
             "weights_refused", peer=peer_id, version=version, reason=refusal.reason, detail=refusal.detail
         )
         log.warning("weights of %s are rejected: %s", peer_id, refusal.detail)
 
     def _note_wrong_chunk(self, index: int) -> None:
-        self._registry.seen(self._settings.follow).refused["weights_wrong_chunk"] += 1
-        self._counters.weights_refused["wrong_chunk"] += 1
-        self._context.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
+        self.registry.seen(self._settings.follow).refused["weights_wrong_chunk"] += 1
+        self.counters.weights_refused["wrong_chunk"] += 1
+        self.context.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
 
     def _note_presence(self, *, is_away: bool, why: FetchOutcome) -> None:
         """Log one line when the learner stops answering, and one when it answers again."""
         if is_away == self._is_away:
             return
         self._is_away = is_away
-        self._context.events.write(
+        self.context.events.write(
             "learner_away" if is_away else "learner_back", peer=self._settings.follow, outcome=why
         )
         if is_away:
@@ -305,11 +287,11 @@ class FollowLoop:
         if self._follower is None:
             self._follower = Follower(
                 follows=self._settings.follow,
-                run_id=self._context.manifest.run_id,
-                tokenizer=self._about.tokenizer,
-                started_from=await in_background(model_fingerprint, self._source),
-                parameters=self._learner.state.parameters if self._learner.state else 0,
-                probe_ids=probe_token_ids(self._vocab_size),
-                takes_adapters=serves_adapters(self._context.settings),
+                run_id=self.context.manifest.run_id,
+                tokenizer=self.about.tokenizer,
+                started_from=await in_background(model_fingerprint, self.source),
+                parameters=self.learner.state.parameters if self.learner.state else 0,
+                probe_ids=probe_token_ids(self.tokenizer.vocab_size),
+                takes_adapters=serves_adapters(self.context.settings),
             )
         return self._follower

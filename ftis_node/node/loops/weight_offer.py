@@ -1,8 +1,5 @@
 """The offer loop: hashes, signs and stores a learner's new weights for the generators that follow it.
 
-    consumes: published weights and their proof (train loop)     produces: a signed offer; chunks for each request
-    waits for: new weights                                       unblocked by: the train loop
-
 The train loop waits only for the hard link to the file. A version that arrives during hashing replaces a version that
 still waits in the queue. The learner's weight store overwrites its old files. So the loop keeps a separate hard link to
 each file until no generator needs it (`swarm/transit.py`).
@@ -22,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import model_fingerprint
+from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OFFERED = "offered"  # folder beside the published versions: hard links need one file system
-HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
 MAX_READERS = 256  # downloads with a start time; beyond that, drop the oldest
 
 
@@ -76,17 +73,17 @@ class OfferedVersion:
     chunk_hashes: bytes
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class OfferLoop:
     """Loop that offers weights. The train loop calls `take`; the network calls `give` for each request."""
 
-    def __init__(
-        self, *, context: NodeContext, about: NodeDescription, source: ModelSource, disk: DiskThread, peers: PeerManager
-    ) -> None:
-        self._context = context
-        self._about = about
-        self._source = source
-        self._disk = disk
-        self._peers = peers
+    context: NodeContext
+    about: NodeDescription
+    source: ModelSource
+    disk: DiskThread
+    peers: PeerManager
+
+    def __post_init__(self) -> None:
         self._pending: PendingVersion | None = None
         self._changed = asyncio.Event()
         self._held: dict[int, OfferedVersion] = {}
@@ -99,14 +96,14 @@ class OfferLoop:
         """Queue new weights, whose proof may not be computed yet. Return when the hard link to their file exists."""
         if (
             self._newest
-            and 0 <= weights.version - self._newest.offer.version < self._context.settings.roles.publish_every_steps
+            and 0 <= weights.version - self._newest.offer.version < self.context.settings.roles.publish_every_steps
         ):
             return
         self._num_taken += 1
         file = Path(weights.path)
         folder = file.parent.parent / OFFERED
         path = folder / f"{weights.version:08d}-{self._num_taken}.safetensors"
-        await self._disk(_keep_file, file, path, afresh=self._num_taken == 1)
+        await self.disk(_keep_file, file, path, afresh=self._num_taken == 1)
         config = file.parent / ADAPTER_CONFIG_FILE
         adapter_config = config.read_bytes() if file.name == ADAPTER_FILE else b""
         if self._pending is not None:
@@ -115,8 +112,7 @@ class OfferLoop:
         self._changed.set()
 
     async def run(self) -> None:
-        """Run until canceled."""
-        started_from = await in_background(model_fingerprint, self._source)
+        started_from = await in_background(model_fingerprint, self.source)
         while True:
             with waiting_for("new weights"):
                 await self._changed.wait()
@@ -135,12 +131,12 @@ class OfferLoop:
         with waiting_for("the hashes of a large file"):
             digests = await in_background(digests_of, pending.path)
         offer = WeightsOffer(
-            run_id=self._context.manifest.run_id,
-            peer_id=self._context.identity.peer_id,
+            run_id=self.context.manifest.run_id,
+            peer_id=self.context.peer_id,
             version=pending.weights.version,
             created_at=time.time(),
-            model=self._about.model,
-            tokenizer=self._about.tokenizer,
+            model=self.about.model,
+            tokenizer=self.about.tokenizer,
             started_from=started_from,
             num_bytes=digests.num_bytes,
             sha256=digests.sha256,
@@ -152,14 +148,14 @@ class OfferLoop:
         )
         for version in [version for version in self._held if version >= offer.version]:
             self._drop(version)  # from before a learner restart: these version numbers now name other weights
-        self._newest = OfferedVersion(offer, seal_offer(offer, self._context.identity), pending.path, digests.chunks)
+        self._newest = OfferedVersion(offer, seal_offer(offer, self.context.identity), pending.path, digests.chunks)
         self._held[offer.version], self._requested_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(
-            self._requested_at, now=time.monotonic(), max_offered=self._context.settings.roles.max_published_versions
+            self._requested_at, now=time.monotonic(), max_offered=self.context.settings.roles.max_published_versions
         ):
             self._drop(version)
         duration_s = round(time.monotonic() - began_at, 4)
-        self._context.events.write(
+        self.context.events.write(
             "weights_offered", version=offer.version, num_bytes=offer.num_bytes, duration_s=duration_s
         )
 
@@ -174,7 +170,7 @@ class OfferLoop:
         Raise RecordError for a malformed request.
         """
         question = open_weights_request(data)
-        if self._context.settings.roles.weights_for == "trusted" and not self._peers.is_trusted(peer_id):
+        if self.context.settings.roles.weights_for == "trusted" and not self.peers.is_trusted(peer_id):
             return
         if question.part is WeightsPart.OFFER:
             if self._newest is not None:
@@ -185,7 +181,9 @@ class OfferLoop:
             return
         self._requested_at[held.offer.version] = time.monotonic()
         if question.part is WeightsPart.HASHES:
-            self._note_begin(peer_id, held)
+            self._begun_at[peer_id, held.offer.sha256] = time.monotonic()
+            if len(self._begun_at) > MAX_READERS:
+                del self._begun_at[next(iter(self._begun_at))]
             for at in range(0, len(held.chunk_hashes), HASHES_PER_ITEM * DIGEST_BYTES):
                 yield held.chunk_hashes[at : at + HASHES_PER_ITEM * DIGEST_BYTES]
             return
@@ -198,15 +196,10 @@ class OfferLoop:
         if last == held.offer.num_chunks > question.first:
             self._note_end(peer_id, held)
 
-    def _note_begin(self, peer_id: str, held: OfferedVersion) -> None:
-        self._begun_at[peer_id, held.offer.sha256] = time.monotonic()
-        if len(self._begun_at) > MAX_READERS:
-            del self._begun_at[next(iter(self._begun_at))]
-
     def _note_end(self, peer_id: str, held: OfferedVersion) -> None:
         """Record that the last chunk was sent. The duration is None if the peer did not request the hashes first."""
         begun_at = self._begun_at.pop((peer_id, held.offer.sha256), None)
-        self._context.events.write(
+        self.context.events.write(
             "weights_served",
             peer=peer_id,
             version=held.offer.version,
@@ -233,11 +226,11 @@ def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     return version + 1 + unsaved * settings.keep_checkpoints
 
 
-def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> FileDigests:
+def digests_of(path: Path) -> FileDigests:
     """Return size and hashes of a file, in one pass over it."""
     whole, chunks, num_bytes = hashlib.sha256(), [], 0
     with path.open("rb") as file:
-        while chunk := file.read(chunk_bytes):
+        while chunk := file.read(MAX_CHUNK_BYTES):
             whole.update(chunk)
             chunks.append(hashlib.sha256(chunk).digest())
             num_bytes += len(chunk)

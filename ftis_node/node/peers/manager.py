@@ -98,7 +98,6 @@ class PeerManager:
 
     @property
     def limits(self) -> ValidationLimits:
-        """Return this node's bounds for validation."""
         return ValidationLimits(self._settings.validation.max_clock_skew_s, self._settings.validation.min_mean_logprob)
 
     def note_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -135,12 +134,11 @@ class PeerManager:
         """
         return group.weights_of == self._own_id and self.is_trusted(group.sender)
 
-    def is_known(self, peer_id: str) -> bool:
-        """Return whether a peer is trusted, or has sent good groups."""
-        return self.is_trusted(peer_id) or not self._is_new_peer(peer_id)
+    def is_new_peer(self, peer_id: str) -> bool:
+        """Return whether a peer has sent no good group yet, and is not trusted."""
+        return not self.is_trusted(peer_id) and not self._standings.reputation(peer_id).is_known(now=self._clock())
 
     def standing(self, peer_id: str) -> TrustLevel:
-        """Return the peer's present trust level."""
         if self.is_banned(peer_id):
             return TrustLevel.BANNED
         if self.is_trusted(peer_id):
@@ -186,18 +184,18 @@ class PeerManager:
         """Return whether the sender's quota allows validation of a group now; the query spends no quota."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows(peer_id, is_new_peer=self._is_new_peer(peer_id), now=time.monotonic())
+        return self._quotas.allows(peer_id, is_new_peer=self.is_new_peer(peer_id), now=time.monotonic())
 
     def may_score(self, peer_id: str) -> bool:
         """Return whether the sender's quota allows scoring of a group now; the query spends no quota."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows_scoring(peer_id, is_new_peer=self._is_new_peer(peer_id), now=time.monotonic())
+        return self._quotas.allows_scoring(peer_id, is_new_peer=self.is_new_peer(peer_id), now=time.monotonic())
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Charge seconds of scoring to the quota of a group's signer."""
         if peer_id != self._own_id and not self.is_trusted(peer_id):
-            is_new_peer = self._is_new_peer(peer_id)
+            is_new_peer = self.is_new_peer(peer_id)
             self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
 
     def duplicate_reason(self, group: Group) -> str | None:
@@ -253,17 +251,13 @@ class PeerManager:
         self._report(peer_id, self.standing(peer_id), "by the operator")
         self.save()
 
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """Return the rows of `peers --json` by peer id. `banned_until` is in Unix seconds, None without a ban."""
-        return {peer_id: self.row(peer_id) for peer_id in self.known()}
-
     def known(self) -> list[str]:
         """Return the ids of known peers and of those that the settings name."""
         known = {peer_id for peer_id, _ in self._standings} | self._allowed | self._trusted
         return sorted(known - {self._own_id})
 
     def row(self, peer_id: str) -> dict[str, Any]:
-        """Return the row of a peer, which may be unknown."""
+        """Return the row of `peers --json` of any peer. `banned_until` is in Unix seconds, None without a ban."""
         record_of, now = self._standings.record_of(peer_id), self._clock()
         known = record_of.reputation
         is_running = known.is_banned(now=now)
@@ -276,13 +270,6 @@ class PeerManager:
             "trusted": self.is_trusted(peer_id),
         }
 
-    def is_new_peer(self, peer_id: str) -> bool:
-        """Return whether a peer has sent no good group yet, and is not trusted."""
-        return not self.is_trusted(peer_id) and self._is_new_peer(peer_id)
-
-    def _is_new_peer(self, peer_id: str) -> bool:
-        return not self._standings.reputation(peer_id).is_known(now=self._clock())
-
     def _share_subnet(self, sender: str, origin: str) -> None:
         """Count a sender that never connected to the subnet of `origin`, because a peer can create many identities."""
         if sender != origin and sender not in self._met and origin != self._own_id:
@@ -291,7 +278,7 @@ class PeerManager:
 
     def _charge(self, peer_id: str, num_tokens: int) -> None:
         if peer_id != self._own_id and not self.is_trusted(peer_id):
-            is_new_peer = self._is_new_peer(peer_id)
+            is_new_peer = self.is_new_peer(peer_id)
             self._quotas.spend(peer_id, num_tokens, is_new_peer=is_new_peer, now=time.monotonic())
 
     def _report(self, peer_id: str, standing: TrustLevel, why: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -26,29 +27,29 @@ ACTIONS = ("ban", "unban", "trust")
 MAX_BAN_S = 10 * 365 * 86400.0
 
 
+@dataclass(frozen=True, slots=True)
 class PeerControl:
     """Changes bans and trust of peers. `rows` are those of `peers --json`, to resolve names and shortened ids."""
 
-    def __init__(self, book: PeerManager, rows: Callable[[], list[dict[str, Any]]]) -> None:
-        self._book = book
-        self._rows = rows
+    book: PeerManager
+    rows: Callable[[], list[dict[str, Any]]]
 
     def change(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Do one of ACTIONS for the peer that `arguments["peer"]` names, and return its new row.
 
         `ban` takes `for_s` (seconds, by default the settings' longest time), `trust` takes `trusted`. Raise UsageError.
         """
-        peer_id = find_peer(str(arguments.get("peer", "")), self._rows())
+        peer_id = find_peer(str(arguments.get("peer", "")), self.rows())
         match action:
             case "ban":
-                self._book.ban(peer_id, _ban_length_s(arguments.get("for_s")))
+                self.book.ban(peer_id, _ban_length_s(arguments.get("for_s")))
             case "unban":
-                self._book.unban(peer_id)
+                self.book.unban(peer_id)
             case "trust":
-                self._book.trust(peer_id, arguments.get("trusted", True) is True)
+                self.book.trust(peer_id, arguments.get("trusted", True) is True)
             case _:
                 raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
-        return {"peer_id": peer_id, **self._book.row(peer_id)}
+        return {"peer_id": peer_id, **self.book.row(peer_id)}
 
 
 @contextmanager
@@ -57,21 +58,16 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
 
     Raise HomeInUseError if a node has just started on it.
     """
-    with opened(home):
+    with opened(home), closing(EventLog(home.events)) as events:
         settings = read_object(home.settings) if home.settings.exists() else {}
         status = read_object(home.status) if home.status.exists() else {}
-        events = EventLog(home.events)
         node, saved = status.get("node"), status.get("peers")
         own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
         rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
         admission = _admission_of(settings, home)
-        book = PeerManager(home.peers, own_id=own_id, settings=admission, events=events)
-        try:
-            known = [{"peer_id": peer_id} for peer_id in book.rows()]
+        with closing(PeerManager(home.peers, own_id=own_id, settings=admission, events=events)) as book:
+            known = [{"peer_id": peer_id} for peer_id in book.known()]
             yield PeerControl(book, lambda: [*rows, *known])
-        finally:
-            book.close()
-            events.close()
 
 
 def _admission_of(settings: Mapping[str, Any], home: Home) -> Admission:

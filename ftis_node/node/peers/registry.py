@@ -1,9 +1,7 @@
 """Registry of the peers that this node has met: their directory records and what each one sent, by peer id.
 
-Peers with another wire version: describes one, and detects that this node is outdated.
-
-Pure: numbers in, text out. Messages of such a peer are rejected with the reason `version`, without a penalty. Updating
-the older of the two nodes resolves it.
+Messages of a peer with another wire version are rejected with the reason `version`, without a penalty. Updating the
+older of the two nodes resolves it.
 """
 
 from __future__ import annotations
@@ -109,9 +107,6 @@ class PeerRegistry:
         self.peers: dict[str, PeerActivity] = {}
         self.own_record: PeerRecord | None = None  # of the last second; None before the first
 
-    def __contains__(self, peer_id: str) -> bool:
-        return peer_id in self.peers
-
     def seen(self, peer_id: str) -> PeerActivity:
         """Return the entry of a peer that is present now, and update its time."""
         activity = self.entry(peer_id)
@@ -126,14 +121,10 @@ class PeerRegistry:
         return activity
 
     def record_of(self, peer_id: str) -> PeerRecord | None:
-        """Return the directory record of a peer; None if none is known."""
-        activity = self.peers.get(peer_id)
-        return activity.record if activity is not None else None
+        return activity.record if (activity := self.peers.get(peer_id)) else None
 
     def has_sent_groups(self, peer_id: str) -> bool:
-        """Return whether this node has accepted a group of that peer."""
-        activity = self.peers.get(peer_id)
-        return activity is not None and activity.accepted > 0
+        return (activity := self.peers.get(peer_id)) is not None and activity.accepted > 0
 
     def note_refusal(self, peer_id: str, what: str, error: RecordError) -> None:
         """Count a malformed message of a peer by `what`; store the wire version if it differs from this node's."""

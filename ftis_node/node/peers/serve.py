@@ -7,28 +7,28 @@ requests, too. Only the sender of a group can sign its text form, which peers wi
 from __future__ import annotations
 
 import time
-from dataclasses import fields, replace
+from contextlib import closing
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.interface import MAX_ANSWERS
-from ftis_node.records.codec import unpack_group
+from ftis_node.gossip import MAX_ANSWERS
+from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import open_backfill_request
-from ftis_node.records.text_codec import hash_messages
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.delivery import PendingConfirmations, SentBodies, UnverifiedConfirmations
+from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, PendingConfirmations
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.config.home import Home
+    from ftis_node.gossip import Gossip
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
@@ -47,13 +47,13 @@ REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after t
 class Confirmations:
     """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop."""
 
-    def __init__(self, registry: PeerRegistry, *, reannounce_s: float = REANNOUNCE_S) -> None:
+    def __init__(self, registry: PeerRegistry) -> None:
         self._registry = registry
         self.confirmed_ids: dict[bytes, None] = {}
         self.num_confirmed = 0
         self._pairs: dict[tuple[str, bytes], None] = {}
-        self.pending = PendingConfirmations(first_wait_s=reannounce_s)
-        self.unverified = UnverifiedConfirmations()
+        self.pending = PendingConfirmations(first_wait_s=REANNOUNCE_S)
+        self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
         """Note that `peer_id` has the group. Return True if it is the first peer that confirms the group."""
@@ -73,21 +73,24 @@ class Confirmations:
         return True
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Announcer:
     """Builds announcements and publishes them in this node's gossip shard."""
 
-    def __init__(self, *, context: NodeContext, about: NodeDescription, gossip: Gossip) -> None:
-        self._gossip = gossip
-        self._tokenizer = about.tokenizer_prefix
-        self._shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
+    context: NodeContext
+    about: NodeDescription
+    gossip: Gossip
+
+    def __post_init__(self) -> None:
+        self._shard = shard_of(self.context.peer_id, self.context.manifest.wire.announcement_shards)
 
     async def may_batch(self) -> bool:
         """Return whether an announcement may have further groups in `more`."""
-        return await self._gossip.all_read_batches()
+        return await self.gossip.all_read_batches()
 
     async def announce(self, announcement: Announcement) -> bool:
         """Announce an own group, with those in `more`. Return False if the network is down."""
-        return await self._gossip.announce(announcement.to_bytes(), shard=self._shard)
+        return await self.gossip.announce(announcement.to_bytes(), shard=self._shard)
 
     def announcement_of(self, held: HeldGroup) -> Announcement:
         """Return the announcement of a stored group, as token ids: the buffer stores only ids of our tokenizer."""
@@ -96,56 +99,44 @@ class Announcer:
             number=held.number,
             envelope_bytes=held.num_bytes,
             num_tokens=held.num_tokens,
-            tokenizer=self._tokenizer,
+            tokenizer=self.about.tokenizer_prefix,
             policy_version=held.policy_version,
             created_at=held.created_at,
             sender=None if held.own else held.sender,
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PeerRequestHandler:
-    """Handler of peers' requests, which reads the buffer on disk."""
+    """Handler of peers' requests, which reads the buffer on disk.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        task: Task,
-        tokenizer: PromptTokenizer,
-        reader: ReplayReader,
-        replay_file: Path,
-        disk: DiskThread,
-        announcer: Announcer,
-        peers: PeerManager,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-        confirmations: Confirmations,
-    ) -> None:
-        """Each request opens `replay_file` in the thread of `disk`."""
-        self._context = context
-        self._task = task
-        self._tokenizer = tokenizer
-        self._reader = reader
-        self._replay_file = replay_file
-        self._disk = disk
-        self._announcer = announcer
-        self._peers = peers
-        self._registry = registry
-        self._counters = counters
-        self._confirmations = confirmations
-        self._deliveries = SentBodies()
+    Each request opens the buffer in the thread of `disk`.
+    """
+
+    context: NodeContext
+    task: Task
+    tokenizer: PromptTokenizer
+    reader: ReplayReader
+    home: Home
+    disk: DiskThread
+    announcer: Announcer
+    peers: PeerManager
+    registry: PeerRegistry
+    counters: NodeCounters
+    confirmations: Confirmations
+    _deliveries: IdsByPeer = field(default_factory=lambda: IdsByPeer(capacity=MAX_SENT_BODIES), init=False)
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the envelopes of those groups that are in the buffer."""
-        return self._reader.envelopes(ids)
+        return self.reader.envelopes(ids)
 
     async def encode_as_text(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return own groups among `ids`, encoded as text; none if the run does not use text."""
-        if self._context.manifest.step.other_tokenizers != "text":
+        if self.context.manifest.step.other_tokenizers != "text":
             return []
-        own = self._reader.envelopes([group_id for group_id in ids if self._reader.is_own(group_id)])
+        own = self.reader.envelopes([group_id for group_id in ids if self.reader.is_own(group_id)])
         encoded = [self._encode_as_text(data) for data in own]
-        max_bytes = self._context.manifest.wire.max_envelope_bytes
+        max_bytes = self.context.manifest.wire.max_envelope_bytes
         return [data for data in encoded if data is not None and len(data) <= max_bytes]
 
     def _encode_as_text(self, data: bytes) -> bytes | None:
@@ -153,29 +144,28 @@ class PeerRequestHandler:
         envelope = open_envelope(data)
         group = unpack_group(envelope.body)
         try:
-            messages = self._task.resolve(group.prompt_ref).prompt
+            messages = self.task.resolve(group.prompt_ref).prompt
         except KeyError:
             return None
-        text_group = reencode_as_text(group, envelope.id, messages=messages, tokenizer=self._tokenizer)
-        return seal_group(text_group, self._context.identity).to_bytes()
+        text_group = reencode_as_text(group, envelope.id, messages=messages, tokenizer=self.tokenizer)
+        return seal_group(text_group, self.context.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
         """Return announcements of stored groups, oldest first; an empty list for a malformed request."""
         try:
             request = open_backfill_request(question)
         except RecordError as error:
-            self._counters.refused[f"question_{error.reason}"] += 1
-            self._registry.note_refusal(peer_id, "question", error)
+            self.counters.refused[f"question_{error.reason}"] += 1
+            self.registry.note_refusal(peer_id, "question", error)
             return []
-        fresh = time.time() - self._context.manifest.step.max_age_s
-        held = await self._disk(self._find, replace(request, since=max(request.since, fresh)))
-        self._context.events.write("backfill_requested", peer=peer_id, sender=request.sender, num_groups=len(held))
+        fresh = time.time() - self.context.manifest.step.max_age_s
+        held = await self.disk(self._find, replace(request, since=max(request.since, fresh)))
+        self.context.events.write("backfill_requested", peer=peer_id, sender=request.sender, num_groups=len(held))
         return held
 
     def _find(self, request: BackfillRequest) -> list[bytes]:
         """Return the announcements of the requested groups. Runs in the disk thread, on a separate connection."""
-        reader = ReplayReader(self._replay_file)
-        try:
+        with closing(ReplayReader(self.home.replay)) as reader:
             found = reader.find_held(
                 sender=request.sender,
                 first_number=request.first_number,
@@ -183,14 +173,12 @@ class PeerRequestHandler:
                 since=request.since,
                 limit=MAX_ANSWERS,
             )
-            return [self._announcer.announcement_of(held).to_bytes() for held in found]
-        finally:
-            reader.close()
+            return [self.announcer.announcement_of(held).to_bytes() for held in found]
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
         """Note that this node sent the group to a peer."""
-        if self._reader.is_own(group_id):
-            self._deliveries.note(peer_id, group_id)
+        if self.reader.is_own(group_id):
+            self._deliveries.add(peer_id, group_id)
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
         """Note that a peer fetched and checked these groups; each own group counts once.
@@ -199,21 +187,21 @@ class PeerRequestHandler:
         node sent the group to the peer, or the peer is the followed learner or has sent good groups. For other peers,
         `ReannounceLoop` first fetches the group back, because this node may have sent it before a restart.
         """
-        is_believed = peer_id == self._context.settings.roles.follow or self._peers.is_known(peer_id)
+        is_believed = peer_id == self.context.settings.roles.follow or not self.peers.is_new_peer(peer_id)
         for group_id in ids:
-            if not self._reader.is_own(group_id):
+            if not self.reader.is_own(group_id):
                 continue
             if not is_believed and not self._deliveries.has(peer_id, group_id):
-                self._confirmations.unverified.add(peer_id, group_id)
-            elif self._confirmations.confirm(peer_id, group_id):
-                self._context.events.write("confirmed", group=group_id, peer=peer_id)
+                self.confirmations.unverified.add(peer_id, group_id)
+            elif self.confirmations.confirm(peer_id, group_id):
+                self.context.events.write("confirmed", group=group_id, peer=peer_id)
 
     def announcement_refused(self, peer_id: str, error: RecordError) -> None:
         """Charge the sender of an announcement that was too large to read."""
         reason = f"announcement_{error.reason}"
-        self._counters.refused[reason] += 1
-        self._registry.note_refusal(peer_id, "announcement", error)
-        self._peers.note(peer_id, Behaviour.REFUSED, reason=reason)
+        self.counters.refused[reason] += 1
+        self.registry.note_refusal(peer_id, "announcement", error)
+        self.peers.note(peer_id, Behaviour.REFUSED, reason=reason)
 
 
 def reencode_as_text(

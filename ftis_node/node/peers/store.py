@@ -12,6 +12,7 @@ import json
 import logging
 import sqlite3
 from collections import Counter
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,6 @@ class PeerStore:
         self._db.execute(f"PRAGMA busy_timeout = {SAVE_BUSY_TIMEOUT_MS}")
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     def load(self, standings: ReputationTable, *, now: float) -> None:
@@ -129,17 +129,14 @@ def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
     A ban matters more than its texts, so keep a row even if one of its texts is damaged.
     """
     damaged.text_factory = partial(str, encoding="utf-8", errors="replace")
-    store = sqlite3.connect(new, isolation_level=None)
     num_peers = 0
-    try:
+    with closing(sqlite3.connect(new, isolation_level=None)) as store:
         store.executescript(MAKE)
         store.execute("BEGIN")
         for _, *row in readable_rows(damaged, "peers"):
             num_peers += store.execute("INSERT OR IGNORE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
         store.execute("COMMIT")
         _rename_reasons(store)
-    finally:
-        store.close()
     return num_peers
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,9 @@ from ftis_node.telemetry.status import SwarmStatus
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ftis_node.config.manifest import RunManifest
+    from ftis_node.gossip import Gossip
     from ftis_node.gossip.directory.lookup import RunSurvey
-    from ftis_node.gossip.interface import Gossip
-    from ftis_node.node.context import NodeCounters
+    from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.peers.serve import Confirmations
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PeerTable:
     """Joins the registry with the reputations."""
 
-    def __init__(self, *, registry: PeerRegistry, peers: PeerManager, guard: PeerGuard, manifest: RunManifest) -> None:
-        self._registry = registry
-        self._manifest = manifest
-        self._peers = peers
-        self._guard = guard
+    registry: PeerRegistry
+    peers: PeerManager
+    guard: PeerGuard
+    context: NodeContext
 
     def swarm(self) -> SwarmView:
         """Return the view of the swarm: this node first, then the peers that it saw last."""
-        own, rows = self._registry.own_record, []
+        own, rows = self.registry.own_record, []
         if own is not None:
             rows.append(swarm_row(own, seen_at=time.time()))
-        for peer_id, activity in dict(self._registry.peers).items():
-            with self._guard.work_for(peer_id, Place.STATUS):
+        for peer_id, activity in dict(self.registry.peers).items():
+            with self.guard.work_for(peer_id, Place.STATUS):
                 if activity.record is not None:
                     rows.append(swarm_row(activity.record, seen_at=activity.last_seen))
-        num_unreadable = sum(activity.record is None for activity in self._registry.peers.values())
+        num_unreadable = sum(activity.record is None for activity in self.registry.peers.values())
         return make_view(
             rows,
-            run=RunSummary.of(self._manifest),
+            run=RunSummary.of(self.context.manifest),
             now=time.time(),
             own_id=own.peer_id if own else "",
             num_unreadable=num_unreadable,
@@ -60,12 +60,12 @@ class PeerTable:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per peer. If a row raises an error, omit it and charge its peer."""
-        met = dict(self._registry.peers)
+        met = dict(self.registry.peers)
         rows = []
-        for peer_id in [*met, *(peer_id for peer_id in self._peers.known() if peer_id not in met)]:
-            with self._guard.work_for(peer_id, Place.STATUS):
+        for peer_id in [*met, *(peer_id for peer_id in self.peers.known() if peer_id not in met)]:
+            with self.guard.work_for(peer_id, Place.STATUS):
                 activity = met.get(peer_id, PeerActivity())
-                rows.append({"peer_id": peer_id, **activity.as_dict(), **self._peers.row(peer_id)})
+                rows.append({"peer_id": peer_id, **activity.as_dict(), **self.peers.row(peer_id)})
         return rows
 
 
@@ -73,16 +73,11 @@ def view_of(survey: RunSurvey) -> SwarmView:
     """Return the view of the directory's records. The time of a record is by its peer's clock."""
     now = time.time()
     rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
-    return make_view(rows, run=_summary(survey), now=now, num_unreadable=survey.num_unreadable)
-
-
-def _summary(survey: RunSurvey) -> RunSummary:
-    if survey.manifest is None:
-        return RunSummary(survey.run_id)
-    try:
-        return RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
-    except ConfigError:  # a manifest of another version of ftis-node
-        return RunSummary(survey.run_id)
+    run = RunSummary(survey.run_id)
+    if survey.manifest is not None:
+        with suppress(ConfigError):  # a manifest of another version of ftis-node
+            run = RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
+    return make_view(rows, run=run, now=now, num_unreadable=survey.num_unreadable)
 
 
 def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
@@ -90,39 +85,34 @@ def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
     from ftis_node.gossip.directory.lookup import survey_remotely
     from ftis_node.gossip.settings import NetworkSettings
 
-    folder = Path(tempfile.mkdtemp(prefix="ftis-look-"))
-    settings = NetworkSettings(sockets_dir=folder, peers=peers)
-    try:
+    with tempfile.TemporaryDirectory(prefix="ftis-look-", ignore_cleanup_errors=True) as folder:
+        settings = NetworkSettings(sockets_dir=Path(folder), peers=peers)
         return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=TIMEOUT_S)))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SwarmReporter:
     """Builds the section from the network and the counters. The status and the trackers use it."""
 
-    def __init__(
-        self, *, gossip: Gossip, registry: PeerRegistry, counters: NodeCounters, confirmations: Confirmations
-    ) -> None:
-        self._gossip = gossip
-        self._registry = registry
-        self._counters = counters
-        self._confirmations = confirmations
+    gossip: Gossip
+    registry: PeerRegistry
+    counters: NodeCounters
+    confirmations: Confirmations
 
     def status(self, *, members: Collection[str]) -> SwarmStatus:
         """Return the section. `members` are the connected members of the run."""
-        counters, gossip = self._counters, self._gossip
-        others = self._registry.other_versions(members)
+        counters, gossip = self.counters, self.gossip
+        others = self.registry.other_versions(members)
         tokens = counters.tokens_received
         return SwarmStatus(
             state=str(gossip.state.state),
             reason=gossip.state.reason,
             reachability=str(gossip.reachability),
             clock_skew_s=None if gossip.clock_skew_s is None else round(gossip.clock_skew_s, 3),
-            peers_known=len(self._registry.peers),
+            peers_known=len(self.registry.peers),
             peers_connected=len(members),
             groups_sent=counters.groups_sent,
-            groups_confirmed=self._confirmations.num_confirmed,
+            groups_confirmed=self.confirmations.num_confirmed,
             groups_received=counters.groups_received,
             groups_refused=dict(counters.refused),
             groups_repaired=counters.groups_repaired,

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
+from ftis_node.memory.choice import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
@@ -23,17 +24,15 @@ from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.factories import NodeInputs
-from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX, num_versions, version_bytes
+from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
-from ftis_node.node.storage.usage import DiskSpace
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
 from ftis_node.node.training.evaluation import EvaluationHistory, make_tracking
-from ftis_node.node.training.group_limits import SlotPool, generate_budget
+from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_shares import division_of
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
@@ -41,6 +40,7 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
 from ftis_node.telemetry.log import log_block, unwatched
 from ftis_node.telemetry.status import EndWord, EvalStatus
+from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weight_store import weights_folder
 
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.step import StepSection
-    from ftis_node.gossip.interface import Gossip
-    from ftis_node.models import ModelSource
+    from ftis_node.gossip import Gossip
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.prepare import PreparedNode
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME_LENGTH = 8
-LARGE_BYTES = 1e9
 EXCHANGE_SLOTS = 64  # a trainer's batch has its own size, whatever the run's step is
 
 
@@ -110,16 +108,13 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
     """Return all components, not started. `stack` closes the files that they keep open."""
     settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
     source, step = prepared.source, prepared.manifest.step
-    events = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
-    stack.callback(events.close)
-    peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
-    stack.callback(peers.close)
-    disk = DiskThread()
-    stack.callback(disk.close)
-    buffer = ReplayBuffer(home.replay)
-    stack.callback(buffer.close)
-    reader = ReplayReader(home.replay)
-    stack.callback(reader.close)
+    log_file = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
+    events = stack.enter_context(closing(log_file))
+    manager = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+    peers = stack.enter_context(closing(manager))
+    disk = stack.enter_context(closing(DiskThread()))
+    buffer = stack.enter_context(closing(ReplayBuffer(home.replay)))
+    reader = stack.enter_context(closing(ReplayReader(home.replay)))
     remembered = EventLogSnapshot(home).read()
     release_damaged(buffer, events)
     buffer.claim_used(remembered.used)
@@ -158,7 +153,6 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
         scorer=IsolatedScorer(prepared.task, scored_only=prepared.eval_tasks),
         new_peers_scorer=IsolatedScorer(prepared.task),  # starts its process with the first group of an unknown peer
         generation=generation,
-        evaluated=generation.newest,
         learner=learner,
         gossip=makers.gossip(ingredients),
         buffer=buffer,
@@ -172,7 +166,7 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
         peers=peers,
         arrangement=prepared.arrangement,
         space=DiskSpace(prepared.limit),
-        budget=generate_budget(settings.budget, num_tokens=made.tokens_own, num_groups=made.groups_own),
+        budget=GenerateBudget(settings.budget.generate_tokens, num_tokens=made.tokens_own, num_groups=made.groups_own),
         tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
         division=division_of(manifest, prepared.domain.name),
     )
@@ -201,14 +195,11 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     """Start the slow components concurrently: two workers and the network."""
     context, settings = parts.context, parts.context.settings
     done = context.state.step
-    model = f"{parts.source.name} ({_size_of(parts.source)})"
-    components: dict[str, Generation | Learning | Gossip] = {
-        "generation": parts.generation,
-        "learner": parts.learner,
-        "gossip": parts.gossip,
-    }
-    if not settings.generates and not settings.learns:
-        components = {"gossip": parts.gossip}
+    model = f"{parts.source.name} ({size(sum(path.stat().st_size for path in parts.source.weights_files))})"
+    components: dict[str, Generation | Learning | Gossip] = {}
+    if settings.generates or settings.learns:
+        components |= {"generation": parts.generation, "learner": parts.learner}
+    components["gossip"] = parts.gossip
     waited_for = [*components]
 
     async def start(name: str, part: Generation | Learning | Gossip) -> None:
@@ -220,19 +211,18 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     context.events.write(
         "start", schema=EVENT_SCHEMA, run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name
     )
-    log.debug("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
+    log.debug("%s; what the workers print is in %s", _waiting(waited_for, model), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
         for name, part in components.items():
             tasks.create_task(start(name, part), name=f"start-{name}")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
-    if settings.learns and state.step < done:
-        log.warning("step %d is done, but the newest readable checkpoint is of step %d", done, state.step)
-        context.events.write("checkpoint_fallback", step=state.step, done=done)
     if settings.learns:
+        if state.step < done:
+            log.warning("step %d is done, but the newest readable checkpoint is of step %d", done, state.step)
+            context.events.write("checkpoint_fallback", step=state.step, done=done)
         log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
-    where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow or 'no learner'}"
-    log.debug("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
+    log.debug("%s: %s parameters, at step %d", parts.source.name, f"{state.parameters:,}", state.step)
     if settings.role == "learner":
         log.info("generators take this learner's weights by --role generator --follow %s", context.peer_id)
 
@@ -243,25 +233,6 @@ def _waiting(waited_for: Sequence[str], model: str) -> str:
     workers = " and ".join(names[name] for name in waited_for if name in names)
     doing = [f"loading {model} into {workers}"] if workers else []
     return "; ".join([*doing, *(["connecting"] if "gossip" in waited_for else [])])
-
-
-def _size_of(source: ModelSource) -> str:
-    num_bytes = sum(path.stat().st_size for path in source.weights_files)
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= LARGE_BYTES else f"{num_bytes / 1e6:.1f} MB"
-
-
-def _who_starts(settings: NodeSettings) -> str:
-    if not settings.generates and not settings.learns:
-        return "connecting; no model is loaded"
-    if not settings.learns:
-        return "loading the model into the generator, which takes a minute or more"
-    if not settings.generates:
-        return "loading the model into the learner, which takes a minute or more"
-    return "loading the model into the generator and the learner, which takes a minute or more"
-
-
-def _begins_at(step: int) -> str:
-    return f"goes on after step {step}" if step else "begins at step 0"
 
 
 async def _stop(parts: NodeComponents) -> None:

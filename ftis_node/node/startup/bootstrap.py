@@ -20,7 +20,7 @@ import html
 import logging
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -110,15 +110,12 @@ class BootstrapApi:
         return web.Response(text=PAGE.format(text=html.escape("\n".join(lines))), content_type="text/html")
 
     async def show_swarm(self, request: web.Request) -> web.Response:
-        """Return a list with the view of each run."""
         return web.json_response([view.as_dict() for view in self._views])
 
     async def show_metrics(self, request: web.Request) -> web.Response:
-        """Return the counts for Prometheus."""
         members = {view.run.id: len(view.peers) + view.num_omitted + view.num_unreadable for view in self._views}
-        body = render_bootstrap_metrics(
-            num_connected=self._num_connected, members=members, counters=self._node.counters
-        )
+        num_refused = self._node.counters.records_refused
+        body = render_bootstrap_metrics(num_connected=self._num_connected, members=members, num_refused=num_refused)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def show_health(self, request: web.Request) -> web.Response:
@@ -147,13 +144,7 @@ class BootstrapApi:
                 await asyncio.gather(surveying, return_exceptions=True)
 
 
-class RecordCounters(Protocol):
-    """Counters of the network that the metrics read."""
-
-    records_refused: int
-
-
-def render_bootstrap_metrics(*, num_connected: int, members: Mapping[str, int], counters: RecordCounters) -> bytes:
+def render_bootstrap_metrics(*, num_connected: int, members: Mapping[str, int], num_refused: int) -> bytes:
     """Return the text that a Prometheus server scrapes. `members` counts by run id."""
 
     class FromSurvey:
@@ -164,7 +155,7 @@ def render_bootstrap_metrics(*, num_connected: int, members: Mapping[str, int], 
             for run_id, count in members.items():
                 family.add_metric([run_id], count)
             yield family
-            yield CounterMetricFamily(REFUSED, HELP[REFUSED], value=counters.records_refused)
+            yield CounterMetricFamily(REFUSED, HELP[REFUSED], value=num_refused)
 
     registry = CollectorRegistry()
     registry.register(FromSurvey())
@@ -188,6 +179,8 @@ def run_bootstrap_node(
 
     Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
     """
+    from ftis_node.gossip.bootstrap import BootstrapNode
+
     allow_open_files()
     with opened(home):
         settings = NetworkSettings(
@@ -195,23 +188,11 @@ def run_bootstrap_node(
         )
         identity = Identity.load_or_create(home.identity)
         keep_secret(identity.seed)
-        serving = _serve(settings, identity, show, home=home, status_port=status_port, runs=runs)
-        asyncio.run(until_signalled(serving))
+        node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
+        asyncio.run(until_signalled(_serve(node, show, home=home, status_port=status_port)))
 
 
-async def _serve(
-    settings: NetworkSettings,
-    identity: Identity,
-    show: Callable[[list[str]], None],
-    *,
-    home: Home,
-    status_port: int,
-    runs: tuple[str, ...],
-) -> None:
-    from ftis_node.gossip.bootstrap import BootstrapNode
-    from ftis_node.node.startup.bootstrap import BootstrapApi
-
-    node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
+async def _serve(node: BootstrapNode, show: Callable[[list[str]], None], *, home: Home, status_port: int) -> None:
     with Watchdog(ObserveSection(), manager=ServiceManager.from_environment()).watching():
         try:
             await node.start()

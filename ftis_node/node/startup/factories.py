@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.workers import LearnerSection
     from ftis_node.generation.client import WriteWeights
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.learner.messages import CheckpointEvent
     from ftis_node.models import ModelSource, PromptTokenizer
@@ -124,7 +124,6 @@ class ProcessNodeFactory:
 
     @property
     def listen_addresses(self) -> tuple[ListenAddress, ...]:
-        """Return the addresses on which the network will listen."""
         return self._network.listen_addresses
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:

@@ -65,11 +65,6 @@ class Upgrade:
     checkpoints: tuple[Path, ...]
     run_id: str | None
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of the files that change, in bytes."""
-        return sum(path.stat().st_size for path in self.files())
-
     def files(self) -> list[Path]:
         """Return the files that the upgrade changes, and those that the next start rewrites (settings, manifest)."""
         states = [path / name for path in self.checkpoints for name in ("state.json", "checksums.json")]
@@ -134,16 +129,15 @@ def _schema_of(home: Home) -> int:
 
 
 def _plan(home: Home, schema: int) -> Upgrade:
-    run_id = None
-    if home.run_toml.exists():
-        run_id = read_own_manifest(home.run_toml).run_id
+    run_id = read_own_manifest(home.run_toml).run_id if home.run_toml.exists() else None
     checkpoints = tuple(older_checkpoints(home.checkpoints, run_id=run_id))
     buffer = home.replay.exists() and schema <= NUM_BUFFER_STEPS
     return Upgrade(home, schema, buffer=buffer, checkpoints=checkpoints, run_id=run_id)
 
 
 def _check_disk_space(plan: Upgrade) -> None:
-    needed, free = plan.num_bytes + SPARE_BYTES, shutil.disk_usage(plan.home.root).free
+    needed = sum(path.stat().st_size for path in plan.files()) + SPARE_BYTES
+    free = shutil.disk_usage(plan.home.root).free
     if free < needed:
         raise MachineError(
             f"upgrading {plan.home.root} needs {needed / 1e6:.0f} MB for a backup and {free / 1e6:.0f} MB are free: "

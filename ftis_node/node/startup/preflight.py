@@ -7,16 +7,16 @@ code that opens the port or writes the file raises errors too. Users rarely see 
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.home_files import HOME_SCHEMA, last_settings, marked_schema
-from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
+from ftis_node.errors import ConfigError, FileError, MachineError, UsageError
 from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.memory.choice import CHECKPOINT_PREFIX, checkpoint_owner
-from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape, resolve_model
+from ftis_node.models import model_fingerprint, other_model, resolve_model
+from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step
 from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 STATUS_HOST = "127.0.0.1"
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
-FLOAT32_BYTES = 4
-MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of both Adam moments, per parameter
 
 
 def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
@@ -113,12 +111,6 @@ def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) ->
         )
 
 
-def checkpoint_step(home: Home) -> int:
-    """Return the step of the home's newest checkpoint, 0 without one."""
-    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
-
-
 def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
     """Raise MachineError at a node's end if a full disk kept its last steps from being saved."""
     saved = checkpoint_step(home)
@@ -127,12 +119,3 @@ def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step
             f"the disk is full: no checkpoint after step {saved} of {step} could be written to {home.checkpoints}; "
             f"free disk space and start again; the node resumes after step {saved}"
         )
-
-
-def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
-    """Return the bytes of one checkpoint: float32 weights and Adam's moments, of the full model or the adapter."""
-    num_trained = parameter_count(source)
-    if settings.lora:
-        with suppress(ModelError):  # without a known shape, use the full model as an upper bound
-            num_trained = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
-    return num_trained * (FLOAT32_BYTES + MOMENTS_BYTES[settings.learner.optimizer_states])

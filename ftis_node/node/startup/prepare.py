@@ -19,7 +19,7 @@ from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.startup.factories import ProcessNodeFactory
 from ftis_node.node.startup.preflight import check_disk_space, check_owner, check_ports
 from ftis_node.node.startup.run_plan import from_anywhere
-from ftis_node.node.storage.cleanup import limit_of
+from ftis_node.node.storage.disk_space import limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.node.storage.usage import HomeLimit
+    from ftis_node.node.storage.disk_space import HomeLimit
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.log import OnProgress
 

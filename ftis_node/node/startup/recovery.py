@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import replace_file
@@ -23,7 +24,7 @@ from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
 from ftis_node.telemetry.events import EventLog, event_log_files
-from ftis_node.telemetry.history import event_name
+from ftis_node.telemetry.history import read_head
 
 if TYPE_CHECKING:
     import sqlite3
@@ -64,12 +65,12 @@ def repair_event_log(path: Path, damaged: Path) -> int:
 
 def _repair_file(file: Path, damaged: Path) -> int:
     with file.open("rb") as lines:
-        num_damaged = sum(line.endswith(b"\n") and event_name(line) is None for line in lines)
+        num_damaged = sum(line.endswith(b"\n") and read_head(line) is None for line in lines)
     if num_damaged:
         damaged.mkdir(exist_ok=True)
         shutil.copy2(file, damaged / file.name)
         with file.open("rb") as lines:
-            replace_file(file, b"".join(line for line in lines if line.endswith(b"\n") and event_name(line)))
+            replace_file(file, b"".join(line for line in lines if line.endswith(b"\n") and read_head(line)))
     return num_damaged
 
 
@@ -99,13 +100,14 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
         return 0
 
     reset = rescue(home.replay, home.damaged, copy=write_empty, look=look)
+    is_missing = not (home.replay.exists() and home.replay.stat().st_size)
     if reset is not None:
         log.warning("replay buffer damaged: it starts empty; %s; the original is in %s", reset.why, reset.folder)
         if not (found and reset.why == str(found[0])):
             _note(home, file=reset.name, why=reset.why, num_saved=0, folder=str(reset.folder))
             return
         lost = found[0]
-    elif not _has_content(home.replay) and (record.expected or record.used or record.last_number):
+    elif is_missing and (record.expected or record.used or record.last_number):
         log.warning("replay buffer missing: it starts empty, although the event log records groups in it")
         home.replay.unlink(missing_ok=True)
         write_empty_buffer(home.replay, record=record)
@@ -121,18 +123,13 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
     )
 
 
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
 def _note(home: Home, **fields: str | int) -> None:
     _write(home, "recovered", **fields)
 
 
 def _write(home: Home, name: str, **fields: str | int) -> None:
-    trail = EventLog(home.events)
-    trail.write(name, **fields)
-    trail.close()
+    with closing(EventLog(home.events)) as events:
+        events.write(name, **fields)
 
 
 def release_damaged(buffer: ReplayBuffer, events: EventLog) -> None:

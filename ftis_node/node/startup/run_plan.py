@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,12 +53,9 @@ def find_run(run_id: str, settings: NodeSettings) -> RunManifest:
 
     if not settings.peers:
         raise UsageError("a run is found by its id through a peer: give --peers, or --run with a preset or a file")
-    folder = Path(tempfile.mkdtemp(prefix="ftis-look-"))
-    network = NetworkSettings(sockets_dir=folder, listen=settings.listen, peers=settings.peers)
-    try:
+    with tempfile.TemporaryDirectory(prefix="ftis-look-", ignore_cleanup_errors=True) as folder:
+        network = NetworkSettings(sockets_dir=Path(folder), listen=settings.listen, peers=settings.peers)
         canonical = asyncio.run(find_manifest(network, run_id=run_id, timeout_s=TIMEOUT_S))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     manifest = parse_canonical(canonical, source=f"run {run_id}")
     if manifest.run_id != run_id:
         raise ConfigError(

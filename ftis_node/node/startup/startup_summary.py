@@ -17,18 +17,15 @@ from ftis_node.config.home_files import raised_budgets, start_command
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object
-from ftis_node.node.startup.preflight import checkpoint_step
+from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration
 from ftis_node.telemetry.status import EndWord, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.context import NodeCounters
     from ftis_node.node.startup.prepare import PreparedNode
-    from ftis_node.telemetry.status import BudgetStatus
 
 LABEL_WIDTH = 10
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
@@ -90,7 +87,7 @@ def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> li
         "watch": _command("dashboard", home),
         "stop": "ctrl-C; it saves the newest step (a large model: minutes), and the same command resumes",
     }
-    return lines + [f"{label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text]
+    return lines + _labeled(facts)
 
 
 def end_lines(
@@ -108,7 +105,7 @@ def end_lines(
         "report": _command("report", home),
         "go on": start_command(home, raised=_raised(after)),
     }
-    return lines + [f"  {label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text]
+    return lines + _labeled(facts, indent="  ")
 
 
 def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[str] | None:
@@ -135,7 +132,11 @@ def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[
         "go on": start_command(home, raised={name: 2 * max(done[name][0], limit) for name, limit in reached.items()}),
     }
     heading = f"finished: the budget of {what} is used up, there is nothing to do"
-    return [heading, *(f"  {label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text)]
+    return [heading, *_labeled(facts, indent="  ")]
+
+
+def _labeled(facts: dict[str, str], *, indent: str = "") -> list[str]:
+    return [f"{indent}{label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text]
 
 
 def _steps(settings: NodeSettings, step: int) -> str:
@@ -213,13 +214,10 @@ def _tokens(before: Status, after: Status) -> str:
 
 
 def _raised(status: Status) -> dict[str, int]:
-    return raised_budgets(dict(_amounts(status.budget))) if status.node.end == EndWord.FINISHED else {}
-
-
-def _amounts(budget: BudgetStatus) -> Iterator[tuple[str, dict[str, int | None]]]:
-    for name in BUDGET_UNITS:
-        amount = getattr(budget, name)
-        yield name, {"limit": amount.limit, "left": amount.left}
+    if status.node.end != EndWord.FINISHED:
+        return {}
+    amounts = {name: getattr(status.budget, name) for name in BUDGET_UNITS}
+    return raised_budgets({name: {"limit": amount.limit, "left": amount.left} for name, amount in amounts.items()})
 
 
 def _count(number: int, what: str) -> str:

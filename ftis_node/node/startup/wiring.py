@@ -1,44 +1,109 @@
-"""Composition root: passes its dependencies to each loop and component. `run.py` chooses the loops of a role."""
+"""Composition root: makes the loops and components of a node. `run.py` chooses the loops of a role."""
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import MISSING, fields
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.exchange.group_exchange import GroupExchange
+from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.loops.audit import AuditLoop, CheckLoop
-from ftis_node.node.loops.backfill import ShardsLoop
+from ftis_node.node.loops.backfill import BackfillLoop, ShardsLoop
 from ftis_node.node.loops.confirmations import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.generate import GenerateLoop
+from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.publish import PublishLoop, ReannounceLoop
-from ftis_node.node.loops.status import StatusLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.status import HealthReporter, StatusLoop, WorkerReporter
 from ftis_node.node.loops.train import TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
-from ftis_node.node.loops.weight_offer import OfferLoop
-from ftis_node.node.startup.shared import SharedComponents
+from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
+from ftis_node.node.peers.serve import Announcer, PeerRequestHandler
+from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.supervision.worker_status import HealthReporter, WorkerReporter
-from ftis_node.node.training.evaluation import OwnStats
-from ftis_node.node.training.group_limits import BufferReporter
-from ftis_node.node.training.step_gate import TimedStepGate
+from ftis_node.node.training.evaluation import Evaluator, OwnStats
+from ftis_node.node.training.group_limits import BufferLimits, BufferReporter
+from ftis_node.node.training.step_gate import StepSelection, TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
-from ftis_node.node.training.step_selection import StepGroups, StepSelection
+from ftis_node.node.training.step_report import StepReporter
+from ftis_node.node.training.step_shares import StepShares
+from ftis_node.swarm.demand import OwnDomain
+from ftis_node.tasks import part_names
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Coroutine
 
-    from ftis_node.node.loops.directory import BackfillSource
+    from _typeshed import DataclassInstance
+
     from ftis_node.node.loops.train import DeliverWeights
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.records.group import Group
 
+ComponentT = TypeVar("ComponentT", bound="DataclassInstance")
+NODE_PARTS = {part.name for part in fields(NodeComponents)}
 
-class Wiring(SharedComponents):
-    """Builder of the loops of one node."""
+
+def _shared(kind: type[ComponentT]) -> cached_property[ComponentT]:
+    """Return a property of `Wiring`: a component that it makes at the first use."""
+    return cached_property(lambda wiring: wiring.make(kind))
+
+
+class Wiring:
+    """Maker of the loops and components of one node. It makes each of its attributes once, at the first use.
+
+    The fields of a component without a default are its dependencies. Each gets the part of the node, or the attribute
+    of this class, that has its name.
+    """
+
+    announcements = _shared(AnnouncementHandler)
+    announcer = _shared(Announcer)
+    backfill = _shared(BackfillLoop)
+    evaluator = _shared(Evaluator)
+    limits = _shared(BufferLimits)
+    peer_table = _shared(PeerTable)
+    pull = _shared(PullLoop)
+    reporter = _shared(StepReporter)
+    served = _shared(PeerRequestHandler)
+    step_shares = _shared(StepShares)
+    swarm = _shared(SwarmReporter)
+
+    deliver_loop = _shared(DeliverLoop)
+    disk_space_loop = _shared(DiskSpaceLoop)
+    follow_loop = _shared(FollowLoop)
+    offer_loop = _shared(OfferLoop)
+    peers_loop = _shared(PeersLoop)
+    reannounce_loop = _shared(ReannounceLoop)
+
+    def __init__(self, node: NodeComponents) -> None:
+        self.node = node
+        self.guard = node.gossip.guard
+        self.takes_turns = node.arrangement.takes_turns
+
+    def make(self, kind: type[ComponentT], **given: Any) -> ComponentT:
+        """Return a component. `given` are the dependencies that are not found by the name of their field."""
+        needed = {each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING}
+        found = {name: getattr(self.node if name in NODE_PARTS else self, name) for name in needed - given.keys()}
+        return kind(**found, **given)
+
+    @cached_property
+    def intake(self) -> IntakeLoop:
+        return self.make(IntakeLoop, newest_offered=partial(newest_offered, self.node.context, self.node.learner))
+
+    @cached_property
+    def own_domain(self) -> OwnDomain | None:
+        """Return the domain whose groups the node prefers; None if the run or this node has no preference."""
+        share, domain = self.node.context.manifest.step.own_domain_fraction, self.node.about.domain
+        return OwnDomain(part_names(domain), share) if share is not None and domain else None
+
+    @property
+    def selection(self) -> StepSelection:
+        return self.make(StepSelection)
 
     def rollout_loops(self) -> dict[str, Coroutine[None, None, None]]:
         """Return the loops that bring own and foreign groups into the buffer, without the train loop."""
@@ -64,100 +129,21 @@ class Wiring(SharedComponents):
         )
 
     def generate_loop(self, scored: asyncio.Queue[Group]) -> GenerateLoop:
-        node = self.node
-        return GenerateLoop(
-            context=node.context,
-            about=node.about,
-            scored=scored,
-            domain=node.domain,
-            tokenizer=node.tokenizer,
-            scorer=node.scorer,
-            generation=node.generation,
-            position=node.buffer.prompt_position(),
-            slots=node.slots,
-            budget=node.budget,
-            space=node.space,
-            division=node.division,
-        )
+        return self.make(GenerateLoop, scored=scored, position=self.node.buffer.prompt_position())
 
     def publish_loop(self, scored: asyncio.Queue[Group]) -> PublishLoop:
-        node = self.node
-        return PublishLoop(
-            context=node.context,
-            scored=scored,
-            intake=self.intake,
-            announcer=self.announcer,
-            slots=node.slots,
-            counters=node.counters,
-            confirmations=node.confirmations,
-            last_number=node.buffer.last_number(),
-        )
+        return self.make(PublishLoop, scored=scored, last_number=self.node.buffer.last_number())
 
     def group_exchange(self, publish: PublishLoop) -> GroupExchange:
-        node = self.node
-        return GroupExchange(
-            context=node.context,
-            about=node.about,
-            task=node.task,
-            tokenizer=node.tokenizer,
-            scorer=node.scorer,
-            buffer=node.buffer,
-            disk=node.disk,
-            slots=node.slots,
-            space=node.space,
-            peers=node.peers,
-            counters=node.counters,
-            guard=node.gossip.guard,
-            selection=self._step_selection(),
-            publish=publish.publish,
-        )
-
-    def _step_selection(self) -> StepSelection:
-        node = self.node
-        return StepSelection(
-            context=node.context,
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            peers=node.peers,
-            guard=node.gossip.guard,
-            division=node.division,
-            own_domain=self.own_domain,
-        )
+        return self.make(GroupExchange, publish_scored=publish.publish)
 
     def check_loop(self) -> CheckLoop:
-        node = self.node
-        return CheckLoop(
-            context=node.context, next_own=self.intake.next_own, learner=node.learner, guard=node.gossip.guard
-        )
+        return self.make(CheckLoop, next_own=self.intake.next_own)
 
     def audit_loop(self) -> AuditLoop:
-        node = self.node
-        audit = AuditLoop(
-            context=node.context,
-            about=node.about,
-            learner=node.learner,
-            buffer=node.buffer,
-            disk=node.disk,
-            peers=node.peers,
-            registry=node.registry,
-            counters=node.counters,
-            guard=node.gossip.guard,
-            takes_turns=node.arrangement.takes_turns,
-        )
+        audit = self.make(AuditLoop)
         self.intake.on_foreign = audit.offer
         return audit
-
-    def reannounce_loop(self) -> ReannounceLoop:
-        node = self.node
-        return ReannounceLoop(
-            context=node.context,
-            announcer=self.announcer,
-            gossip=node.gossip,
-            reader=node.reader,
-            counters=node.counters,
-            confirmations=node.confirmations,
-        )
 
     def shards_loop(self) -> ShardsLoop:
         node = self.node
@@ -170,132 +156,30 @@ class Wiring(SharedComponents):
             backfill=self.backfill,
         )
 
-    def directory_loop(self, backfill: BackfillSource) -> DirectoryLoop:
-        node = self.node
-        return DirectoryLoop(
-            context=node.context,
-            about=node.about,
-            gossip=node.gossip,
-            learner=node.learner,
-            generation=node.generation,
-            buffer=node.buffer,
-            registry=node.registry,
-            backfill=backfill,
-            stats=OwnStats(context=node.context, counters=node.counters, evaluations=node.evaluations),
-        )
+    def directory_loop(self, backfill: BackfillLoop | None) -> DirectoryLoop:
+        return self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
 
-    def deliver_loop(self) -> DeliverLoop:
-        node = self.node
-        return DeliverLoop(
-            context=node.context,
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            slots=node.slots,
-            confirmations=node.confirmations,
-        )
-
-    def peers_loop(self) -> PeersLoop:
-        node = self.node
-        return PeersLoop(events=node.context.events, gossip=node.gossip, peers=node.peers, limits=self.limits)
-
-    def disk_space_loop(self) -> DiskSpaceLoop:
-        node = self.node
-        return DiskSpaceLoop(context=node.context, home=node.home, space=node.space, buffer=node.buffer, disk=node.disk)
-
-    def status_loop(
-        self,
-        *,
-        watchdog: Watchdog | None = None,
-        http_refused: Counter[str] | None = None,
-    ) -> StatusLoop:
-        node = self.node
-        workers = WorkerReporter(
-            context=node.context,
-            about=node.about,
-            generation=node.generation,
-            learner=node.learner,
-            counters=node.counters,
-        )
-        return StatusLoop(
-            context=node.context,
-            about=node.about,
-            home=node.home,
+    def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
+        workers = self.make(WorkerReporter)
+        watchdog = watchdog or Watchdog(self.node.context.settings.observe)
+        return self.make(
+            StatusLoop,
             workers=workers,
-            health=HealthReporter(
-                workers=workers,
-                gossip=node.gossip,
-                watchdog=watchdog or Watchdog(node.context.settings.observe),
-            ),
-            gossip=node.gossip,
-            swarm=self.swarm,
-            peer_table=self.peer_table,
-            buffer=BufferReporter(
-                context=node.context, replay=node.home.replay, reader=node.reader, disk=node.disk, slots=node.slots
-            ),
-            space=node.space,
-            disk=node.disk,
-            evaluations=node.evaluations,
-            http_refused=http_refused,
-        )
-
-    def offer_loop(self) -> OfferLoop:
-        node = self.node
-        return OfferLoop(context=node.context, about=node.about, source=node.source, disk=node.disk, peers=node.peers)
-
-    def follow_loop(self) -> FollowLoop:
-        node = self.node
-        return FollowLoop(
-            context=node.context,
-            about=node.about,
-            source=node.source,
-            vocab_size=node.tokenizer.vocab_size,
-            folder=node.home.weights / "followed",
-            gossip=node.gossip,
-            generation=node.generation,
-            learner=node.learner,
-            evaluator=self.evaluator,
-            registry=node.registry,
-            counters=node.counters,
+            health=self.make(HealthReporter, workers=workers, watchdog=watchdog),
+            buffer=self.make(BufferReporter),
+            http_refused=Counter() if http_refused is None else http_refused,
         )
 
     def step_gate(self) -> TimedStepGate:
-        node = self.node
-        return TimedStepGate(
-            context=node.context,
-            stored=self.intake.stored,
-            step_shares=self.step_shares,
-            limits=self.limits,
-            slots=node.slots,
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            gossip=node.gossip,
-        )
+        return self.make(TimedStepGate, stored=self.intake.stored)
 
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
         """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
-        node = self.node
-        return TrainLoop(
-            context=node.context,
+        update = partial(update_engine, generation=self.node.generation, events=self.node.context.events)
+        return self.make(
+            TrainLoop,
             gate=gate,
-            selection=self._step_selection(),
-            learner=node.learner,
-            generation=node.generation,
-            deliver=deliver or partial(update_engine, generation=node.generation, events=node.context.events),
-            groups=StepGroups(
-                buffer=node.buffer, reader=node.reader, disk=node.disk, slots=node.slots, limits=self.limits
-            ),
-            peers=StepPeers(
-                context=node.context,
-                peers=node.peers,
-                registry=node.registry,
-                counters=node.counters,
-                guard=node.gossip.guard,
-            ),
-            step_shares=self.step_shares,
-            reporter=self.reporter,
-            evaluator=self.evaluator,
-            takes_turns=node.arrangement.takes_turns,
+            deliver=deliver or update,
+            peers=self.make(StepPeers),
             last_step=last_step,
         )

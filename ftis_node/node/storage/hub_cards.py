@@ -5,9 +5,10 @@ A card has no name, key or address of a node, and no path of this machine.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,7 +20,7 @@ from ftis_node.models.source import HUB_ID
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rollout_rows import rows_schema
 from ftis_node.tasks.registry import hub_datasets, task_licenses
-from ftis_node.telemetry.status import EvalStatus, LearnerStatus
+from ftis_node.telemetry.status import Status
 from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.replay.rollout_rows import RowTotals
+    from ftis_node.telemetry.status import EvalStatus
 
 TAGS: Final = ("ftis-node", "grpo", "reinforcement-learning")
 CARD_FILE: Final = "README.md"
@@ -115,62 +117,42 @@ def read_run_record(home: Home, *, base: str | None = None, step: int | None = N
     """
     if not home.run_toml.exists() or not home.settings.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
-    settings = read_object(home.settings)
-    document = _last_document(home)
-    learner = _converted(document.get("learner"), LearnerStatus) or LearnerStatus()
-    evaluations = _converted(document.get("eval"), list[EvalStatus]) or []
-    last = learner.step if step is None else step
+    settings, (status, num_peers) = read_object(home.settings), _last_status(home)
+    model = str(settings.get("model", ""))
+    last = status.learner.step if step is None else step
     own_tokens, foreign_tokens = _trained_tokens(home)
     return RunRecord(
         manifest=read_own_manifest(home.run_toml),
-        base=base or _public_name(str(settings.get("model", ""))),
+        base=base or (model if HUB_ID.fullmatch(model) else Path(model).name),  # as `ModelSource.name`
         step=last,
         lora=None if settings.get("lora") is None else bool(settings["lora"]),
         seed=seed if isinstance(seed := settings.get("seed"), int) else 0,
-        own_groups=learner.own_groups,
-        foreign_groups=learner.foreign_groups,
-        num_peers=_num_peers(document),
+        own_groups=status.learner.own_groups,
+        foreign_groups=status.learner.foreign_groups,
+        num_peers=num_peers,
         own_tokens=own_tokens,
         foreign_tokens=foreign_tokens,
-        evaluations=tuple(entry for entry in evaluations if entry.step <= last),
+        evaluations=tuple(entry for entry in status.eval if entry.step <= last),
     )
 
 
-def _public_name(model: str) -> str:
-    """Return the name that other nodes see, as `ModelSource.name`, also of a model that is gone."""
-    return model if HUB_ID.fullmatch(model) else Path(model).name
-
-
-def _last_document(home: Home) -> dict[str, Any]:
+def _last_status(home: Home) -> tuple[Status, int]:
+    """Return the last status, and the number of peers in it that sent accepted groups; empty if it is damaged."""
     try:
-        return read_object(home.status)
-    except (OSError, FileError):
-        return {}
-
-
-def _converted(value: Any, kind: Any) -> Any:
-    """Return the part of the status as a record; None if it is damaged."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        return None
-
-
-def _num_peers(document: dict[str, Any]) -> int:
+        document = read_object(home.status)
+        status = msgspec.convert(document, Status)
+    except (OSError, FileError, msgspec.ValidationError):
+        return Status(), 0
     rows = document.get("peers")
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    accepted = [row.get("groups_accepted") for row in rows]
-    return sum(1 for number in accepted if isinstance(number, int) and number > 0)
+    accepted = [row.get("groups_accepted") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return status, sum(isinstance(number, int) and number > 0 for number in accepted)
 
 
 def _trained_tokens(home: Home) -> tuple[int, int] | tuple[None, None]:
     if not home.replay.exists():
         return None, None
-    reader = ReplayReader(home.replay)
-    try:
+    with closing(ReplayReader(home.replay)) as reader:
         return reader.trained_tokens_by_origin()
-    finally:
-        reader.close()
 
 
 def write_model_card(folder: Path, record: RunRecord, *, is_adapter: bool, license: str | None = None) -> None:

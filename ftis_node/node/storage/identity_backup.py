@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -149,17 +150,11 @@ def _keep(path: Path) -> Path | None:
 def _go_on_numbering(replay: Path, identity: Identity) -> None:
     """Set the next group's number above any that this identity has used."""
     if replay.exists():
-        reader = ReplayReader(replay)
-        try:
+        with closing(ReplayReader(replay)) as reader:
             if reader.has_own_of(identity.peer_id):
                 return
-        finally:
-            reader.close()
-    buffer = ReplayBuffer(replay)
-    try:
+    with closing(ReplayBuffer(replay)) as buffer:
         buffer.raise_last_number(int(time.time()))
-    finally:
-        buffer.close()
 
 
 def pack_backup(identity: Identity, *, created_at: str, passphrase: str | None) -> bytes:

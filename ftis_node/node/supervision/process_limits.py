@@ -44,7 +44,6 @@ def open_files() -> OpenFiles:
 
 
 def num_open_files() -> int:
-    """Return how many files this process has open."""
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -56,7 +55,6 @@ class FileShortage:
 
     @property
     def count(self) -> int:
-        """Return the number of skipped runs."""
         return self._seldom.count
 
     async def passed_over(self, work: Callable[[], Awaitable[object]]) -> None:

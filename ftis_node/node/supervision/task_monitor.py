@@ -122,6 +122,12 @@ class waiting_for:  # lower case, so that it reads as words: with waiting_for("a
             self._strand.since = self._board.now
 
 
+async def pause(seconds: float) -> None:
+    """Sleep, as a wait that may take any time."""
+    with waiting_for("the clock"):
+        await asyncio.sleep(seconds)
+
+
 def _stuck(name: str, strand: TaskState, for_s: float) -> Stuck:
     return Stuck(name, strand.waits_for, for_s, stack_of(strand.task))
 

@@ -8,11 +8,8 @@ The thread counts its polls and reads no clock. So a suspended process, or a mac
 without a beat, not a blocked loop. The watchdog writes log lines from another thread. The loop may be blocked in a log
 call, and then a thread that waits for the same lock could not end the process.
 
-Code that holds the GIL also stops this thread. systemd's watchdog detects that, because it gets no notification.
-
-Keep-alive notifications to systemd, which restarts the node if it gets none for `WatchdogSec`.
-
-A notification is a datagram to the socket in `NOTIFY_SOCKET` (sd_notify(3)). Without that variable, nothing is sent.
+Code that holds the GIL also stops this thread. systemd detects that: it restarts the node if it gets no notification
+for `WatchdogSec`. A notification is a datagram to the socket in `NOTIFY_SOCKET` (sd_notify(3)).
 """
 
 from __future__ import annotations
@@ -79,17 +76,14 @@ class LoopDelay:
     _late_s: deque[float] = field(default_factory=lambda: deque(maxlen=round(LAG_WINDOW_S / BEAT_S)))
 
     def note(self, late_s: float) -> None:
-        """Add the delay of a beat."""
         self._late_s.append(max(0.0, late_s))
 
     @property
     def mean_s(self) -> float | None:
-        """Return the mean delay; None before the first beat."""
         return sum(self._late_s) / len(self._late_s) if self._late_s else None
 
     @property
     def longest_s(self) -> float | None:
-        """Return the longest delay; None before the first beat."""
         return max(self._late_s, default=None)
 
 

@@ -1,15 +1,11 @@
-"""Evaluation of pass@1, and the figures that a node sends to trackers and to its directory record.
-
-Evaluation decodes greedily on held-out problems, with the node's own engine. The experiment trackers get step reports,
-the generation rate, swarm counters and evaluations. Each numeric field of the report and of the status section `swarm`
-becomes a curve, including new fields. `OwnStats` are the statistics that this node publishes about itself.
-"""
+"""Evaluation of pass@1 by greedy decoding on held-out problems, and the statistics that a node publishes."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +13,7 @@ import msgspec
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.telemetry.status import EvalStatus
-from ftis_node.telemetry.tracking import TrackedRun, Tracking, numbers_of
+from ftis_node.telemetry.tracking import TrackedRun, Tracking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +21,8 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.generation.evaluate import Generator
-    from ftis_node.gossip.interface import Gossip
-    from ftis_node.learner.messages import StepReport
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters
-    from ftis_node.node.peers.swarm_status import SwarmReporter
     from ftis_node.node.protocols import Generation
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scorer import IsolatedScorer
@@ -56,31 +48,6 @@ def make_tracking(
     return Tracking.to(settings.tracking.to, run)
 
 
-class StepTracker:
-    """Sends one step's report, the generation rate and the swarm section to the trackers."""
-
-    def __init__(self, *, tracking: Tracking, generation: Generation, gossip: Gossip, swarm: SwarmReporter) -> None:
-        self._tracking = tracking
-        self._generation = generation
-        self._gossip = gossip
-        self._swarm = swarm
-
-    async def track(self, report: StepReport) -> None:
-        """Log the numbers of one step. Does nothing without a tracker."""
-        if not self._tracking:
-            return
-        swarm = self._swarm.status(members=await self._gossip.members())
-        report_fields = msgspec.to_builtins(report)
-        del report_fields["step"]  # the axis
-        numbers = numbers_of(report_fields, prefix="learner") | numbers_of(msgspec.to_builtins(swarm), prefix="swarm")
-        self._tracking.log(report.step, {"generation/tokens_per_s": self._generation.tokens_per_s, **numbers})
-
-
-def track_evaluation(tracking: Tracking, evaluation: EvalStatus) -> None:
-    """Log one evaluation under a key with the task's name."""
-    tracking.log(evaluation.step, {f"eval/{evaluation.task}/pass_at_1": evaluation.pass_at_1})
-
-
 class EvaluationHistory:
     """Bounded list of evaluations, oldest first."""
 
@@ -95,52 +62,42 @@ class EvaluationHistory:
         self.entries = first + known[len(first) :][-num_later:]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Evaluator:
     """Evaluates the served weights on the run's held-out tasks; each task once a step."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        generator: Generator,
-        tasks: Sequence[Task],
-        tokenizer: PromptTokenizer,
-        scorer: IsolatedScorer,
-        history: EvaluationHistory,
-        tracking: Tracking,
-    ) -> None:
-        self._context = context
-        self._generator = generator
-        self._tasks = tasks
-        self._tokenizer = tokenizer
-        self._scorer = scorer
-        self._history = history
-        self._tracking = tracking
+    context: NodeContext
+    generation: Generation
+    eval_tasks: Sequence[Task]
+    tokenizer: PromptTokenizer
+    scorer: IsolatedScorer
+    evaluations: EvaluationHistory
+    tracking: Tracking
 
     async def evaluate(self, *, step: int) -> None:
         """Evaluate the weights of `step` on each task without a result for that step."""
-        known = {entry.task for entry in self._history.entries if entry.step == step}
-        for task in self._tasks:
+        known = {entry.task for entry in self.evaluations.entries if entry.step == step}
+        for task in self.eval_tasks:
             if task.name not in known:
                 await self._evaluate(task, step=step)
 
     async def _evaluate(self, task: Task, *, step: int) -> None:
-        began_at, manifest = time.monotonic(), self._context.manifest
+        began_at, manifest = time.monotonic(), self.context.manifest
         result = await evaluate(
-            self._generator,
+            self.generation.newest,
             task,
-            self._tokenizer,
-            scorer=self._scorer,
+            self.tokenizer,
+            scorer=self.scorer,
             limit=manifest.eval.limit,
             completion_limit=manifest.sampling.completion_limit,
         )
         entry = EvalStatus(step=step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
-        self._history.add(entry)
+        self.evaluations.add(entry)
         duration_s = round(time.monotonic() - began_at, 3)
-        self._context.events.write(
+        self.context.events.write(
             "eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n, duration_s=duration_s
         )
-        track_evaluation(self._tracking, entry)
+        self.tracking.log(entry.step, {f"eval/{entry.task}/pass_at_1": entry.pass_at_1})
         log.info(
             "step %d: pass@1 %.3f on %d problems of %s",
             entry.step,
@@ -151,14 +108,14 @@ class Evaluator:
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class OwnStats:
     """Maker of the measurements. `sample` is called once for each directory period, `make` at any time."""
 
-    def __init__(self, *, context: NodeContext, counters: NodeCounters, evaluations: EvaluationHistory) -> None:
-        self._context = context
-        self._counters = counters
-        self._evaluations = evaluations
-        self._samples: deque[tuple[float, int]] = deque(maxlen=NUM_SAMPLES)
+    context: NodeContext
+    counters: NodeCounters
+    evaluations: EvaluationHistory
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_SAMPLES), init=False)
 
     def sample(self, *, last_number: int) -> None:
         """Note how many groups have been sent; the rate is an average since the oldest of the noted numbers."""
@@ -166,15 +123,15 @@ class OwnStats:
 
     def make(self, *, last_number: int) -> PeerStats | None:
         """Return the measurements; None if `swarm.publish_stats` is false. `last_number` counts the groups sent."""
-        if not self._context.settings.swarm.publish_stats:
+        if not self.context.settings.swarm.publish_stats:
             return None
         sources: Counter[str] = Counter()
-        for groups in self._counters.recent_sources:
+        for groups in self.counters.recent_sources:
             sources.update(groups)
         return PeerStats(
-            step=self._context.state.step,
+            step=self.context.state.step,
             groups_per_minute=self._groups_per_minute(last_number),
-            rejected_groups=sum(self._counters.refused.values()),
+            rejected_groups=sum(self.counters.refused.values()),
             pass_rates=self._pass_rates(),
             sources=tuple((peer_id, groups) for peer_id, groups in sources.most_common() if peer_id and groups > 0),
             trained_groups=sum(sources.values()),
@@ -187,5 +144,5 @@ class OwnStats:
         return MINUTE_S * (last_number - first) / (now_s - first_s) if now_s > first_s else 0.0
 
     def _pass_rates(self) -> tuple[tuple[int, float], ...]:
-        entries = self._evaluations.entries
+        entries = self.evaluations.entries
         return tuple((entry.step, entry.pass_at_1) for entry in entries if entry.task == entries[0].task)

@@ -1,68 +1,67 @@
 """Limits on groups: slots of own groups, the token budget of a node, and the bounds of the replay buffer.
 
-`SlotPool` is a semaphore over own groups, from the choice of a prompt to the weight sync of the step that uses them.
-The generate loop takes a slot before generation. It becomes free when the generator serves the new weights of that
-step. So generation runs ahead of training by a bounded number of steps.
+The generate loop takes a slot before generation. It becomes free when the generator serves the weights of the step that
+used the group. So generation runs ahead of training by a bounded number of steps.
 
-`GenerateBudget` is the remaining part of a node's `[budget]`, counted over all starts of its home.
-The buffer stores the token counts of all own groups, also of deleted ones. So a restart neither loses tokens nor counts
-them twice. A group that a crash interrupted does not count.
-
-`BufferLimits` evicts foreign groups beyond the bounds, and deletes released groups from the disk.
+The buffer stores the token counts of all own groups, also of deleted ones. So a restart neither loses tokens of the
+budget nor counts them twice. A group that a crash interrupted does not count.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.status import BudgetStatus, ReplayStatus, amount
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.config.limits import BudgetSection
+    from ftis_node.config.home import Home
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.replay.lifecycle import Candidate
     from ftis_node.replay.reader import BufferFigures
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class SlotPool:
-    """Semaphore of `capacity` slots. `waiting` slots have a group in generation; the others in use have one in the
-    buffer. For one event loop."""
+    """Semaphore of `capacity` slots. `waiting` slots have a group in generation, `held` slots one in the buffer.
 
-    def __init__(self, capacity: int, *, held: int = 0) -> None:
-        """`held` slots are in use from the start, by groups of an earlier start in the buffer."""
-        self.capacity = capacity
-        self.waiting = 0
-        self._held = held
-        self._changed = asyncio.Event()
+    For one event loop.
+    """
+
+    capacity: int
+    held: int = 0
+    waiting: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def charge(self) -> None:
         """Take a slot as soon as one is free. (nothing) -> WAITING."""
-        while self.waiting + self._held >= self.capacity:
+        while self.waiting + self.held >= self.capacity:
             self._changed.clear()
             await self._changed.wait()
         self.waiting += 1
 
     def try_charge(self) -> bool:
         """Take a slot if one is free, and return whether it did."""
-        is_free = self.waiting + self._held < self.capacity
+        is_free = self.waiting + self.held < self.capacity
         self.waiting += is_free
         return is_free
 
     def fill(self) -> None:
         """Note that the group of a charged slot is stored. WAITING -> READY."""
         self.waiting -= 1
-        self._held += 1
+        self.held += 1
 
     def cancel(self) -> None:
         """Free a charged slot without a group. WAITING -> (nothing)."""
@@ -76,45 +75,45 @@ class SlotPool:
 
     def set_held(self, held: int) -> None:
         """Set the number of own groups that the buffer holds, after a release or a resume."""
-        self._held = held
+        self.held = held
         self._changed.set()
 
 
+@dataclass(eq=False)
 class GenerateBudget:
-    """Budget of tokens to generate. A group in generation counts with the mean group size, to limit the excess."""
+    """Budget of tokens to generate. A group in generation counts with the mean group size, to limit the excess.
 
-    def __init__(self, limit: int | None = None, *, num_tokens: int = 0, num_groups: int = 0) -> None:
-        """`num_tokens` in `num_groups` were generated in earlier starts of the home."""
-        self._limit = limit
-        self._num_tokens = num_tokens
-        self._num_groups = num_groups
-        self._num_under_way = 0
-        self._changed = asyncio.Event()
+    `num_tokens` in `num_groups` are generated, also in earlier starts of the home.
+    """
+
+    limit: int | None = None
+    num_tokens: int = 0
+    num_groups: int = 0
+    _num_under_way: int = field(default=0, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
     def may_begin(self) -> bool:
-        """Return whether another group may start."""
-        if self._limit is None:
+        if self.limit is None:
             return True
-        if not self._num_groups:  # the mean group size is unknown before the first group
+        if not self.num_groups:  # the mean group size is unknown before the first group
             return not self._num_under_way
-        usual = self._num_tokens / self._num_groups
-        return self._num_tokens + usual * self._num_under_way < self._limit
+        usual = self.num_tokens / self.num_groups
+        return self.num_tokens + usual * self._num_under_way < self.limit
 
     @property
     def is_used_up(self) -> bool:
         """Return whether no further group may start, and none is in generation."""
-        return self._limit is not None and not self._num_under_way and self._num_tokens >= self._limit
+        return self.limit is not None and not self._num_under_way and self.num_tokens >= self.limit
 
     def begin(self) -> None:
-        """Note the start of a group."""
         self._num_under_way += 1
 
     def end(self, num_tokens: int) -> None:
         """Note the end of a group of `num_tokens` tokens."""
         self._num_under_way -= 1
-        self._num_tokens += num_tokens
-        self._num_groups += 1
+        self.num_tokens += num_tokens
+        self.num_groups += 1
         self._changed.set()
 
     async def until_more(self) -> None:
@@ -124,44 +123,33 @@ class GenerateBudget:
             if self.is_used_up:
                 log.info(
                     "%d tokens are generated, the budget of %d is used up: generation ends",
-                    *(self._num_tokens, self._limit),
+                    *(self.num_tokens, self.limit),
                 )
             with waiting_for("nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"):
                 await self._changed.wait()
 
 
-def generate_budget(limits: BudgetSection, *, num_tokens: int, num_groups: int) -> GenerateBudget:
-    """Return the budget for a home that has generated `num_tokens` in `num_groups` groups."""
-    return GenerateBudget(limits.generate_tokens, num_tokens=num_tokens, num_groups=num_groups)
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class BufferReporter:
-    """Builds the sections from the buffer in the file `replay`."""
+    """Builds the status sections on the buffer and the budget."""
 
-    def __init__(
-        self, *, context: NodeContext, replay: Path, reader: ReplayReader, disk: DiskThread, slots: SlotPool
-    ) -> None:
-        self._context = context
-        self._replay = replay
-        self._reader = reader
-        self._disk = disk
-        self._slots = slots
+    context: NodeContext
+    home: Home
+    reader: ReplayReader
+    disk: DiskThread
+    slots: SlotPool
 
     async def counts(self) -> BufferFigures:
         """Count over the whole buffer. This is slow, so it runs in the disk thread, on a separate connection."""
-        return await self._disk(self._count)
+        return await self.disk(self._count)
 
     def _count(self) -> BufferFigures:
-        reader = ReplayReader(self._replay)
-        try:
+        with closing(ReplayReader(self.home.replay)) as reader:
             return reader.figures()
-        finally:
-            reader.close()
 
     def status(self, counts: BufferFigures) -> ReplayStatus:
-        """Return the buffer's section."""
         return ReplayStatus(
-            waiting=self._slots.waiting,
+            waiting=self.slots.waiting,
             ready=counts.ready,
             taken=counts.taken,
             released=counts.released,
@@ -170,45 +158,57 @@ class BufferReporter:
         )
 
     def budget(self, counts: BufferFigures) -> BudgetStatus:
-        """Return the budget's section."""
-        limits = self._context.settings.budget
+        limits = self.context.settings.budget
         return BudgetStatus(
             generate_tokens=amount(counts.tokens_own, limits.generate_tokens),
-            learn_steps=amount(self._context.state.step, limits.learn_steps),
-            learn_tokens=amount(self._reader.trained_tokens(), limits.learn_tokens),
+            learn_steps=amount(self.context.state.step, limits.learn_steps),
+            learn_tokens=amount(self.reader.trained_tokens(), limits.learn_tokens),
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BufferLimits:
     """Enforces the bounds of the settings section `[buffer]`, and each peer's share of the buffer."""
 
-    def __init__(
-        self, *, context: NodeContext, buffer: ReplayBuffer, reader: ReplayReader, disk: DiskThread, peers: PeerManager
-    ) -> None:
-        self._context = context
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._peers = peers
+    context: NodeContext
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    peers: PeerManager
 
     async def enforce(self) -> None:
         """Evict and prune if a bound is exceeded."""
-        limits = self._context.settings.buffer
-        _, foreign_ready = self._reader.ready_counts()
-        if foreign_ready > limits.max_ready_groups or self._reader.ready_foreign_bytes() > limits.max_ready_bytes:
+        limits = self.context.settings.buffer
+        _, foreign_ready = self.reader.ready_counts()
+        if foreign_ready > limits.max_ready_groups or self.reader.ready_foreign_bytes() > limits.max_ready_bytes:
             await self.evict_foreign()
-        if self._reader.kept_bytes() > limits.max_disk_bytes:
+        if self.reader.kept_bytes() > limits.max_disk_bytes:
             await self.prune()
 
     async def evict_foreign(self) -> None:
         """Release foreign groups beyond the buffer's bounds, and those of a peer beyond its share."""
-        limits = self._context.settings.buffer
+        limits = self.context.settings.buffer
         keep = {"keep": limits.max_ready_groups, "keep_bytes": limits.max_ready_bytes}
-        for group in await self._disk(self._buffer.evict_foreign, **keep, cap=self._peers.share_cap()):
-            self._context.events.write("released", group=group.id, reason=ReleaseReason.EVICTED)
+        for group in await self.disk(self.buffer.evict_foreign, **keep, cap=self.peers.share_cap()):
+            self.context.events.write("released", group=group.id, reason=ReleaseReason.EVICTED)
+
+    async def release_stale(self) -> list[Candidate]:
+        """Release and return the READY groups that are too old, by the run's limits of age and version."""
+        step = self.context.manifest.step
+        freshness = Freshness(
+            now=time.time(),
+            max_age_s=step.max_age_s,
+            policy_version=self.context.state.policy_version,
+            max_version_lag=step.max_version_lag,
+            peer_id=self.context.peer_id,
+        )
+        stale = await self.disk(self.buffer.release_stale, freshness)
+        for group in stale:
+            self.context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
+        return stale
 
     async def prune(self) -> None:
         """Delete released groups beyond the disk bound, oldest first; keep the groups of steps after the checkpoint."""
-        max_disk_bytes = self._context.settings.buffer.max_disk_bytes
-        saved_step = self._context.state.saved_step
-        await self._disk(self._buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=saved_step)
+        max_disk_bytes = self.context.settings.buffer.max_disk_bytes
+        saved_step = self.context.state.saved_step
+        await self.disk(self.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=saved_step)

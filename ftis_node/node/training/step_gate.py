@@ -1,7 +1,8 @@
-"""The gate before a step: it opens when the groups of the step are in the buffer, or when the time limit has passed.
+"""The gate before a step, and the selection of the step's groups.
 
-`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_shares.py`).
-An experiment uses another gate, which keeps all nodes at the same step and needs no clock.
+The gate opens when the groups of the step are in the buffer, or when the time limit has passed. `TimedStepGate` waits
+for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_shares.py`). An experiment uses
+another gate, which keeps all nodes at the same step and needs no clock.
 """
 
 from __future__ import annotations
@@ -10,27 +11,37 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from ftis_node.algorithms import pass_rates
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
     StepInputs,
     StepQuota,
     may_start,
     never_starts,
+    note_signals,
     substitute_foreign,
 )
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo, choose_useful
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.interface import Gossip
+    from collections.abc import Sequence
+
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
-    from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.node.training.step_shares import Division, StepShares
+    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.replay.reader import ReplayReader
+    from ftis_node.swarm.demand import OwnDomain
+    from ftis_node.swarm.peer_guard import PeerGuard
+    from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -49,43 +60,33 @@ class StepGate(Protocol):
         ...
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TimedStepGate:
-    """Gate that waits for all own groups, and for foreign ones up to the run's patience."""
+    """Gate that waits for all own groups, and for foreign ones up to the run's patience.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        stored: asyncio.Event,
-        step_shares: StepShares,
-        limits: BufferLimits,
-        slots: SlotPool,
-        buffer: ReplayBuffer,
-        reader: ReplayReader,
-        disk: DiskThread,
-        gossip: Gossip,
-    ) -> None:
-        """The intake loop sets `stored` when a group becomes READY."""
-        self._context = context
-        self._stored = stored
-        self._step_shares = step_shares
-        self._limits = limits
-        self._slots = slots
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._gossip = gossip
+    The intake loop sets `stored` when a group becomes READY.
+    """
+
+    context: NodeContext
+    stored: asyncio.Event
+    step_shares: StepShares
+    limits: BufferLimits
+    slots: SlotPool
+    reader: ReplayReader
+    gossip: Gossip
+
+    def __post_init__(self) -> None:
         self._started_at = time.monotonic()
         self._own_ready_since: float | None = None
         self._with_members_at = self._started_at
         self._fill = ForeignShortfall()
-        self._needs = StepQuota.of(context.manifest)
+        self._needs = StepQuota.of(self.context.manifest)
 
     async def wait(self, step: int) -> bool:
         """Wait until the step may start (True) or can never start (False); release stale groups meanwhile."""
         self._own_ready_since = None
         while True:
-            self._stored.clear()
+            self.stored.clear()
             await self._release_unusable()
             self._needs = self._current_quota()
             outlook = await self._outlook()
@@ -93,28 +94,28 @@ class TimedStepGate:
                 self._plan_next()
                 return True
             if (
-                self._context.settings.generates
-                and not self._step_shares.makes_more
+                self.context.settings.generates
+                and not self.step_shares.makes_more
                 and never_starts(self._needs, outlook)
             ):
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
                 return False
             with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event
                 async with asyncio.timeout(RECHECK_INTERVAL_S):
-                    await self._stored.wait()
+                    await self.stored.wait()
 
     def shares(self, step: int) -> tuple[int, int]:
         """Return the run's own and foreign shares, adjusted if the node generates no more groups."""
-        return self._step_shares.of_next_step(self._needs)
+        return self.step_shares.of_next_step(self._needs)
 
     @property
     def _fills(self) -> bool:
         """Return whether own groups may replace foreign ones: the run allows it and the node still generates."""
-        return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
+        return self.context.manifest.step.backfill_with_own and self.step_shares.makes_more
 
     def _current_quota(self) -> StepQuota:
         """Return the manifest's quota; with `step.backfill_with_own`, own groups replace missing foreign ones."""
-        needs = StepQuota.of(self._context.manifest)
+        needs = StepQuota.of(self.context.manifest)
         if not self._fills:
             return needs
         own, foreign = self._fill.shares(needs.own, needs.foreign)
@@ -124,18 +125,18 @@ class TimedStepGate:
         """Note the start of a step, and resize the slots for the own groups of the next step."""
         if not self._fills:
             return
-        step = self._context.manifest.step
-        self._fill.note(self._needs.foreign, [sender for sender, _ in self._reader.ready_foreign()])
+        step = self.context.manifest.step
+        self._fill.note(self._needs.foreign, [sender for sender, _ in self.reader.ready_foreign()])
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
-        self._slots.resize(own * (1 + step.max_async_level))
+        self.slots.resize(own * (1 + step.max_async_level))
 
     async def _outlook(self) -> StepInputs:
-        own_ready, foreign_ready = self._reader.ready_counts()
-        if not self._context.settings.generates or (self._needs.foreign and not self._step_shares.makes_more):
+        own_ready, foreign_ready = self.reader.ready_counts()
+        if not self.context.settings.generates or (self._needs.foreign and not self.step_shares.makes_more):
             self._needs = replace(self._needs, generated=0)
             own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
         now = time.monotonic()
-        has_members = bool(await self._gossip.members())
+        has_members = bool(await self.gossip.members())
         if has_members:
             self._with_members_at = now
         if own_ready < self._needs.own_waited_for:
@@ -152,16 +153,48 @@ class TimedStepGate:
         )
 
     async def _release_unusable(self) -> None:
-        freshness = Freshness(
-            now=time.time(),
-            max_age_s=self._context.manifest.step.max_age_s,
-            policy_version=self._context.state.policy_version,
-            max_version_lag=self._context.manifest.step.max_version_lag,
-            peer_id=self._context.identity.peer_id,
-        )
-        stale = await self._disk(self._buffer.release_stale, freshness)
-        for group in stale:
-            self._context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
-        if stale:
-            self._slots.set_held(self._reader.own_held())
-        await self._limits.evict_foreign()
+        if await self.limits.release_stale():
+            self.slots.set_held(self.reader.own_held())
+        await self.limits.evict_foreign()
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class StepSelection:
+    """Selects the groups of a step from the buffer: READY -> TAKEN, or RELEASED if the rule discards them."""
+
+    context: NodeContext
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    peers: PeerManager
+    guard: PeerGuard
+    division: Division | None
+    own_domain: OwnDomain | None
+
+    async def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
+        """Take up to `own` and `foreign` groups, by signer, for a step."""
+        events, rule = self.context.events, self._rule(step)
+        groups, discarded = await self.disk(self.buffer.take, step, own=own, foreign=foreign, rule=rule)
+        write_taken(events, groups, step=step)
+        for passed_over in discarded:
+            events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
+        note_signals(self.division, step, groups, discarded, guard=self.guard, events=events)
+        return groups
+
+    def _rule(self, step: int) -> ChoiceRule:
+        section, domain = self.context.manifest.step, self.own_domain
+        if section.group_selection == "sapo":
+            return partial(choose_sapo, seed=step, domain=domain)
+        neighbor = self.peers.share_cap().neighbor
+        if section.prompt_sharing == "horizontal":
+            return partial(choose_same_prompts, neighbor=neighbor)
+        if section.group_selection == "useful":
+            rates = pass_rates(self.reader.own_rewards())
+            return partial(choose_useful, pass_rates=rates, neighbor=neighbor, domain=domain, turn=step)
+        return partial(choose_newest, neighbor=neighbor, domain=domain, turn=step)
+
+
+def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -> None:
+    """Write one event per group, with its origin, in case the buffer or the event of its admission gets damaged."""
+    for group in groups:
+        events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)

@@ -1,6 +1,6 @@
 """The peers of a step: weights of their groups before the step, credits and charges to their reputation after it.
 
-Weights of peers' completions in this node's steps, by the agreement of their gradients with the node's own.
+A peer's completions weigh as much as their gradients agree with the node's own:
 
     weight of a peer = clamp(its agreement / the own halves' agreement, MIN_WEIGHT, 1)
 
@@ -12,7 +12,7 @@ above 0, since a peer of weight 0 could not be measured again. A restart resets 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.learner.messages import TrainGroup
@@ -52,7 +52,6 @@ class RunningMean:
     steps: int = 0
 
     def add(self, value: float) -> None:
-        """Add a step's value."""
         self.total = DECAY * self.total + (1 - DECAY) * value
         self.norm = DECAY * self.norm + (1 - DECAY)
         self.steps += 1
@@ -89,48 +88,40 @@ class PeerWeights:
         return max(MIN_WEIGHT, min(1.0, mean.value / self._own.value))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepPeers:
     """Weights the groups of peers before a step, then credits or charges their senders."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        peers: PeerManager,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-        guard: PeerGuard,
-    ) -> None:
-        self._context = context
-        self._peers = peers
-        self._registry = registry
-        self._counters = counters
-        self._guard = guard
-        self._peer_weights = PeerWeights()
+    context: NodeContext
+    peers: PeerManager
+    registry: PeerRegistry
+    counters: NodeCounters
+    guard: PeerGuard
+    _peer_weights: PeerWeights = field(default_factory=PeerWeights, init=False)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """Return the groups in the learner's form, without foreign groups whose conversion fails."""
         batch = []
         for group in groups:
-            with self._guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
+            with self.guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
                 batch.append(self._as_trained(group))
         return batch
 
     def _as_trained(self, group: StoredGroup) -> TrainGroup:
-        share = self._context.manifest.step.prompt_sharing
+        share = self.context.manifest.step.prompt_sharing
         return train_group(
             group,
             share=share,
-            of_own_weights=self._peers.is_of_own_weights(group),
+            of_own_weights=self.peers.is_of_own_weights(group),
             weight=1.0 if group.own else self._peer_weights.weight(group.sender),
         )
 
     def weigh(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
         """Record the peer weights of this step, and update them for the next step from the measured agreement."""
-        if self._context.manifest.method.peer_weights is None or report.repeated:
+        if self.context.manifest.method.peer_weights is None or report.repeated:
             return
         weights = {group.sender: round(group.weight, 4) for group in batch if not group.own}
-        self._context.events.write("peer_weights", step=report.step, weights=weights)
+        self.context.events.write("peer_weights", step=report.step, weights=weights)
         self._peer_weights.note(report.agreement, report.own_agreement)
 
     def settle(self, report: StepReport, groups: Sequence[StoredGroup], *, is_trained: bool) -> None:
@@ -139,8 +130,8 @@ class StepPeers:
             left_out = {*report.understated, *report.unreadable}
             for group in groups:
                 if group.id.hex() not in left_out:
-                    with self._guard.work_for(group.sender, Place.COUNT):
-                        note_contributor(self._peers, group)
+                    with self.guard.work_for(group.sender, Place.COUNT):
+                        note_contributor(self.peers, group)
         self._note_understated(report, groups)
         self._note_unreadable(report, groups)
 
@@ -152,11 +143,11 @@ class StepPeers:
             if group.id.hex() not in report.understated:
                 continue
             sender, detail = group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
-            with self._guard.work_for(sender, Place.COUNT):
-                self._counters.refused[UNDERSTATED] += 1
-                self._registry.seen(sender).refused[UNDERSTATED] += 1
-                self._peers.note(sender, Behaviour.FALSE_CLAIM, reason=UNDERSTATED, detail=detail)
-                self._context.events.write("understated", group=group.id, sender=sender, step=report.step)
+            with self.guard.work_for(sender, Place.COUNT):
+                self.counters.refused[UNDERSTATED] += 1
+                self.registry.seen(sender).refused[UNDERSTATED] += 1
+                self.peers.note(sender, Behaviour.FALSE_CLAIM, reason=UNDERSTATED, detail=detail)
+                self.context.events.write("understated", group=group.id, sender=sender, step=report.step)
 
     def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
         """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
@@ -164,15 +155,15 @@ class StepPeers:
         for group in unreadable if not report.repeated else ():
             log.error("step %d skipped group %s: its body cannot be unpacked", report.step, group.id.hex()[:12])
             if not group.own:
-                with self._guard.work_for(group.sender, Place.COUNT):
-                    self._peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
+                with self.guard.work_for(group.sender, Place.COUNT):
+                    self.peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
 
     def note_poisoned(self, group_id: bytes, held: HeldGroup | None) -> None:
         """Charge the sender of a group on which the learner failed repeatedly."""
-        self._context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
+        self.context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
         if held is not None and not held.own:
-            with self._guard.work_for(held.sender, Place.COUNT):
-                self._peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
+            with self.guard.work_for(held.sender, Place.COUNT):
+                self.peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
 
 
 def note_contributor(peers: PeerManager, group: StoredGroup) -> None:

@@ -1,6 +1,6 @@
 """Reporting of a finished step: state, counters, event log, trackers and log lines.
 
-Limits of the log-prob mismatch between engine and learner by dtype, and a warning at each transition.
+A warning comes when the log-prob mismatch between engine and learner passes its limits, by dtype:
 
     dtype      max_kl  max_share
     float32    1e-4    0.01       two float32 passes on a CPU differ by a KL of 1e-13, and no token is off by 1 %
@@ -16,24 +16,26 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
 from ftis_node.node.protocols import dtype_of
 from ftis_node.swarm.peer_guard import Place
+from ftis_node.telemetry.tracking import numbers_of
 
 if TYPE_CHECKING:
     from ftis_node.config.workers import MismatchSection
+    from ftis_node.gossip import Gossip
     from ftis_node.learner.messages import StepReport
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.peers.swarm_status import SwarmReporter
     from ftis_node.node.protocols import Generation
-    from ftis_node.node.training.evaluation import StepTracker
-    from ftis_node.swarm.peer_guard import PeerGuard
+    from ftis_node.telemetry.tracking import Tracking
 
 log = logging.getLogger(__name__)
+MismatchChange: TypeAlias = Literal["rose", "fell"]  # above a limit; below both limits again
 IN_WORDS = {"no signal": "all answers of each group are equally good, so there is nothing to learn from"}
 
 
@@ -57,13 +59,6 @@ def limits_of(section: MismatchSection, *, dtype: str) -> MismatchLimits:
     )
 
 
-class MismatchChange(Enum):
-    """Transition between two measurements."""
-
-    ROSE = "rose"  # above a limit; the measurement before was below both
-    FELL = "fell"  # below both limits again
-
-
 class MismatchWatch:
     """Detects transitions in a sequence of measurements."""
 
@@ -79,7 +74,7 @@ class MismatchWatch:
         if is_high == self._is_high:
             return None
         self._is_high = is_high
-        return MismatchChange.ROSE if is_high else MismatchChange.FELL
+        return "rose" if is_high else "fell"
 
 
 def warning_of(report: StepReport, limits: MismatchLimits) -> str:
@@ -92,44 +87,38 @@ def warning_of(report: StepReport, limits: MismatchLimits) -> str:
     )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepReporter:
     """Records each step's report, and the transitions of the log-prob mismatch."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-        generation: Generation,
-        tracker: StepTracker,
-        guard: PeerGuard,
-    ) -> None:
-        self._context = context
-        self._registry = registry
-        self._counters = counters
-        self._generation = generation
-        self._tracker = tracker
-        self._guard = guard
-        settings = context.settings
+    context: NodeContext
+    registry: PeerRegistry
+    counters: NodeCounters
+    generation: Generation
+    gossip: Gossip
+    swarm: SwarmReporter
+    tracking: Tracking
+
+    def __post_init__(self) -> None:
+        settings = self.context.settings
         self._mismatch = MismatchWatch(limits_of(settings.mismatch, dtype=dtype_of(settings)))
 
     async def note(self, report: StepReport) -> None:
         """Record the report of a finished step in state, counters, event log and trackers."""
-        state = self._context.state
+        state = self.context.state
         state.step, state.policy_version = report.step, report.policy_version
-        self._counters.last_report = report
-        generation_tokens_per_s = round(self._generation.tokens_per_s, 1)
+        self.counters.last_report = report
+        generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
-        self._context.events.write("step", **fields)
-        self._counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
+        self.context.events.write("step", **fields)
+        self.counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
         if not report.repeated:
-            self._counters.groups_trained_own += report.own_groups
-            self._counters.groups_trained_foreign += report.foreign_groups
+            self.counters.groups_trained_own += report.own_groups
+            self.counters.groups_trained_foreign += report.foreign_groups
         for taught in report.by_sender:
             if taught.sender and not taught.own:
-                with self._guard.work_for(taught.sender, Place.COUNT):
-                    self._registry.entry(taught.sender).note_training(taught)
+                with self.gossip.guard.work_for(taught.sender, Place.COUNT):
+                    self.registry.entry(taught.sender).note_training(taught)
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, IN_WORDS.get(problem, problem))
         else:
@@ -143,26 +132,35 @@ class StepReporter:
                 extra={"fields": fields},
             )
         self._note_mismatch(report)
-        await self._tracker.track(report)
+        await self._track(report)
+
+    async def _track(self, report: StepReport) -> None:
+        if not self.tracking:
+            return
+        swarm = self.swarm.status(members=await self.gossip.members())
+        report_fields = msgspec.to_builtins(report)
+        del report_fields["step"]  # the axis
+        numbers = numbers_of(report_fields, prefix="learner") | numbers_of(msgspec.to_builtins(swarm), prefix="swarm")
+        self.tracking.log(report.step, {"generation/tokens_per_s": self.generation.tokens_per_s, **numbers})
 
     def _note_mismatch(self, report: StepReport) -> None:
         """Write an event and a log line if the mismatch rose above its limits, or fell below them again."""
         if report.mismatch_kl is None:
             return
-        self._counters.mismatch_report = report
+        self.counters.mismatch_report = report
         change = self._mismatch.note(report)
         if change is None:
             return
-        self._context.events.write(
+        self.context.events.write(
             "mismatch",
             step=report.step,
-            change=change.value,
+            change=change,
             kl=report.mismatch_kl,
             share=report.mismatch_share,
             num_tokens=report.mismatch_tokens,
             version=report.mismatch_version,
         )
-        if change is MismatchChange.ROSE:
+        if change == "rose":
             log.warning("%s", warning_of(report, self._mismatch.limits))
         else:
             log.info("engine and learner agree again: KL %.2g", report.mismatch_kl)

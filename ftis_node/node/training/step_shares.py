@@ -1,26 +1,22 @@
-"""Shares of own and foreign groups in the next step, and whether this node still generates groups.
+"""Shares of own and foreign groups in the next step, whether a step may start, and the parts of a task mixture.
 
-A step takes I own and J foreign groups; I + J is constant. A step is smaller if foreign groups do not arrive or are
-refused. If the run has `step.backfill_with_own`, the node shares the shortfall evenly with the senders of the present
-foreign groups. Each of them gets the groups of all others. If there is a surplus of foreign groups, the node generates
-fewer extra groups. It divides the surplus by the same number of nodes and keeps the remainder for the next steps. So
-peers that send less than one group per step also count.
+A step takes I own and J foreign groups; I + J is constant. It waits for own groups without a limit, and for foreign
+ones up to the run's patience (`step.foreign_wait_s`). If no peer is connected, it waits for foreign groups only in the
+first `foreign_wait_s` after the start of the node. A step is smaller if foreign groups do not arrive or are refused.
 
-Step policy: decides whether a step may start, and with which groups. Pure functions of counts and times.
-
-A step takes I own and J foreign groups. It waits for own groups without a limit. It waits for foreign ones up to the
-run's patience (`step.foreign_wait_s`). If no peer is connected, it waits only in the first `foreign_wait_s` after the
-start of the node.
+If the run has `step.backfill_with_own`, the node shares the shortfall evenly with the senders of the present foreign
+groups. Each of them gets the groups of all others. If there is a surplus of foreign groups, the node generates fewer
+extra groups. It divides the surplus by the same number of nodes and keeps the remainder for the next steps. So peers
+that send less than one group per step also count.
 
 A learner that generates nothing takes I + J groups of any peers: the first I replace its own ones. A node that has
 stopped generating first uses its remaining own groups, and then does the same. It may end in two cases: the run takes
 no foreign groups, or no peer was connected for the whole patience.
 
-Shares of the parts of a task mixture in this node's generation, if the run has `step.task_allocation = "advantage"`.
-
-A group has a signal if its advantages are not all 0. The train loop counts such groups of each step, own and foreign.
-The generate loop skips problems to match the resulting shares (`algorithms/group_choice.py`). A restart resets the
-shares to the mixture's proportions."""
+If the run has `step.task_allocation = "advantage"`, the parts of a task mixture get shares of the generation. A group
+has a signal if its advantages are not all 0. The train loop counts such groups of each step, own and foreign. The
+generate loop skips problems to match the shares (`algorithms/group_choice.py`). A restart resets the shares.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +126,6 @@ class StepQuota:
 
     @classmethod
     def of(cls, manifest: RunManifest) -> StepQuota:
-        """Return the run's quota."""
         step = manifest.step
         return cls(
             own=step.own_groups,
@@ -173,7 +168,6 @@ class StepInputs:
 
 
 def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
-    """Return whether the step may start now."""
     if outlook.own_ready < needs.own_waited_for:
         return False
     if outlook.foreign_ready >= needs.foreign:
@@ -191,46 +185,46 @@ def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
     return not needs.foreign or (not outlook.has_members and outlook.alone_s >= needs.foreign_wait_s)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepShares:
     """Computes the shares of a step from the manifest, adjusted if the node generates nothing or its budget is used."""
 
-    def __init__(self, *, context: NodeContext, budget: GenerateBudget, slots: SlotPool, reader: ReplayReader) -> None:
-        self._context = context
-        self._budget = budget
-        self._slots = slots
-        self._reader = reader
+    context: NodeContext
+    budget: GenerateBudget
+    slots: SlotPool
+    reader: ReplayReader
 
     @property
     def makes_more(self) -> bool:
         """Return whether more own groups will be stored: budget is left, or a group is still in generation."""
-        return self._context.settings.generates and not (self._budget.is_used_up and not self._slots.waiting)
+        return self.context.settings.generates and not (self.budget.is_used_up and not self.slots.waiting)
 
     @property
     def is_learned_out(self) -> bool:
         """Return whether the budget of training tokens (`budget.learn_tokens`) is used up."""
-        limit = self._context.settings.budget.learn_tokens
-        return limit is not None and self._reader.trained_tokens() >= limit
+        limit = self.context.settings.budget.learn_tokens
+        return limit is not None and self.reader.trained_tokens() >= limit
 
     def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
         """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
-        needs = needs or StepQuota.of(self._context.manifest)
-        settings = self._context.settings
+        needs = needs or StepQuota.of(self.context.manifest)
+        settings = self.context.settings
         if settings.role == "exchange":  # the trainer beside it makes the own groups
             return needs.own, needs.foreign
         generates = settings.generates
         if not generates or self.makes_more or not needs.foreign:
             return shares_of_step(needs, generates=generates)
-        own_left, _ = self._reader.ready_counts()
+        own_left, _ = self.reader.ready_counts()
         return shares_of_step(needs, generates=False, own_left=own_left)
 
 
+@dataclass(slots=True)
 class ForeignShortfall:
     """Controller of `extra`: the own groups beyond I in the next step, which replace foreign ones; 0 at the start."""
 
-    def __init__(self) -> None:
-        self.extra = 0
-        self._left = 0
-        self._plenty = 0  # surplus of earlier steps that has not reduced `extra` yet
+    extra: int = 0
+    _left: int = 0
+    _plenty: int = 0  # surplus of earlier steps that has not reduced `extra` yet
 
     def shares(self, own: int, foreign: int) -> tuple[int, int]:
         """Return I and J for the next step."""

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ftis_node.gossip import MAX_ANSWERS
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
-from ftis_node.gossip.interface import MAX_ANSWERS
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, bucket_key, record_key
 from ftis_node.records.envelope import seal_group

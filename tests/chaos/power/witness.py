@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.records.envelope import announce_group, open_announcement, open_envelope, seal_group
 from ftis_node.records.identity import Identity

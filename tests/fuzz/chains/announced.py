@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.interface import GossipMessage as Message
+from ftis_node.gossip import GossipMessage as Message
 from ftis_node.node.loops.announcements import AssignmentMembers
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.dialer import usable_addresses
 from ftis_node.gossip.directory import entries
 from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
-from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.multiaddr import reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
 from ftis_node.swarm.rate_limits import subnet_of
@@ -40,9 +40,9 @@ async def chain(items: Sequence[Item]) -> None:
             _told_by_p2pd(item.data)
             continue
         raw = item.data if item.tag & AS_IS else _sealed(item)
-        entries.run_of(raw)
-        assert 1 <= entries.num_shards_of(raw) <= 64
-        entries.claimed_addresses(raw)
+        if (parts := entries.unverified(raw)) is not None:
+            assert 1 <= entries.num_shards_of(parts[1]) <= 64
+            entries.unpack_addresses(parts[1])
         entry = entries.verify_entry(raw, max_record_bytes=LIMITS.max_record_bytes)
         if entry is None:
             continue

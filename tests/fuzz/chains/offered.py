@@ -61,7 +61,7 @@ async def chain(items: Sequence[Item]) -> None:
         made.is_looked_at = False
         context = replace(made.parts.context, settings=AT_ONCE)
         parts = replace(made.parts, context=context, generation=Engine(lambda: 0))
-        loop = Wiring(parts).follow_loop()
+        loop = Wiring(parts).follow_loop
         loop._follower = FOLLOWER
         for item in offers:
             made.members[0].serve_weights(_learner(_offer(item, chunks), hashes or [hash_chunks(chunks)], chunks))

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.node.loops.weight_offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb
@@ -68,7 +68,7 @@ def _fill(made: World) -> None:
     made.parts.buffer.admit_many(accepted)
     path = made.home.root / "weights.bin"
     path.write_bytes(FILE)
-    loop = made.wiring.offer_loop()
+    loop = made.wiring.offer_loop
     offered = offer_of(FILE)
     loop._newest = OfferedVersion(offered, seal_offer(offered, OWN), path, hash_chunks(chunks_of(FILE)))
     loop._held[1], loop._requested_at[1] = loop._newest, 0.0

@@ -20,11 +20,10 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.models.tokenizer import Decoder
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, pack_group
+from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.identity import ENVELOPE_DOMAIN
 from ftis_node.records.peer_messages import BackfillRequest
-from ftis_node.records.text_codec import hash_messages, pack_text_group
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
 from tests.conftest import make_group, make_text_group
@@ -62,7 +61,7 @@ async def chain(items: Sequence[Item]) -> None:
         await _serve(made)
         groups = made.parts.buffer.take(1, own=0, foreign=len(items), **rule)[0]
         loop = made.wiring.train_loop(made.wiring.step_gate(), last_step=None)
-        batch = loop._peers.batch(groups)
+        batch = loop.peers.batch(groups)
         assert len(batch) == len(groups)
         assert not any(group.own for group in batch), "no group of a peer is own"
         if batch:

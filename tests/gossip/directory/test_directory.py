@@ -6,10 +6,11 @@ import struct
 import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ftis_node.gossip import GossipCounters, GossipLimits
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.directory.entries import (
     EntryKind,
@@ -17,6 +18,7 @@ from ftis_node.gossip.directory.entries import (
     pack_member,
     sign_entry,
     unpack_addresses,
+    unverified,
     verify_entry,
 )
 from ftis_node.gossip.directory.validators import (
@@ -27,14 +29,19 @@ from ftis_node.gossip.directory.validators import (
     RequestLimiter,
 )
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
-from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
 from ftis_node.gossip.wire_format import bucket_key, check_run_id, record_key
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
+from tests.gossip.helpers import settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OWNER, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
-VALIDATOR = EntryValidator(max_record_bytes=2048, max_ttl_s=600)
+VALIDATOR = EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard())
 SOON = time.time() + 300
 OWN_PLACE = 7  # of the node whose door it is
 
@@ -159,7 +166,7 @@ async def test_an_answer_that_names_this_node_as_its_own_neighbor_is_cut(bounds:
         assert list(result.nearest_peer_ids) == [one[-1:] for one in result.nearest_node_ids], "still in pairs"
 
 
-async def test_a_directory_that_fails_over_an_answer_has_not_answered() -> None:
+async def test_a_directory_that_fails_over_an_answer_has_not_answered(tmp_path: Path) -> None:
     async def find_nearest_nodes(*_: Any) -> None:
         raise AssertionError
 
@@ -167,7 +174,7 @@ async def test_a_directory_that_fails_over_an_answer_has_not_answered() -> None:
         raise ConnectionResetError
 
     node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=gone)
-    directory = Directory(node, RequestLimiter(), identity=OWNER, limits=GossipLimits(), timeout_s=5.0)
+    directory = Directory(node, RequestLimiter(), P2pdConfig(settings=settings(tmp_path), identity=OWNER))
     with pytest.raises(TimeoutError, match="failed: AssertionError"):
         await directory._call(node.find_nearest_nodes())
     with pytest.raises(ConnectionResetError):
@@ -241,4 +248,5 @@ def test_a_run_id_must_fit_into_names(run_id: str) -> None:
 )
 def test_a_member_entry_says_how_many_shards_its_run_has(payload: bytes, num_shards: int) -> None:
     entry = sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
-    assert num_shards_of(entry) == num_shards
+    assert unverified(entry) == ("r", payload)
+    assert num_shards_of(payload) == num_shards

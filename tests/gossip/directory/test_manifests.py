@@ -10,6 +10,7 @@ import pytest
 
 from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, NetworkError
+from ftis_node.gossip import GossipCounters, GossipLimits
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.entries import MAX_MANIFEST_BYTES, EntryKind, pack_manifest, sign_entry, unpack_manifest
 from ftis_node.gossip.directory.lookup import find_manifest
@@ -18,6 +19,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, MSGPackSerializer
 from ftis_node.gossip.wire_format import manifest_key
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.peer_guard import PeerGuard
 from tests.gossip.helpers import eventually, settings
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def test_the_directory_keeps_only_the_manifest_of_the_run_that_it_names(payload:
         ),
         expiration_time=expires_at,
     )
-    assert EntryValidator(max_record_bytes=2048, max_ttl_s=600).validate(record) is passes
+    assert EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard()).validate(record) is passes
 
 
 def test_a_manifest_of_another_version_is_named() -> None:

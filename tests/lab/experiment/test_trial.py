@@ -27,7 +27,7 @@ from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.node.context import NodeState
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.training import step_selection
+from ftis_node.node.training import step_gate
 from ftis_node.node.training.evaluation import Evaluator
 
 if TYPE_CHECKING:
@@ -205,14 +205,14 @@ def test_a_useful_choice_is_among_the_groups_of_the_round(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, Any, dict[str, float]]] = []
-    choose = step_selection.choose_useful
+    choose = step_gate.choose_useful
 
     def watched(candidates: Any, *numbers: int, pass_rates: dict[str, float], **how: Any) -> Any:
         selection = choose(candidates, *numbers, pass_rates=pass_rates, **how)
         seen.append((candidates, selection, pass_rates))
         return selection
 
-    monkeypatch.setattr(step_selection, "choose_useful", watched)
+    monkeypatch.setattr(step_gate, "choose_useful", watched)
     result = run_trial(only(experiment, shares=("useful:3",), num_nodes=(4,)))
     assert [member.foreign_groups for member in result.members] == [3 * STEPS] * 4
     assert len(seen) == 4 * STEPS
@@ -232,13 +232,13 @@ def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
 ) -> None:
     """No completion of eight tokens has room for a sum with its working: no group of `sums` has a signal."""
     late = Counter[str]()
-    note = step_selection.note_signals
+    note = step_gate.note_signals
 
     def watched(division: Any, step: int, groups: Any, discarded: Any, **others: Any) -> None:
         late.update(each.prompt_ref.task for each in groups if each.own and step > 2)
         note(division, step, groups, discarded, **others)
 
-    monkeypatch.setattr(step_selection, "note_signals", watched)
+    monkeypatch.setattr(step_gate, "note_signals", watched)
     mixture, steps = "arithmetic:add+sums", 4
     base = load_manifest("arithmetic-compare")
     base = base.model_copy(update={"task": mixture, "eval": base.eval.model_copy(update={"every_steps": 0})})

@@ -21,8 +21,9 @@ from ftis_node.learner.model.policy import own_tensors
 from ftis_node.learner.worker import build
 from ftis_node.workers.shared_tensors import OpenedWeights
 from ftis_node.workers.tensor_file import LockedFiles, checksum, read_tensors
-from ftis_node.workers.weight_store import WeightStore, file_checksums
+from ftis_node.workers.weight_store import file_checksums
 from tests import cpu_sharing
+from tests.published import published_tensors
 
 LORA = LoraSection(rank=4, alpha=8)
 BFLOAT16 = {"dtype": "bfloat16", "learning_rate": 1e-3}
@@ -100,7 +101,7 @@ def test_a_file_is_written_on_request_and_only_a_refusal_ends_the_sharing(model_
     assert learner.state().weights == refused
     later = step(learner, 3)
     assert (later.way, later.fell_back) == ("file", "CUDA error: invalid argument")
-    assert WeightStore(tmp_path / "weights").load(3).keys() == shared.checksums.keys()
+    assert published_tensors(tmp_path / "weights", 3).keys() == shared.checksums.keys()
     lines = [record.getMessage() for record in caplog.records if "from now on" in record.getMessage()]
     assert lines == ["weights are sent in files from now on: CUDA error: invalid argument"]
 

@@ -35,8 +35,8 @@ from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_mic
 from ftis_node.learner.messages import CheckpointInProgress
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.preload import Timing
-from ftis_node.workers.weight_store import WeightStore
 from ftis_node.workers.wire import enc_hook
+from tests.published import published_tensors
 
 HERE = Path(__file__).parent
 LIMIT_S = 240  # seconds on two free cores: about 20 each
@@ -92,8 +92,8 @@ def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_fold
         assert result["grad_norm"] == pytest.approx(figures["grad_norm"], rel=NUMBERS)
     for form in FORMS:
         home = tmp_path / f"{form}-together"
-        published, own = WeightStore(home / "weights").load(5), alone[form].policy
-        assert set(published) == set(WeightStore(tmp_path / f"{form}-alone" / "weights").load(6))
+        published, own = published_tensors(home / "weights", 5), alone[form].policy
+        assert set(published) == set(published_tensors(tmp_path / f"{form}-alone" / "weights", 6))
         assert published["model.embed_tokens.weight"].shape == own.causal_lm.get_input_embeddings().weight.shape
         resumed = Learner(boot(form, "together"))
         assert resumed.state().step == 5

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from ftis_node.config.workers import LoraSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.step.optimizer import MasterWeights, make_masters, make_optimizer
-from ftis_node.workers.weight_store import WeightStore
+from tests.published import published_tensors
 
 # Half of bfloat16's spacing is 3.8e-6 here: more than one update of 1e-6, less than fifty of them.
 START = 1.5e-3
@@ -70,7 +70,7 @@ def test_what_is_saved_is_float32_and_what_is_published_is_it_rounded(model_fold
     for step in (1, 2):
         path = learner.train(random_groups(seed=step), step=step).weights.path
     saved = load_file(tmp_path / "checkpoints" / "step-00000002" / "weights.safetensors")
-    published = load_file(path) if lora else WeightStore(tmp_path / "weights").load(2)
+    published = load_file(path) if lora else published_tensors(tmp_path / "weights", 2)
     assert {value.dtype for value in saved.values()} == {torch.float32}
     assert any(not value.equal(value.bfloat16().float()) for value in saved.values())
     for name, value in saved.items():

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
-from ftis_node.node.supervision.worker_status import not_ready, worker_problems
+from ftis_node.node.loops.status import not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipMessage
+from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
@@ -134,7 +134,7 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) ->
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         ear = alice.wiring.announcements
-        ear._announce_limiter = AnnounceRateLimiter(max_per_minute=3)
+        ear._limiter = AnnounceRateLimiter(max_per_minute=3)
         (batch,) = join_announcements([announced(number) for number in range(1, 8)])
         ear._take(GossipMessage(PEER, batch.to_bytes()))
         assert len(ear.queue) == 3

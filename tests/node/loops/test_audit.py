@@ -96,7 +96,7 @@ class Rig:
             counters=node.counters,
             guard=node.gossip.guard,
             takes_turns=False,
-            dice=dice,
+            dice=dice or random.SystemRandom(),
         )
 
     async def run(self, *offered: Accepted, dice: random.Random | None = None) -> None:

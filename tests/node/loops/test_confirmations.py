@@ -73,7 +73,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
         confirmations.pending = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
-        await alice.wiring.deliver_loop()._release()
+        await alice.wiring.deliver_loop._release()
         assert confirmations.num_confirmed == 0
         assert len(alice.parts.reader.own_ready()) == 3, "no slot is free"
         assert len(confirmations.pending) == 3, "announced again"
@@ -81,7 +81,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
         async with swarm.node(2) as bob:
             await eventually(lambda: held(bob) == 3)
             await eventually(lambda: confirmations.num_confirmed == 3)
-            await alice.wiring.deliver_loop()._release()
+            await alice.wiring.deliver_loop._release()
             assert len(alice.parts.reader.own_ready()) == 0, "delivered"
             assert len(confirmations.pending) == 0
 
@@ -129,7 +129,7 @@ async def test_a_known_peers_word_counts(tmp_path: Path) -> None:
     async with swarm.node(1) as alice:
         await swarm.publish(alice)
         peer_id = identity_of(LIAR).peer_id
-        while not alice.parts.peers.is_known(peer_id):
+        while alice.parts.peers.is_new_peer(peer_id):
             alice.parts.peers.note(peer_id, Behaviour.ACCEPTED)
         async with liar(swarm) as known:
             await known.confirm(alice.parts.context.peer_id, alice.parts.reader.own_ready())
@@ -160,9 +160,9 @@ async def test_what_one_senders_values_raise_keeps_no_confirmation_from_another(
         assert sent == [(honest.peer_id, [groups[1].announced_id])]
         assert faults == [(odd.peer_id, Place.CONFIRM)], "its sender is charged, not the peer that sent the body"
         for identity in (odd, honest):
-            loop._announcements.reminders.add(identity.peer_id, bytes(32))
+            loop.announcements.reminders.add(identity.peer_id, bytes(32))
             loop._gathered.add(identity.peer_id, bytes([1]) * 32)
-        loop._announcements.reminded.set()
+        loop.announcements.reminded.set()
         loop._has_gathered.set()
         await eventually(lambda: len([peer_id for peer_id, _ in sent if peer_id == honest.peer_id]) == 3)
 

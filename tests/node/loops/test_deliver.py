@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.loops.confirmations import DeliverLoop
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components, events_of
@@ -18,21 +18,8 @@ from tests.replay.test_buffer import accepted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.node.components import NodeComponents
 
 PEER = Identity.from_seed(bytes([2]) * 32).peer_id
-
-
-async def _release(node: NodeComponents) -> None:
-    loop = DeliverLoop(
-        context=node.context,
-        buffer=node.buffer,
-        reader=node.reader,
-        disk=node.disk,
-        slots=node.slots,
-        confirmations=node.confirmations,
-    )
-    await loop._release()
 
 
 @pytest.mark.parametrize("reason", ["delivered", "stale"])
@@ -44,7 +31,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
         assert node.buffer.admit(group, own=True)
         if reason == "delivered":
             node.confirmations.confirm(PEER, group.envelope.id)
-        await _release(node)
+        await Wiring(node).deliver_loop._release()
         assert [event["reason"] for event in events_of(node, "released")] == [reason]
         assert node.reader.ready_counts() == (0, 0)
         async with asyncio.timeout(5):
@@ -54,7 +41,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
 async def test_a_group_that_nobody_has_yet_keeps_its_slot(tmp_path: Path) -> None:
     with components(tmp_path, slots=SlotPool(1, held=1)) as node:
         assert node.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
-        await _release(node)
+        await Wiring(node).deliver_loop._release()
         assert events_of(node, "released") == []
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):

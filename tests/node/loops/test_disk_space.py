@@ -20,8 +20,8 @@ from ftis_node.errors import ConfigError
 from ftis_node.node.context import NodeContext, NodeState
 from ftis_node.node.loops.pull_slots import HeldBytes
 from ftis_node.node.loops.upkeep import DiskSpaceLoop
-from ftis_node.node.storage import cleanup as home_limit
-from ftis_node.node.storage.usage import DiskSpace, HomeLimit, HomeUse, measure_usage
+from ftis_node.node.storage import disk_space as home_limit
+from ftis_node.node.storage.disk_space import DiskSpace, HomeLimit, HomeUse, measure_usage
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.records.identity import Identity

@@ -129,7 +129,7 @@ async def test_a_step_says_what_each_sender_was_worth(tmp_path: Path) -> None:
         node.registry.seen(LIAR.peer_id)
         seen_at = node.registry.entry(HONEST.peer_id).last_seen
         for _ in range(RECENT_STEPS + 5):
-            await loop._reporter.note(report)
+            await loop.reporter.note(report)
         steps = events_of(node, "step")
         assert [each["sender"] for each in steps[0]["by_sender"]] == ["me", HONEST.peer_id, ""]
         assert steps[0]["by_sender"][1]["negative_log_ratios"] == list(bins)
@@ -151,7 +151,7 @@ async def test_who_disagrees_counts_less_from_the_next_step_on(tmp_path: Path) -
         groups = [foreign(HONEST, 1), foreign(LIAR, 2)]
         weights = []
         for _ in range(4):
-            weights.append([each.weight for each in loop._peers.batch(groups)])
+            weights.append([each.weight for each in loop.peers.batch(groups)])
             await loop._train(groups)
         assert weights == [[1.0, 1.0], [1.0, 1.0], [1.0, 0.02], [1.0, 0.02]]
         assert len(events_of(node, "peer_weights")) == 4
@@ -162,7 +162,7 @@ async def test_without_the_setting_nobody_counts_less(tmp_path: Path) -> None:
     with loop_with(tmp_path, report) as (loop, node):
         for _ in range(4):
             await loop._train([foreign(LIAR, 2)])
-        assert [each.weight for each in loop._peers.batch([foreign(LIAR, 2)])] == [1.0]
+        assert [each.weight for each in loop.peers.batch([foreign(LIAR, 2)])] == [1.0]
         assert events_of(node, "peer_weights") == []
 
 

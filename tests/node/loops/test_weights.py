@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from pathlib import Path
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.components import NodeComponents
     from ftis_node.records.weights import WeightsOffer
 
@@ -117,7 +117,7 @@ class _Pair:
     def __init__(self, learner: NodeComponents, generator: NodeComponents) -> None:
         self.learner = learner
         self.generator = generator
-        self.offers = Wiring(learner).offer_loop()
+        self.offers = Wiring(learner).offer_loop
         self.given: list[Any] = []  # questions
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
@@ -157,7 +157,7 @@ async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIte
         pair = _Pair(learner, generator)
         tasks = [asyncio.create_task(pair.offers.run())]
         if follows:
-            tasks.append(asyncio.create_task(Wiring(generator).follow_loop().run()))
+            tasks.append(asyncio.create_task(Wiring(generator).follow_loop.run()))
         for gossip in (ours, theirs):
             await gossip.start()
         ours.serve_weights(pair.give)
@@ -210,7 +210,7 @@ async def test_a_restarted_generator_serves_what_it_served_and_goes_on_inside_a_
         damaged = content[: 3 * MIB] + b"x" + content[3 * MIB + 1 : 5 * MIB]  # the fourth chunk is wrong
         (partial / f"{offer.sha256.hex()}.part").write_bytes(damaged)
         (partial / f"{'00' * 32}.part").write_bytes(b"of a version that is gone")
-        follow = Wiring(pair.generator).follow_loop()
+        follow = Wiring(pair.generator).follow_loop
         await follow.resume()
         assert pair.served == [1]
         running = asyncio.create_task(follow.run())
@@ -300,7 +300,7 @@ async def test_a_bad_offer_costs_not_a_byte_of_the_file(
     async with _pair(tmp_path, follows=False) as pair:
         offer = await pair.offer(1, b"weights")
         pair.learner.gossip.serve_weights(_Liar(pair, replace(offer, **changes), signer=signer).give)
-        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.refused)
         await asyncio.sleep(0.2)
         running.cancel()
@@ -315,7 +315,7 @@ async def test_a_list_of_other_hashes_is_refused(tmp_path: Path) -> None:
         liar = _Liar(pair, await pair.offer(1, b"weights"))
         liar.hashes = bytes(32)
         pair.learner.gossip.serve_weights(liar.give)
-        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.refused == {"hash": 1})
         running.cancel()
         assert WeightsPart.CHUNKS not in {question.part for question in pair.given}
@@ -328,7 +328,7 @@ async def test_a_file_that_is_not_the_one_offered_is_thrown_away(tmp_path: Path)
         held = pair.offers._held[1]
         pair.offers._held[1] = replace(held, offer=claimed)
         pair.learner.gossip.serve_weights(_Liar(pair, claimed).give)
-        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.refused == {"hash": 1})
         running.cancel()
         assert list((tmp_path / "generator/weights/followed/partial").iterdir()) == []
@@ -339,7 +339,7 @@ async def test_a_wrong_chunk_costs_that_chunk(tmp_path: Path) -> None:
         liar = _Liar(pair, await pair.offer(1, os.urandom(5 * MIB)))
         liar.spoil, liar.most_spoilt = {2}, 3
         pair.learner.gossip.serve_weights(liar.give)
-        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.served == [1])
         running.cancel()
         fetched = events_of(pair.generator, "weights_fetched")[0]
@@ -357,7 +357,7 @@ async def test_a_learner_that_keeps_sending_wrong_chunks_is_given_up(tmp_path: P
         liar = _Liar(pair, await pair.offer(1, os.urandom(5 * MIB)))
         liar.spoil = {2}
         pair.learner.gossip.serve_weights(liar.give)
-        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.refused.get("chunk"))
         running.cancel()
         assert pair.refused == {"wrong_chunk": MAX_WRONG_CHUNKS, "chunk": 1}
@@ -395,7 +395,7 @@ async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
     )
     await generator.start()
     with _node(LEARNER, tmp_path / "learner", learner) as node:
-        offers = Wiring(node).offer_loop()
+        offers = Wiring(node).offer_loop
         offering = asyncio.create_task(offers.run())
         content = os.urandom(12 * MIB + 77)
         num_given, first_chunks = 0, list[int]()
@@ -473,7 +473,7 @@ def test_a_learner_that_is_starting_refuses_no_version_of_its_followers(tmp_path
 async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) -> None:
     with _node(LEARNER, tmp_path, None, weights_for="trusted") as node:
         node.peers.trust(GENERATOR.peer_id)
-        offers = Wiring(node).offer_loop()
+        offers = Wiring(node).offer_loop
         offering = asyncio.create_task(offers.run())
         await offers.take(*_publish(node, 1, b"weights"))
         await eventually(lambda: offers._newest)

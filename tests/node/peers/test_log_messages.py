@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.gossip.interface import SwarmPhase, SwarmState
+from ftis_node.gossip import SwarmPhase, SwarmState
 from ftis_node.node.loops.directory import SwarmLogMessages, how_to_be_found
 
 ADDRESS = "/ip4/192.168.1.5/tcp/4001/p2p/ID"

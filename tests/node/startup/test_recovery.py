@@ -23,10 +23,11 @@ from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup import migrations as upgrade
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged, rescue_files
 from ftis_node.node.startup.run_plan import plan_run
-from ftis_node.node.training.step_selection import write_taken
+from ftis_node.node.training.step_gate import write_taken
 from ftis_node.records.identity import Identity
 from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.database import transaction
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.reputation import Behaviour, ReputationTable
@@ -149,7 +150,7 @@ def assert_reset(home: Home) -> None:
     assert buffer.last_number() >= max(NUM_GROUPS - 1, int(time.time()) - 60), "peers take each number once"
     assert buffer.prompt_position() == NUM_GROUPS // 2, "the prompt after those of the own groups"
     assert not any(buffer.admit_many([(group, False) for group in GROUPS])), "made before the reset"
-    with buffer._transaction():
+    with transaction(buffer._db):
         assert buffer._insert(made_now(NUM_GROUPS + 2), own=False)
         assert buffer._insert(accepted(ME, buffer.last_number() + 1), own=True), "own groups are made after the start"
         buffer._db.execute("DELETE FROM groups")

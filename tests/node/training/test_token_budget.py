@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.home import Home
-from ftis_node.config.limits import BudgetSection
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
+from ftis_node.node.daemon import run_node
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.training.group_limits import GenerateBudget, generate_budget
+from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.node.training.step_shares import (
     StepInputs,
     StepQuota,
@@ -87,12 +86,9 @@ def test_groups_of_one_size_overshoot_by_less_than_one() -> None:
 
 
 def test_what_the_home_has_made_counts_after_a_restart() -> None:
-    used_up = generate_budget(BudgetSection(generate_tokens=96), num_tokens=96, num_groups=4)
+    used_up = GenerateBudget(96, num_tokens=96, num_groups=4)
     assert used_up.is_used_up and not used_up.may_begin
-    assert (
-        sum(drive(generate_budget(BudgetSection(generate_tokens=96), num_tokens=72, num_groups=3), [24] * 9, places=1))
-        == 24
-    )
+    assert sum(drive(GenerateBudget(96, num_tokens=72, num_groups=3), [24] * 9, places=1)) == 24
 
 
 def test_without_a_limit_there_is_no_end() -> None:

@@ -27,11 +27,11 @@ from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLe
 from ftis_node.lab.experiment.rounds import NO_DELAY
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
+from ftis_node.node.daemon import run_node
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import ProcessNodeFactory, generation_boot
-from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import first_of_ours
@@ -188,7 +188,7 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
     told: list[str] = []
     async with running_components(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
         assert told[0] == "looking for the model tiny"
-        assert re.fullmatch(r"loading tiny \(0\.\d MB\) into generator and learner; connecting", told[-4])
+        assert re.fullmatch(r"loading tiny \(\d+ kB\) into generator and learner; connecting", told[-4])
         assert told[-1] == "", "nothing is waited for any more"
         await run_node(parts, steps=3)
         assert parts.context.state.step == 3

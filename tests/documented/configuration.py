@@ -1,6 +1,6 @@
-"""Generator of the configuration reference: `python -m ftis_node.config.reference`.
+"""Generator of docs/reference/configuration.md, made from the settings: every one has its line.
 
-A test compares it with `docs/reference/configuration.md`, so every setting has its line and no line is out of date.
+python -m tests.documented.configuration      print the page
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ PRESET_FILES = "../../ftis_node/config/presets"
 
 
 def render_reference() -> str:
-    """Return the whole page as Markdown."""
     parts = [
         HEADER,
         "## Run manifest\n",

@@ -1,4 +1,13 @@
-"""Cleanup of a nearly full home: removes the least needed data first, and only as much as necessary.
+"""The disk space of a home: its use, measured from its files, its limit, and the cleanup of a nearly full home.
+
+    free     the smaller of the space below the limit and the free space of the disk
+    reserve  space for the next checkpoint, groups in progress and log lines
+
+    free < reserve + cushion     nearly full: the node removes files that are not needed
+    free < reserve               full: the node pauses
+    free >= reserve + cushion/2  after full: the node continues
+
+All are in bytes. The cleanup removes the least needed data first, and only as much as necessary:
 
     0  free pages of the buffer's file
     1  released groups, oldest first: peers can fetch them from other nodes
@@ -15,41 +24,155 @@ pipe block the worker.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import is_disk_full
+from ftis_node.config.disk_room import free_bytes, is_disk_full
 from ftis_node.config.limits import usual_home_bytes
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.memory.choice import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.protocols import dtype_of, serves_adapters
-from ftis_node.node.startup.preflight import checkpoint_bytes
-from ftis_node.node.storage.usage import HomeLimit
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.terminal_text import size
-from ftis_node.workers.durable import keep_newest, newest_complete
+from ftis_node.workers.durable import TEMPORARY_MARK, keep_newest, newest_complete
 from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import ModelSource
-    from ftis_node.node.storage.usage import HomeUse
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.workers.shared_weights import Way
 
-CHECKPOINT_PREFIX = "step-"  # a copy, because learner/checkpoint/checkpoint.py imports torch
+CHECKPOINT = re.compile(r"step-\d+")
+CUSHION_SHARE = 16  # of the limit
+MAX_CUSHION_BYTES = 1 << 30
+UNLIMITED_BYTES = 1 << 60
 DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of both Adam moments, per parameter
+
+
+class DiskSpace:
+    """Gate that is closed while the home is full. Open until the first measurement. For one event loop."""
+
+    def __init__(self, limit: HomeLimit | None = None) -> None:
+        """If `limit` is None, only the size of the disk limits the home."""
+        self.limit = limit or HomeLimit(UNLIMITED_BYTES, reserve_bytes=0)
+        self.use: HomeUse | None = None
+        self.why_full = ""
+        self._has_space = asyncio.Event()
+        self._has_space.set()
+
+    async def wait_available(self) -> None:
+        """Wait until there is space for another group."""
+        await self._has_space.wait()
+
+    def note(self, use: HomeUse) -> None:
+        """Store a new measurement, and open or close the gate."""
+        self.use = use
+        self.why_full = self.limit.why_full(use, was_full=bool(self.why_full))
+        if self.why_full:
+            self._has_space.clear()
+        else:
+            self._has_space.set()
+
+
+@dataclass(frozen=True, slots=True)
+class HomeUse:
+    """Disk use in bytes: the home's files, and the free space of the disk. Checkpoints in progress, and those to be
+    removed soon, count as free, because the reserve covers them."""
+
+    used_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HomeLimit:
+    """The size limit of a home and the reserve below it, in bytes."""
+
+    limit_bytes: int
+    reserve_bytes: int
+
+    @property
+    def cushion_bytes(self) -> int:
+        """Return the extra bytes to free above the reserve, so that not every check has to free some."""
+        return min(self.limit_bytes // CUSHION_SHARE, MAX_CUSHION_BYTES)
+
+    def missing_bytes(self, use: HomeUse) -> int:
+        """Return the number of bytes to remove; 0 if there is enough space."""
+        return max(0, self.reserve_bytes + self.cushion_bytes - self._room(use))
+
+    def why_full(self, use: HomeUse, *, was_full: bool) -> str:
+        """Return the reason for a pause of generation and pulls, as a clause; "" if there is enough space."""
+        needed = self.reserve_bytes + (self.cushion_bytes // 2 if was_full else 0)
+        if self._room(use) >= needed:
+            return ""
+        needs = f"the next checkpoint and groups need {size(self.reserve_bytes)}"
+        if use.free_bytes < self.limit_bytes - use.used_bytes:
+            return f"the disk is full: {size(use.free_bytes)} are free, {needs}"
+        return f"the home is full: {size(use.used_bytes)} of {size(self.limit_bytes)} are used, {needs}"
+
+    def _room(self, use: HomeUse) -> int:
+        return min(self.limit_bytes - use.used_bytes, use.free_bytes)
+
+
+def measure_usage(home: Home, *, keep_checkpoints: int) -> HomeUse:
+    """Return the present use of the home. Count checkpoints beyond the newest `keep_checkpoints` as free space."""
+    checkpoints: dict[str, int] = {}
+    used = passing = 0
+    for path, num_bytes in _files(home.root):
+        parts = path.relative_to(home.root).parts
+        if any(TEMPORARY_MARK in part for part in parts):
+            passing += num_bytes
+        elif parts[0] == home.checkpoints.name and CHECKPOINT.fullmatch(parts[1]):
+            checkpoints[parts[1]] = checkpoints.get(parts[1], 0) + num_bytes
+        else:
+            used += num_bytes
+    newest_first = [checkpoints[name] for name in sorted(checkpoints, reverse=True)]
+    passing += sum(newest_first[keep_checkpoints:])
+    return HomeUse(used + sum(newest_first[:keep_checkpoints]), free_bytes(home.root) + passing)
+
+
+def _files(root: Path) -> list[tuple[Path, int]]:
+    """Return each file with its size in bytes; skip files that are removed meanwhile."""
+    found = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder) / name
+            try:
+                found.append((path, path.lstat().st_size))
+            except FileNotFoundError:
+                continue
+    return found
+
+
+def checkpoint_step(home: Home) -> int:
+    """Return the step of the home's newest checkpoint, 0 without one."""
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
+
+
+def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
+    """Return the bytes of one checkpoint: float32 weights and Adam's moments, of the full model or the adapter."""
+    num_trained = parameter_count(source)
+    if settings.lora:
+        with suppress(ModelError):  # without a known shape, use the full model as an upper bound
+            num_trained = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
+    return num_trained * (DTYPE_BYTES["float32"] + MOMENTS_BYTES[settings.learner.optimizer_states])
 
 
 def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
@@ -112,11 +235,12 @@ async def reclaim(
     `measure` returns the present disk use of the home.
     """
     target_bytes = (await measure()).used_bytes - missing_bytes
-    saved_step = _saved_step(home) if learns else None
+    saved_step = checkpoint_step(home) if learns else None
+    old_logs = (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
         ("free pages", lambda _: disk(buffer.shrink)),
         ("used groups", lambda num_bytes: disk(buffer.evict_released, num_bytes, saved_step=saved_step)),
-        ("old logs", lambda num_bytes: in_background(_remove_first, _old_logs(home), num_bytes)),
+        ("old logs", lambda num_bytes: in_background(_remove_first, old_logs, num_bytes)),
         ("old events", lambda num_bytes: _remove_old_events(home, num_bytes)),
         ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, home)),
     )
@@ -132,16 +256,6 @@ async def reclaim(
 def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
     """Rotate the log files of the home that are too long; return their paths. Raise OSError."""
     return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
-
-
-def _saved_step(home: Home) -> int:
-    """Return the step of the newest checkpoint; 0 before the first."""
-    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
-
-
-def _old_logs(home: Home) -> Iterator[Path]:
-    return (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))
 
 
 async def _remove_old_events(home: Home, num_bytes: int) -> None:

@@ -1,0 +1,55 @@
+"""The table of docs/reference/metrics.md, made from `metrics.toml`.
+
+python -m tests.documented.metrics      write it into the page
+"""
+
+from __future__ import annotations
+
+from ftis_node.documentation import as_links
+from ftis_node.telemetry.metrics import Metric, all_metrics
+from tests.documented.pages import ROOT
+
+PAGE = ROOT / "docs/reference/metrics.md"
+HEAD = """| metric | kind | labels | meaning | what is normal | what to do when it is not |
+|---|---|---|---|---|---|
+"""
+
+
+def metrics_table() -> str:
+    """Return one row per metric."""
+    rows: dict[str, list[Metric]] = {}
+    for metric in all_metrics():
+        rows.setdefault(metric.name, []).append(metric)
+    return as_links(HEAD + "".join(map(_row, rows.values())))
+
+
+def with_table(page: str) -> str:
+    """Return the page with the table of the code in place of the former one, which ends at the first empty line."""
+    before, _, rest = page.partition(HEAD)
+    after = rest.partition("\n\n")[2]
+    return f"{before}{metrics_table()}\n{after}"
+
+
+def _row(parts: list[Metric]) -> str:
+    first = parts[0]
+    columns = (
+        f"`{first.name}`",
+        first.kind,
+        ", ".join(f"`{name}`" for name in first.label_names) or "-",
+        first.help,
+        _each(parts, "normal"),
+        _each(parts, "advice") or "-",
+    )
+    return f"| {' | '.join(columns)} |\n"
+
+
+def _each(parts: list[Metric], column: str) -> str:
+    """Return one text for all parts, or one for each part if they differ."""
+    texts = [str(getattr(part, column)) for part in parts]
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"{part.part[1]}: {text}" for part, text in zip(parts, texts, strict=True) if part.part)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
