@@ -203,10 +203,8 @@ class ProbeAnswer(NamedTuple):
     was_cut: bool = False
 
 
-def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
-    """Yield the results of torch and vLLM, torch first because vLLM needs it. `has_gpu`: whether the driver shows a
-    GPU; None if unknown.
-    """
+def check_engines(*, has_gpu: bool) -> Iterator[CheckResult]:
+    """Yield the results of torch and vLLM, torch first because vLLM needs it. `has_gpu`: whether there is a GPU."""
     torch = run_probe(TORCH_PROBE, limit_s=TORCH_LIMIT_S)
     yield from torch_results(torch, has_gpu=has_gpu)
     if torch.problem:
@@ -217,7 +215,7 @@ def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
     yield vllm_result(run_probe(VLLM_PROBE, limit_s=VLLM_LIMIT_S), on_gpu=torch.facts["has_gpu"])
 
 
-def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[CheckResult]:
+def torch_results(answer: ProbeAnswer, *, has_gpu: bool) -> Iterator[CheckResult]:
     if answer.was_cut:
         yield _slow_import("torch", answer)
         return

@@ -64,7 +64,7 @@ class Arrival:
         return self.made is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Lane:
     """A bounded queue of envelopes, with the context of their validation."""
 
