@@ -20,7 +20,7 @@ import psutil
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.doctor.check_result import CheckResult, Level
-from ftis_node.memory.choice import CHECKPOINT_PREFIX
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.node.storage.disk_space import measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size

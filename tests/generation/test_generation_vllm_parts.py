@@ -182,6 +182,17 @@ def test_nothing_is_compiled_on_a_cpu_unless_asked_for() -> None:
     assert name not in environment(settings(), device="cuda")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_progress_bars_of_libraries_do_not_reach_the_log(device: str) -> None:
+    """vLLM and its libraries make bars with the default of `disable`, which tqdm reads from the environment."""
+    command = [sys.executable, "-c", "from tqdm.auto import tqdm; print(len(list(tqdm(range(3)))))"]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
+    for added, has_bar in ({}, True), (environment(settings(), device=device), False):
+        done = subprocess.run(command, env=plain | added, capture_output=True, check=True, text=True)
+        assert done.stdout == "3\n"
+        assert ("3/3" in done.stderr) == has_bar
+
+
 def test_a_step_takes_as_many_tokens_on_a_gpu_as_the_memory_plan_has_room_for() -> None:
     assert "max_num_batched_tokens" not in arguments()
     assert arguments(device="cuda")["max_num_batched_tokens"] == 8192
