@@ -222,7 +222,7 @@ class InProcessLearner:
     async def stop(self) -> None:
         """Save the state that is not on disk yet, as the worker does."""
         if self._learner is not None:
-            self._learner.save_if_behind()
+            self._learner.checkpoints.save_if_behind()
 
     def restart(self, how: str) -> None:
         """Drop all state except the checkpoint; the next `start` loads it."""
@@ -255,7 +255,7 @@ class InProcessLearner:
 
     async def save(self) -> int:
         """Save the state if it is not on disk yet. Return its step."""
-        self._started.save_if_behind()
+        self._started.checkpoints.save_if_behind()
         return self._started.state().step
 
     def export(self, out: Path) -> None:
