@@ -405,7 +405,7 @@ async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp
 async def test_peers_that_failed_or_gave_nothing_yet_leave_places_to_others(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1, pulls_in_flight=4) as alice:
-        pull = alice.pull
+        pull = alice.wiring.pull
         alice.parts.registry.seen("proven").accepted = 1
         pull._slots._asking.update(["new1", "new2"])
         assert not pull._slots.may_ask("new1"), "one at a time of who has given nothing yet"
