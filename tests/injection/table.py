@@ -292,6 +292,8 @@ UNREACHED: dict[str, str] = {
     "node/loops/announcements.py:AnnouncementHandler.refuse": "ids alone",
     "node/peers/manager.py:PeerManager.note_addresses>subnet_of": "guarded in `PeersLoop.run`",
     "node/loops/pull.py:PullLoop._is_near>part_names": "guarded there",
+    "node/loops/confirmations.py:ConfirmationLoop._send_in_turn": "guarded in `_send`; all else is counted by the id alone",
+    "node/loops/pull_slots.py:QuerySlots.*": "remembers the pace of an id alone; `query` is guarded in `BackfillLoop._ask`",
     "node/loops/pull_slots.py:PullSlots.assign": "counts pulls by the id alone",
     "node/loops/pull_slots.py:PullSlots.release": "counts pulls by the id alone",
     "node/loops/pull.py:_announced_bytes": "guarded in `_keep_to_budget` and `_pull_and_release`",

@@ -214,7 +214,8 @@ class BackfillLoop:
 
     async def _query_silent(self, peer_id: str) -> None:
         try:
-            await self.catch_up(peer_id)
+            with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
+                await self.catch_up(peer_id)
         finally:
             self._querying.pop(peer_id, None)
 
