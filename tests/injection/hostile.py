@@ -149,7 +149,7 @@ class Hostile:
     async def _rejoin(self) -> None:
         """The node takes it for new: greets it and asks it for what was missed."""
         self.node.parts.gossip._membership._probe._is_member.pop(self.member.peer_id, None)  # type: ignore[attr-defined]
-        self.node.pull._repair._caught_up.clear()
+        self.node.pull.backfill._caught_up.clear()
         self.node.directory._members = self.node.directory._members - {self.member.peer_id}
 
     async def _draw(self) -> None:
