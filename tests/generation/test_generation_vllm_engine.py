@@ -182,9 +182,9 @@ async def test_a_seed_gives_the_same_tokens_in_any_company(serve: Serve) -> None
     alone = await engine.generate(request)
     others = [make_request(p, max_tokens=9, seed=n, request_id=f"o{n}") for n, p in enumerate(PROMPTS[1:])]
     in_company, *_ = await asyncio.gather(*map(engine.generate, [request, *others]))
-    other_seed = await engine.generate(dataclasses.replace(request, seed=60))
-    without = await engine.generate(dataclasses.replace(request, seed=None))
-    again = await engine.generate(dataclasses.replace(request, seed=None))
+    other_seed = await engine.generate(msgspec.structs.replace(request, seed=60))
+    without = await engine.generate(msgspec.structs.replace(request, seed=None))
+    again = await engine.generate(msgspec.structs.replace(request, seed=None))
     tokens = [
         [tuple(completion.token_ids.tolist()) for completion in result.completions]
         for result in (alone, in_company, other_seed, without, again)
@@ -228,7 +228,7 @@ async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(serve: Serve, 
         assert completion.token_ids.max() < VOCAB_SIZE
         assert_logprobs(model_of(**options), PROMPTS[1], completion)
     assert all(len(completion.token_ids) < 16 for completion in aborted)
-    long = dataclasses.replace(request, max_tokens=400)
+    long = msgspec.structs.replace(request, max_tokens=400)
     assert max(len(completion.token_ids) for completion in (await engine.generate(long)).completions) < 300
     assert not (await engine.look()).is_busy, "what would come after is computed all the same"
 

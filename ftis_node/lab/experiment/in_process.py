@@ -12,9 +12,10 @@ import hashlib
 import os
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ftis_node.errors import FtisError
 from ftis_node.generation.engines import choose_engine
@@ -287,8 +288,6 @@ class InProcessNodeFactory:
         """Do nothing: there is no process to start."""
 
     def generation(self, of: NodeInputs) -> InProcessGeneration:
-        from msgspec.structs import replace
-
         boot = generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement)
         return InProcessGeneration(
             replace(boot, settings=replace(boot.settings, seed=self._seed)),
