@@ -71,20 +71,21 @@ def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads
             settings=LearnerSection(checkpoint_every_steps=every_steps),
         )
     )
+    saver = learner.checkpoints.saver
     vocab_size = learner.policy.causal_lm.config.vocab_size
     waits, durations = [], []
     for step in range(1, steps + 1):
-        before = learner.saver.waited_s
+        before = saver.waited_s
         report = learner.train([_group(vocab_size, step)], step=step).report
         if not report.num_updates:
             sys.exit(f"step {step} changed nothing: {report.skipped or report.refused}")
-        waits.append(learner.saver.waited_s - before)
+        waits.append(saver.waited_s - before)
         durations.append(report.duration_s)
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     return {
         "wait_s": round(sum(waits[1:]) / len(waits[1:]), 3),
         "step_s": round(sum(durations[1:]) / len(durations[1:]), 2),
-        "write_s": round(learner.saver.write_s, 2),
+        "write_s": round(saver.write_s, 2),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
 

@@ -45,7 +45,7 @@ from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_mo
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange
-from ftis_node.memory.plan import MemoryPlan, plan
+from ftis_node.memory.plan import Machine, MemoryPlan, plan
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
 from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
@@ -157,9 +157,9 @@ def small_run(completion_tokens: int) -> RunManifest:
 
 def planned(settings: NodeSettings, manifest: RunManifest) -> MemoryPlan:
     """What doctor would print here."""
-    gpus = [device.memory_bytes for device in list_accelerators()][:1]
-    shape, free = read_shape(resolve_model(settings.model)), psutil.virtual_memory().available
-    return plan(shape, gpus, settings, manifest, host_bytes=free)
+    gpus = tuple(device.memory_bytes for device in list_accelerators())[:1]
+    machine = Machine(gpus, psutil.virtual_memory().available)
+    return plan(read_shape(resolve_model(settings.model)), machine, settings, manifest)
 
 
 async def one_round(

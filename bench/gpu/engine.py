@@ -24,7 +24,7 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.batch import batch_of, make_micro_batches
-from ftis_node.learner.checkpoint.export import Publisher, proof_of
+from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy import load_unchecked
@@ -32,7 +32,6 @@ from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import Workload
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
-from ftis_node.workers.weight_store import WeightStore
 from gpu.device import GIB, gib, model_folder, scale_logits, used_bytes
 from learner_sides.job import LORA
 
@@ -80,11 +79,11 @@ async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
                 "allocated_gib": gib(used_bytes(device, os.getpid()) - before),
                 "gen_tokens_per_s": await _tokens_per_s(client, sizes),
             }
-            publisher = Publisher(WeightStore(Path(weights)), form="adapter" if lora else "model")
+            publication = WeightPublication(policy, Path(weights), form="adapter" if lora else "model")
             loads, firsts = [], []
             for version in range(1, VERSIONS + 1):
                 _change(policy)
-                published = publisher.publish(policy, version=version)
+                published = publication.publish(version)
                 began = time.monotonic()
                 await client.update_weights(published, proof_of(policy, version=version))
                 loads.append(client.load_s or 0.0)
@@ -96,7 +95,7 @@ async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
                 "new_version_tokens_per_s": await _tokens_per_s(client, sizes),
             }
             figures |= await _slept(client, device)
-            return figures if lora else figures | await _probe(client, policy, publisher, options, shape)
+            return figures if lora else figures | await _probe(client, policy, publication, options, shape)
 
 
 async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
@@ -115,11 +114,11 @@ async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
 
 
 async def _probe(
-    client: GenerationClient, policy: Policy, publisher: Publisher, options: Options, shape: str
+    client: GenerationClient, policy: Policy, publication: WeightPublication, options: Options, shape: str
 ) -> dict[str, Any]:
     sizes, version = Sizes(options), VERSIONS + 1
     scale_logits(policy.causal_lm, shape)
-    await client.update_weights(publisher.publish(policy, version=version), proof_of(policy, version=version))
+    await client.update_weights(publication.publish(version), proof_of(policy, version=version))
     prompts = _prompts(sizes.groups)
     results = await asyncio.gather(
         *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)

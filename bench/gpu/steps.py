@@ -49,7 +49,7 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
         layout, checkpoint = learner.policy.layout, {}
         if saves:
             began = time.monotonic()
-            learner.save_if_behind()
+            learner.checkpoints.save_if_behind()
             size = sum(path.stat().st_size for path in Path(home).rglob("*") if path.is_file())
             checkpoint = {"checkpoint_s": round(time.monotonic() - began, 2), "checkpoint_gib": gib(size)}
         learner.close()

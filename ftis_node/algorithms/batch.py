@@ -1,32 +1,21 @@
-"""The validated inputs of a loss.
+"""The validated inputs of a loss, sums over groups, and the aggregation of an objective to one scalar.
 
-`read_batch` does two things that keep the formulas simple. It replaces padding, which may hold anything including NaN,
-by 0 *before* the first exponential. A mask applied afterwards would still propagate NaN backwards (0 * inf).
-
-All values are float64. The k3 estimate of two nearly equal policies is 5e-7 at a difference of 1e-3, and the filter
-compares it with a threshold. With float32 log-probs the rounding of rho - 1 would hide it. The matrix is small compared
-with the logits that it came from.
-
-Checks of callers' arguments. Each raises a ValueError that names the argument.
-
-An unchecked shape or NaN would become a wrong gradient without an error. Both entry points of the package check
-everything once, with these functions. The formulas behind them check nothing.
-
-Sums over groups, for group ids of any value in any order, without a loop over groups or completions.
+Both entry points of the package check their arguments once; the formulas behind them check nothing. `read_batch`
+replaces padding, which may be NaN, by 0 *before* the first exponential. A mask applied afterwards would still propagate
+NaN backwards (0 * inf). All values are float64. The k3 estimate of two nearly equal policies is 5e-7 at a difference of
+1e-3. With float32 log-probs the rounding of rho - 1 would hide it.
 
 A *group* is the completions of one prompt by one generator; its id is any integer that its completions share.
 
-Aggregation of a per-token objective to one scalar: the weight of each completion and of each token.
+`aggregate` weighs each completion and each token:
 
     seq_mean    1/N sum_i 1/L_i sum_t   every completion counts the same, a token of a long one less     GRPO, F-TIS
     token_mean  1/sum L sum_i sum_t     every token counts the same                                      DAPO
     max_len     1/(N L_max) sum_i sum_t every token counts the same; short batches get no larger weight  Dr.GRPO
 
 `denominator` selects whether filtered completions count in the mean. `all`, as in the F-TIS paper: they count in N (and
-in sum L). A batch that loses most of its completions then makes a small step. `kept`: only kept completions count.
-
-A completion without tokens counts in N and adds nothing. Objectives of a whole sequence come as a column `[N, 1]`. Each
-token of the sequence carries this value, so the mean over the tokens equals it.
+in sum L). A batch that loses most of its completions then makes a small step. `kept`: only kept completions count. A
+completion without tokens counts in N and adds nothing.
 """
 
 from __future__ import annotations
@@ -127,9 +116,7 @@ class Batch:
     num_tokens: Tensor
 
     def sequence_mean(self, values: Tensor) -> Tensor:
-        """Return the mean of `values` `[N, T]` over the tokens of each completion, `[N]`; 0 for a completion without
-        tokens.
-        """
+        """Return the mean of `values` `[N, T]` over the tokens of each completion, `[N]`; 0 without tokens."""
         return torch.where(self.mask, values, 0.0).sum(dim=1) / self.num_tokens.clamp(min=1)
 
 
@@ -160,12 +147,10 @@ def read_batch(
     require_tensor("group_ids", group_ids, dtypes=INTEGERS, shape=(num_completions,))
     require_finite("advantages", advantages)
 
-    learner = _inside("learner_logprobs", learner_logprobs, mask)
-    if anchor_logprobs is None:
-        anchor = learner.detach()
-    else:
+    learner = anchor = _inside("learner_logprobs", learner_logprobs, mask)
+    if anchor_logprobs is not None:
         require_tensor("anchor_logprobs", anchor_logprobs, dtypes=FLOATING, shape=matrix)
-        anchor = _inside("anchor_logprobs", anchor_logprobs, mask).detach()
+        anchor = _inside("anchor_logprobs", anchor_logprobs, mask)
     index, num_groups = group_index(group_ids)
     sender_index, num_senders, is_own = index, num_groups, torch.zeros_like(index, dtype=torch.bool)
     if sender_ids is not None:
@@ -175,7 +160,7 @@ def read_batch(
     return Batch(
         learner_logprobs=learner,
         behaviour_logprobs=_inside("behaviour_logprobs", behaviour_logprobs, mask).detach(),
-        anchor_logprobs=anchor,
+        anchor_logprobs=anchor.detach(),
         mask=mask,
         advantages=advantages.detach().double(),
         group_index=index,
@@ -188,9 +173,7 @@ def read_batch(
 
 
 def _inside(name: str, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return `logprobs` in float64 with 0 and a zero gradient outside the mask. Raises ValueError for NaN and inf
-    inside.
-    """
+    """Return `logprobs` in float64, 0 outside the mask. Raises ValueError for NaN and inf inside."""
     inside = torch.where(mask, logprobs, 0.0).double()
     require_finite(name, inside.detach(), where=" inside the mask")
     return inside

@@ -1,36 +1,27 @@
-"""Diagnostics of a step's completions by sender: sums over completions and tokens, without gradient.
+"""Diagnostics of a step's completions by sender, and detection of understated log-probs.
 
 The *weight* w of a completion is the factor of its advantage in the gradient, the mean over its tokens. It is 1 for
 `nois`, the mean of min(rho, C) for `tis`, s for `gspo`. It is the slope of the objective for A = 1 (A = -1 if A < 0),
-so no method needs code for it. Tokens without gradient count 0.
+so no method needs code for it. A completion *taught* if the filter kept it and A is not 0. The effective sample size of
+those is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sampling using standardized weights", 1992).
 
-A completion *taught* if the filter kept it and A is not 0. Weights here are those of completions that taught. Their
-effective sample size is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sampling using standardized weights",
-1992).
-
-Every returned value is a sum, so callers may add values of several senders or steps.
-
-Detection of understated log-probs: the learner finds a completion far likelier than its sender claims.
-
-Suppose a sender samples y from a policy mu and reports log mu(y) correctly. Another policy then rarely finds y much
-likelier. For any policy pi the ratio M_n = pi(y_1..n) / mu(y_1..n) is a martingale or supermartingale, token by token,
-with mean at most 1 under mu. By Ville's inequality (J. Ville, Etude critique de la notion de collectif, 1939; for a
-fixed n it is Markov's)
+Log-probs are understated if the learner finds a completion far likelier than its sender claims. Suppose a sender
+samples y from a policy mu and reports log mu(y) correctly. For any policy pi the ratio M_n = pi(y_1..n) / mu(y_1..n) is
+a martingale or supermartingale, token by token, with mean at most 1 under mu. By Ville's inequality (J. Ville, Etude
+critique de la notion de collectif, 1939)
 
     P( max over n of log M_n >= t ) <= e^-t
 
-for any two models, at any distance, and any number of tokens. The same bound holds for the tokens from any position s
-on. Give the positions weights that sum to 1: a half for s = 0, the other half shared by the T - 1 later ones. Then the
-bounds add up (Boole's inequality):
+for any two models and any number of tokens. The same bound holds for the tokens from any position s on. Give the
+positions weights that sum to 1: a half for s = 0, the other half shared by the T - 1 later ones. Then the bounds add up
+(Boole's inequality):
 
     P( max over s, n of log (M_n / M_s) + log w_s >= t ) <= e^-t
 
-At t = 16 that is one honest completion in nine million. A sender may understate its log-probs to raise the importance
-weight to the cap; it then exceeds t within a few tokens. It cannot hide this by overstating other tokens: the maximum
-is over all contiguous parts, not the whole completion. The bound requires that mu is the sampling distribution. A
-truncated distribution (top_p, top_k) with the log-probs of the whole softmax violates this.
-
-No such bound exists in the other direction. Overstated log-probs only make weights small.
+At t = 16 that is one honest completion in nine million. A sender that understates its log-probs to raise the importance
+weight exceeds t within a few tokens. It cannot hide this by overstating other tokens: the maximum is over all
+contiguous parts. The bound requires that mu is the sampling distribution. A truncated distribution (top_p, top_k) with
+the log-probs of the whole softmax violates this. Overstated log-probs have no such bound; they only make weights small.
 """
 
 from __future__ import annotations
@@ -61,9 +52,8 @@ HALF = math.log(2.0)
 def likelihood_gain(learner_logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Return the largest log pi(part) - log mu(part) over all contiguous parts of each completion, in nats.
 
-    The function subtracts log 2 from a part that begins at the first token, and log 2 (T - 1) from any other part of a
-    completion of T tokens. An honest completion then reaches t with a probability of at most e^-t. Three inputs `[N,
-    T]`, result `[N]` in float64 without gradient.
+    A part that begins at the first token counts less log 2, any other part of a completion of T tokens less
+    log 2 (T - 1). Three inputs `[N, T]`, result `[N]` in float64 without gradient.
     """
     gains = learner_logprobs.detach().double() - behaviour_logprobs.double()
     sums = torch.where(mask, gains, 0.0).cumsum(dim=1)
@@ -143,15 +133,16 @@ def sender_sums(
         "tokens": batch.num_tokens,
         **_mismatch(log_ratio, known, kl, cap=settings.cap),
     }
+    table = torch.stack([values.double() for values in rows.values()])
+    sums = table.new_zeros(len(rows), num_senders).index_add(1, sender_ids, table)
     return {
-        **_sums(rows, sender_ids, num_senders),
+        **dict(zip(rows, sums, strict=True)),
         **_group_counts(batch, sender_ids, num_senders),
         **_histograms(log_ratio, known, advantage, sender_ids, num_senders),
     }
 
 
 def _mismatch(log_ratio: Tensor, known: Tensor, kl: Tensor, *, cap: float) -> dict[str, Tensor]:
-    """Return each completion's figures from log-probs by its sender, `[N]` each."""
     ratio = log_ratio.exp()
     measured = known.any(dim=1)
     return {
@@ -162,13 +153,6 @@ def _mismatch(log_ratio: Tensor, known: Tensor, kl: Tensor, *, cap: float) -> di
         "log_ratio_sum": log_ratio.sum(dim=1),
         "kl_sum": torch.where(measured, kl, 0.0),
     }
-
-
-def _sums(rows: dict[str, Tensor], sender_ids: Tensor, num_senders: int) -> dict[str, Tensor]:
-    """Return the sum of each row `[N]` by sender."""
-    table = torch.stack([values.double() for values in rows.values()])
-    sums = table.new_zeros(len(rows), num_senders).index_add(1, sender_ids, table)
-    return dict(zip(rows, sums, strict=True))
 
 
 def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:
@@ -186,7 +170,6 @@ def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:
 
 
 def _group_counts(batch: Batch, sender_ids: Tensor, num_senders: int) -> dict[str, Tensor]:
-    """Return counts by sender; each group has one sender."""
     sender_of = sender_ids.new_zeros(batch.num_groups).scatter(0, batch.group_index, sender_ids)
     num_with_advantage = group_sum((batch.advantages != 0).double(), batch.group_index, batch.num_groups)
     has_signal = (num_with_advantage > 0).double()

@@ -20,15 +20,13 @@ smallest KL by the same estimator. So one setting fits any pair of models and an
     quantile    the share is `keep_share`
     ess         the share is measured: the sender's effective sample size (`effective_share`)
 
-The share is of the completions with A < 0 in one batch. Those with A = 0 give no gradient: they are kept and not
-counted. Otherwise groups without a wrong answer would fill the share with completions that teach nothing. A quantile
-over several steps would need state, and these functions have none. This node's own completions (sender id 0) are kept,
-whatever their distance. With `rank_own` they count as one more sender: completions of old weights may be as far from
-the learner as a peer's.
+The share is of the completions with A < 0 in one batch; those with A = 0 teach nothing and do not fill it. This node's
+own completions (sender id 0) are kept, whatever their distance. With `rank_own` they count as one more sender:
+completions of old weights may be as far from the learner as a peer's.
 
 M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
-tokens take part. The paper's second version counts only tokens that PPO's clip could affect: A > 0 with rho > 1, or A <
-0 with rho < 1. If even the smallest square is not below tau, no token remains; some implementations keep one.
+tokens take part, not only those that PPO's clip could affect. If even the smallest square is not below tau, no token
+remains; some implementations keep one.
 """
 
 from __future__ import annotations
@@ -41,10 +39,11 @@ from torch import Tensor
 
 from ftis_node.algorithms.batch import group_extremes, group_sum
 from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, token_log_ratio
+from ftis_node.algorithms.settings import load_filter
 
 if TYPE_CHECKING:
     from ftis_node.algorithms.batch import Batch
-    from ftis_node.algorithms.settings import FilterRule, Settings
+    from ftis_node.algorithms.settings import Settings
 
 
 def author_k3(log_ratio: Tensor) -> Tensor:
@@ -53,7 +52,6 @@ def author_k3(log_ratio: Tensor) -> Tensor:
 
 
 def k3_fwd(log_ratio: Tensor) -> Tensor:
-    """Return rho - log rho - 1."""
     return torch.exp(log_ratio) - log_ratio - 1
 
 
@@ -105,11 +103,9 @@ def effective_share(batch: Batch) -> Tensor:
 
         share = (sum w)^2 / (n sum w^2) * sum w / n
 
-    The first factor is Kish's effective sample size. It depends only on the ratios of the weights: equally unlikely
-    completions give 1. The second factor, the mean weight, measures how unlikely they are. w is capped at 1 because the
-    learner itself would sample a likelier completion. Without the cap one such outlier would make all others look
-    unlikely. So a peer with the same model has exactly 1. With w = e^-d each factor falls, or stays equal, as all d
-    grow by one factor.
+    The first factor, Kish's effective sample size, depends only on the ratios of the weights: equally unlikely
+    completions give 1. The second factor, the mean weight, measures how unlikely they are. Without the cap of w at 1,
+    one likelier completion would make all others look unlikely. So a peer with the same model has exactly 1.
     """
     log_ratio = batch.sequence_mean(batch.learner_logprobs.detach() - batch.behaviour_logprobs)
     weight = torch.exp(log_ratio.clamp(-SEQUENCE_LOG_RATIO_LIMIT, 0.0))
@@ -144,12 +140,6 @@ def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[T
     if settings.filter == "quantile":
         share = kl.new_full((batch.num_senders,), settings.keep_share)
         return kl, keep_nearest(batch, kl, share, rank_own=settings.rank_own)
-    return kl, _plugin_filter(settings.filter)(batch, settings)
-
-
-def _plugin_filter(name: str) -> FilterRule:
-    from ftis_node.algorithms.settings import load_filter
-
-    rule = load_filter(name)
+    rule = load_filter(settings.filter)
     assert rule is not None, "make_settings has checked the name"
-    return rule
+    return kl, rule(batch, settings)

@@ -1,33 +1,21 @@
 """Choice of a step's groups: the rule of Swarm sAmpling Policy Optimization (arXiv 2509.08721).
 
-A node has many groups, its own and its peers'. It first discards those without a signal: all rewards are equal, so
-every advantage is 0. It then samples uniformly, I from its own and J from the others'. The paper's best is 4 of each.
+A node discards groups without a signal: all rewards are equal, so every advantage is 0. It then samples uniformly, I
+from its own and J from the others'. The paper's best is 4 of each. Departures: own and foreign groups are treated
+alike. If fewer groups remain than requested, all of them are taken. The other side does not fill the gap, because the
+share of foreign data would then differ from the setting.
 
-Departures from the paper: own and foreign groups are treated alike. If fewer groups remain than requested, all of them
-are taken and the other side does not fill the gap. Otherwise the share of foreign data would differ from the setting.
-
-If nodes have domains, foreign groups are split again: how many are from the node's own domain, and how many from
-others. That share is a preference, so the other side fills the gap.
-
-`usefulness` orders groups instead of sampling them: by the signal of their rewards and the novelty of their prompts.
-
-Allocation of a task mixture's parts to a node: it generates more of the parts where it has a comparative advantage.
-
-A group without a signal (all rewards equal) gives no gradient. For each part a node counts its own groups, its peers'
-groups, and how many of each had a signal:
+The parts of a task mixture are divided among nodes: a node generates more where it has a comparative advantage.
 
     rate(part)  = (PRIOR_SIGNALS + groups with a signal) / (PRIOR_GROUPS + groups)
     share(part) ~ proportion in the mixture x own rate / max(peers' rate, LEAST_PEER_RATE)
 
 Own rate over peers' rate is Ricardo's comparative advantage (Principles of Political Economy and Taxation, 1817,
 chapter 7). A node that is better than its peers at every part still generates most for the part of its largest lead.
-Each step multiplies the counts by DECAY.
 
-Groups of peers can change the proportion of two parts by at most 1 / LEAST_PEER_RATE, whatever their rewards are. A
-peer may make groups without a signal on purpose. It still cannot displace a node from a part in which the node's own
-groups have a signal. Of two equal parts with equal own rates each keeps at least 23 %. Only own groups without a signal
-reduce a part to its minimum, which is LEAST_OF_EVEN of its proportion. The minimum is above 0, so that a node notices
-when its groups begin to have a signal.
+Groups of peers can change the proportion of two parts by at most 1 / LEAST_PEER_RATE, whatever their rewards are. Of
+two equal parts with equal own rates each keeps at least 23 %. Only own groups without a signal reduce a part to its
+minimum, LEAST_OF_EVEN of its proportion. There a node still notices when its groups begin to have a signal.
 """
 
 from __future__ import annotations
@@ -62,11 +50,9 @@ class SignalCount(NamedTuple):
         return (PRIOR_SIGNALS + self.signals) / (PRIOR_GROUPS + self.groups)
 
     def with_group(self, *, has_signal: bool) -> SignalCount:
-        """Return the count with one more group."""
         return SignalCount(self.signals + has_signal, self.groups + 1)
 
     def faded(self) -> SignalCount:
-        """Return the count after the decay of one step."""
         return SignalCount(self.signals * DECAY, self.groups * DECAY)
 
 
@@ -91,8 +77,7 @@ def division_shares(
 
 
 def keep_chances(shares: Mapping[str, float], proportions: Mapping[str, float]) -> dict[str, float]:
-    """Return the probability of keeping a problem of each part, which turns draws in `proportions` into draws in
-    `shares`.
+    """Return the probability of keeping a problem of each part that turns draws in `proportions` into `shares`.
 
     The largest probability is 1, so the fewest possible problems are skipped.
     """
@@ -142,9 +127,8 @@ def choose_groups(
 def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float, turn: int) -> tuple[int, int]:
     """Return how many of a step's foreign groups come from the node's own domain, and how many from others.
 
-    `num_near` and `num_far` groups are available. If both sides have enough, `share` of the taken ones are near. The
-    share is exact over many steps, which `turn` counts: later steps compensate for the rounding to whole groups. If one
-    side has too few, the other fills the gap.
+    `num_near` and `num_far` groups are available. If both sides have enough, `share` of the taken ones are near,
+    exactly over many steps, which `turn` counts. If one side has too few, the other fills the gap.
     """
     num_own_domain = math.floor(share * num_foreign * turn) - math.floor(share * num_foreign * (turn - 1))
     far = min(num_foreign - min(num_own_domain, num_near), num_far)
@@ -152,11 +136,9 @@ def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float
 
 
 def usefulness(rewards: Sequence[float], pass_rate: float | None) -> float:
-    """Return the usefulness of a group to a node that answers its kind of prompt with `pass_rate`; None: not yet
-    measured.
+    """Return the usefulness of a group: the variance of its rewards x (1 - pass rate), at most 1/4.
 
-    It is the variance of the rewards x (1 - pass rate), at most 1/4. The variance is p (1 - p) if a share p of the
-    rewards are 1 and the others 0. It is exactly 0 if all rewards are equal.
+    `pass_rate` is the node's own for this kind of prompt; None: not yet measured. Equal rewards give exactly 0.
     """
     if not has_signal(rewards):
         return 0.0
@@ -178,13 +160,12 @@ def pass_rates(groups: Iterable[tuple[str, int, Sequence[float]]]) -> dict[str, 
     means: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for kind, version, rewards in groups:
         means[kind].append((version, fmean(rewards)))
-    return {kind: _newest_weighted(sorted(of_kind)) for kind, of_kind in means.items()}
-
-
-def _newest_weighted(means: list[tuple[int, float]]) -> float:
-    newest, _ = means[-1]
-    weights = [0.5 ** ((newest - version) / HALF_LIFE_VERSIONS) for version, _ in means]
-    return fmean([mean for _, mean in means], weights)
+    rates = {}
+    for kind, of_kind in means.items():
+        ordered = sorted(of_kind)
+        weights = [0.5 ** ((ordered[-1][0] - version) / HALF_LIFE_VERSIONS) for version, _ in ordered]
+        rates[kind] = fmean([mean for _, mean in ordered], weights)
+    return rates
 
 
 def _teaching(groups: Sequence[Sequence[float]]) -> list[int]:

@@ -5,24 +5,19 @@
     group      w_i = p_i / E_q, the generator's mean over one group    GEPO, arXiv 2508.17850
     step       R_t = exp(lp_t - anchor_t), 1 at the first pass         PPO's ratio: the change since the first pass
 
-Only differences of log-probs are exponentiated. Every function is also defined at padding, where rho = 1, so
-`aggregate` can apply the mask once.
+Every function is also defined at padding, where rho = 1, so `aggregate` can apply the mask once.
 
 Departures. Token log-ratios are clamped to +-20, which changes no ratio below a cap of 2. Sequence log-ratios follow
 the papers; their only upper bound prevents an overflow of float32. GEPO's p and q are geometric means of the token
 probabilities, as in its authors' code. The paper writes the probability of the whole sequence, which underflows. The
 defensive mix `alpha` bounds its weight by 1 / alpha; 0, the default, is the plain form.
 
-Importance weights for completions of a peer with another tokenizer, whose tokens do not correspond to ours.
-
-Token ratios do not exist across vocabularies. The receiver re-tokenizes the text, and two values remain. One is the
-ratio of the two geometric means, each under its own tokenizer. The other is the sign of the advantage. The distance to
-the generator is unknown. The filter treats it as large and keeps only completions with A > 0. This goes beyond the
-F-TIS paper; GRAFT and HACPO (arXiv 2603.02604) study similar methods.
-
-The weight is one number per completion, so the caller can multiply it into the advantage. A batch may then mix such
-completions with ordinary ones. Pass these advantages and, as behaviour log-probs, the learner's own (detached). The
-token ratio is then 1 and the KL 0, so `nois`, `tis` and `ftis` compute keep * min(s, C) * R * A.
+Token ratios do not exist for completions of a peer with another tokenizer. The receiver re-tokenizes the text. Two
+values remain: the ratio of the geometric means, each under its own tokenizer, and the sign of the advantage. The
+distance to the generator is unknown, so only completions with A > 0 are kept. This goes beyond the F-TIS paper; GRAFT
+and HACPO (arXiv 2603.02604) study similar methods. The weight is one number per completion, multiplied into the
+advantage. Behaviour log-probs are then the learner's own (detached): the token ratio is 1 and the KL 0. So `nois`,
+`tis` and `ftis` compute keep * min(s, C) * R * A.
 """
 
 from __future__ import annotations
@@ -45,8 +40,7 @@ SEQUENCE_LOG_RATIO_LIMIT = 80.0  # exp(80) = 5.5e34: a loss of many such terms i
 def cross_tokenizer_advantages(
     learner_mean_logprobs: Tensor, behaviour_mean_logprobs: Tensor, advantages: Tensor, *, cap: float = 2.0
 ) -> Tensor:
-    """Return A_i * min(exp(mean lp - mean lg), cap) if A_i > 0, else 0: `[N]`, in the dtype of `advantages`, no
-    gradient.
+    """Return A_i * min(exp(mean lp - mean lg), cap) if A_i > 0, else 0: `[N]`, without gradient.
 
     All three are `[N]`, float32 or float64. A mean log-prob is over a completion's tokens, each side's under its own
     tokenizer. Raises ValueError for a wrong shape or dtype, a non-finite value, or a `cap` that is not > 0.

@@ -1,40 +1,27 @@
 """`group_advantages`: rewards in, advantages out. `policy_loss`: log-probs and advantages in, a scalar to minimize out.
 
-**Advantages**: how much better than its group a completion was.
-
-`std` is GRPO's (arXiv 2402.03300) and the F-TIS paper's (arXiv 2605.22537): A = (r - mean) / (std + eps). The standard
-deviation is unbiased and computed inside the group. `mean` is Dr.GRPO's (arXiv 2503.20783): A = r - mean. It does not
-weight a prompt by the spread of its rewards. The F-TIS authors' code has the same effect.
-
-The caller defines the groups by their ids. *Vertical*, the default: one generator makes all completions of a prompt.
+**Advantages.** `std` is GRPO's (arXiv 2402.03300) and the F-TIS paper's (arXiv 2605.22537): A = (r - mean) / (std +
+eps), with the unbiased standard deviation inside the group. `mean` is Dr.GRPO's (arXiv 2503.20783): A = r - mean. The
+F-TIS authors' code has the same effect. *Vertical*, the default: one generator makes all completions of a prompt.
 *Horizontal*: several generators answer one prompt and share one id. GEPO's loss then needs other ids than the
 advantages; see `importance_weights.group_expectation_ratio`.
 
 Departure: equal rewards, and groups of one, give exactly 0. The formula alone does not: in float32 the mean of equal
 rewards has a rounding error. Divided by eps = 1e-8, that error becomes an advantage of order 1.
 
-**Loss**, with three metrics:
+**Loss.** It is minus the mean (`batch.py`) of the objective (`methods.py`) over the completions that the filter keeps
+(`filters.py`). It is computed in float64 and returned in the dtype of the learner's log-probs.
 
-    objective   [N, T]   methods.py     the quantity that the method maximizes, by token
-    keep        [N]      filters.py     the completions that the filter keeps
-    aggregate   scalar   batch.py       the mean, weighted as the method defines
-    loss = -aggregate
-
-Computed in float64 and returned in the dtype of the learner's log-probs; see batch.py for why.
-
-**KL term** between the learner and the model that it started from, as GRPO adds it to its loss.
-
-DeepSeekMath (arXiv 2402.03300, eq. 4) estimates KL(learner || start) at each token by k3, r - log r - 1 with r =
-pi_start / pi. The gradient flows through it. As in the paper, tokens are weighted as if the learner had sampled them.
-The term needs no behaviour log-probs. So it also covers completions that a filter removed, or that a peer sent as text.
-
-Each token's term has a constant weight that depends on the mask alone, so callers may split the sum in any way.
+**KL term** between the learner and the model that it started from. DeepSeekMath (arXiv 2402.03300, eq. 4) estimates
+KL(learner || start) at each token by k3, r - log r - 1 with r = pi_start / pi, with a gradient. As in the paper, tokens
+are weighted as if the learner had sampled them, so the term also covers completions that a filter removed. Each token's
+weight depends on the mask alone, so callers may split the sum in any way.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,9 +43,6 @@ from ftis_node.algorithms.filters import apply_filter
 from ftis_node.algorithms.importance_weights import token_ratio
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.algorithms.settings import TENSORS, make_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SCALES = ("std", "mean")
 MAX_LOG_RATIO = 20.0  # nats; the exponential and its gradient stay constant beyond it
@@ -111,19 +95,15 @@ def kl_to_start(
     excess = torch.expm1(log_ratios.clamp(max=MAX_LOG_RATIO))  # pi_start / pi - 1, exact for small values
     # d/dlp [exp(ref - lp) - (ref - lp) - 1] = 1 - exp(ref - lp)
     per_token = (excess - log_ratios) - excess * (learner - learner.detach())
-    return (per_token * _token_weights(mask, agg, max_completion_length)).sum()
-
-
-def _token_weights(mask: Tensor, agg: str, max_completion_length: int | None) -> Tensor:
-    """Return `[N, T]` float64, the weight of each token: the constants of `aggregate` with every completion kept."""
-    inside, num_tokens = mask.double(), mask.sum(dim=1, keepdim=True).clamp(min=1)
-    if agg == "token_mean":
-        return inside / mask.sum().clamp(min=1)
+    # As in `aggregate`, with every completion kept.
     num_completions = max(1, mask.shape[0])
+    total: Tensor | int = mask.sum().clamp(min=1)
     if agg == "max_len":
         assert max_completion_length is not None  # settings.py refuses `max_len` without it
-        return inside / (num_completions * max_completion_length)
-    return inside / (num_completions * num_tokens)
+        total = num_completions * max_completion_length
+    elif agg == "seq_mean":
+        total = num_completions * mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return (per_token * (mask.double() / total)).sum()
 
 
 def policy_loss(
@@ -152,8 +132,10 @@ def policy_loss(
     Raises ValueError for an unknown method or parameter, a value out of bounds, or a wrong shape or dtype. NaN or inf
     in the advantages, or in log-probs inside the mask, raises it as well.
     """
-    row = find_method(method)
-    _refuse_unknown(method, params)
+    row, known = find_method(method), method_parameters(method)
+    for name, value in params.items():
+        if name not in known and not (name in TENSORS and value is None):
+            raise ValueError(f"method {method!r} has no parameter {name!r}; it takes: {', '.join(known)}")
     settings_given = dict(params)
     tensors = {name: settings_given.pop(name, None) for name in TENSORS}
     settings = make_settings(row.defaults, settings_given)
@@ -185,10 +167,3 @@ def _metrics(batch: Batch, kl: Tensor, keep: Tensor, cap: float) -> dict[str, fl
 
 def _share(part: Tensor, whole: Tensor | int) -> Tensor:
     return part.double() / torch.as_tensor(whole, device=part.device).clamp(min=1)
-
-
-def _refuse_unknown(method: str, params: Mapping[str, Any]) -> None:
-    known = method_parameters(method)
-    for name, value in params.items():
-        if name not in known and not (name in TENSORS and value is None):
-            raise ValueError(f"method {method!r} has no parameter {name!r}; it takes: {', '.join(known)}")

@@ -1,7 +1,6 @@
 """Objectives of the methods, per token. `config/method_table.py` has their constants and sources.
 
-An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate` computes its mean and
-`loss.py` negates it. A new method is a few lines here and one row of that table. Notation as in the papers: A is the
+An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. Notation as in the papers: A is the
 advantage, rho the ratio of learner to generator. R is the ratio to the learner at the first pass over the batch, and
 sg[.] stops the gradient.
 
@@ -62,11 +61,9 @@ def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
 
 
 def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
-    """Return the objective of `tis`: the surrogate times sg[min(rho, C)]. The cap reduces a large ratio, not its
-    gradient to 0.
+    """Return the objective of `tis`: the surrogate times sg[min(rho, C)].
 
-    If A > 0 the weight is at least `floor`, beyond the paper: a right answer teaches, however unlikely the learner
-    finds it.
+    If A > 0 the weight is at least `floor`, beyond the paper: a right answer teaches, however unlikely it is.
     """
     floor = settings.floor * (batch.advantages > 0).double()[:, None]
     return truncated(token_ratio(batch), settings.cap).clamp(min=floor) * unweighted(batch, settings)
@@ -97,9 +94,7 @@ def group_expectation(batch: Batch, settings: Settings) -> Tensor:
 
 
 def tapered(batch: Batch, settings: Settings) -> Tensor:
-    """Return the objective of `topr`: full weight for positives, less for negatives as the learner moves away from
-    them.
-    """
+    """Return the objective of `topr`: full weight for positives, less for negatives far from the learner."""
     levels = {"seq_mean": sequence_ratio, "seq_sum": sequence_product, "token": token_ratio}
     taper = truncated(levels[settings.topr_level](batch), cap=1.0)
     advantages = batch.advantages[:, None]

@@ -8,12 +8,8 @@ D is the expert whose domain the text belongs to, and J experts share one tokeni
     p(D = j | x_<t) = p(D = j) p_j(x_<t) / sum_i p(D = i) p_i(x_<t)         Bayes: the posterior
     p(D = j) ~ sum_n decay^(N - n) p(D = j | x^(n)),  n = 1 .. N            the cached prior, from N known texts
 
-c-BTM instead weights by the distance of the context to an expert's cluster, and keeps the top few experts. This module
-does neither, because a swarm's experts have no clusters and are few. A plain mean of probabilities is the mixture with
-equal weights that do not depend on the text.
-
 All values are in nats, in the log domain and in float64. After a thousand tokens the likelihoods are far below the
-range of a float; only the differences of their logarithms count.
+range of a float.
 """
 
 from __future__ import annotations
@@ -32,8 +28,7 @@ def mixture_logprobs(expert_logprobs: Tensor, log_posterior: Tensor) -> Tensor:
 
 
 def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
-    """Return `[J, ...]` log p(D = j | x), from `[J]` log p(D = j), which may be unnormalized, and `[J, ...]` log
-    p_j(x).
+    """Return `[J, ...]` log p(D = j | x), from `[J]` log p(D = j), maybe unnormalized, and `[J, ...]` log p_j(x).
 
     The result is the prior if every expert with a weight excludes the text: Bayes' rule is 0 / 0 there.
     """
@@ -60,13 +55,11 @@ def cached_prior(log_posteriors: Tensor, decay: float) -> Tensor:
 
 
 def uniform_prior(num_experts: int) -> Tensor:
-    """Return `[J]` log(1 / J)."""
     return torch.full((num_experts,), 1.0 / num_experts, dtype=torch.float64).log()
 
 
 def text_logprobs(token_logprobs: Tensor, log_prior: Tensor, *, learns: bool = True) -> Tensor:
-    """Return `[T]` log-probs of a text's tokens under the mixture, from each expert's `[J, T]`, given the tokens
-    before.
+    """Return `[T]` log-probs of a text's tokens under the mixture, from each expert's `[J, T]`.
 
     With `learns` the posterior is computed before every token. By the chain rule the sum is then logsumexp over j of
     (log p(D = j) + log p_j(text)). Without `learns` the prior weights all tokens.

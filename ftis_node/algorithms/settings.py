@@ -1,12 +1,10 @@
-"""Parameters of all methods, with their defaults and bounds. Methods and filters of other packages.
+"""Parameters of all methods, with their defaults and bounds. Filters of other packages.
 
-A method lists only defaults that differ (`methods.py`). All methods accept the common parameters, so that a comparison
-can pass one set to a whole family. A clip or threshold that a formula lacks has no effect there. The other parameters
-belong to single methods; every other method refuses them.
+All methods accept the common parameters, so that a comparison can pass one set to a whole family. A clip or threshold
+that a formula lacks has no effect there. The other parameters belong to single methods; every other one refuses them.
 
-A plug-in method (`ftis_node/plugins.py`) is a `Method`. Its objective runs in the learner's process, with the same
-validated `Batch` as a built-in one. A plug-in filter is a function of `Batch` and `Settings` that returns bool `[N]`,
-true for kept completions. Results are checked, because a wrong shape would broadcast into a wrong gradient.
+A plug-in filter is a function of `Batch` and `Settings` that returns bool `[N]`, true for kept completions. Results of
+plug-ins are checked, because a wrong shape would broadcast into a wrong gradient.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from ftis_node.cli.commands import (
     tiny,
 )
 from ftis_node.cli.completion import joined_words
-from ftis_node.config.no_network_env import forbid_telemetry
+from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import (
     discard_output,
@@ -115,7 +115,7 @@ def options(
 
 def main() -> None:
     """Run the console script. Exit codes: 0 done, 1 internal fault, 2 wrong use, 3 machine too small, 4 no network."""
-    forbid_telemetry()
+    os.environ.update(NO_TELEMETRY)
     sys.excepthook = show_traceback
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like ctrl-C: a command ends its processes cleanly
     open_closed_files()

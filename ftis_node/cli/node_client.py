@@ -24,13 +24,19 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
 
     For a node that is stopped or still starting, it returns the last documents in the home.
     """
-    if url := home.running_url():
-        status, document = _call(url, "GET", path, timeout_s)
-        if status != OK:
-            raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
-        return document
-    is_starting = home.is_held()
-    if is_starting and not home.status.exists():
+    url = home.running_url()
+    if url is not None:
+        try:
+            status, document = _call(url, "GET", path, timeout_s)
+        except FtisError:
+            if not _has_ended(home):
+                raise
+        else:
+            if status != OK:
+                raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
+            return document
+    is_held = home.is_held()
+    if is_held and not home.status.exists():
         return _as_starting({}) if path == "/status" else []
     if not home.status.exists():
         raise ConfigError(f"no node has run in {home.root}: give its home with --home")
@@ -38,7 +44,20 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     peers, swarm = saved.pop("peers", []), saved.pop("swarm_view", [])
     if path != "/status":
         return swarm if path == "/swarm" else peers
-    return _as_starting(saved) if is_starting else _as_stopped(saved, home)
+    if is_held:
+        return _as_starting(saved) if url is None else _as_stopping(saved)
+    return _as_stopped(saved, home)
+
+
+def _has_ended(home: Home) -> bool:
+    """Return whether the node that closed its port has ended, or has saved its last status and is about to end."""
+    if not home.is_held():
+        return True
+    try:
+        node = read_object(home.status).get("node")
+    except (OSError, FileError):
+        return False
+    return isinstance(node, dict) and bool(node.get("end"))
 
 
 def repeated(read: Callable[[], Any], interval_s: float) -> Iterator[Any]:
@@ -99,6 +118,12 @@ def _as_starting(saved: dict[str, Any]) -> Any:
     from ftis_node.telemetry.status import Status, starting
 
     return json.loads(starting(Status.from_json(json.dumps(saved).encode())).to_json())
+
+
+def _as_stopping(saved: dict[str, Any]) -> Any:
+    from ftis_node.telemetry.status import Status, stopping
+
+    return json.loads(stopping(Status.from_json(json.dumps(saved).encode())).to_json())
 
 
 def _as_stopped(saved: dict[str, Any], home: Home) -> Any:

@@ -171,6 +171,9 @@ def _state(document: Document, now: float) -> str:
     node, taken_at = document["node"], document.get("health", {}).get("taken_at")
     if node["state"] == "running":
         return f"running for {duration(node['uptime_s'])}, version {node['version']}"
+    if node["state"] == "stopping":
+        waits_for = f": it waits for {node['waits_for']}" if node.get("waits_for") else ""
+        return f"version {node['version']}, stopping{waits_for}"
     seen = f", last seen {duration(now - taken_at)} ago" if taken_at else ""
     return f"{node['state']}{seen}, version {node['version']}"
 

@@ -188,13 +188,8 @@ def parse_manifest(text: str, *, source: str, upgrade: bool = False) -> RunManif
         raise ConfigError(f"{source}: {first_problem(error, schema=RunManifest)}") from None
 
 
-def read_manifest(path: Path) -> RunManifest:
-    """Return the manifest in a TOML file. Raises ConfigError in one line, FileNotFoundError if there is no file."""
-    return parse_manifest(read_text(path), source=str(path))
-
-
 def read_own_manifest(path: Path) -> RunManifest:
-    """Return the manifest in a home, which an older version may have written. Raises as `read_manifest`."""
+    """Return the manifest in a home, which an older version may have written. Raises ConfigError, FileNotFoundError."""
     return parse_manifest(read_text(path), source=str(path), upgrade=True)
 
 
@@ -217,7 +212,7 @@ def load_manifest(name_or_path: str) -> RunManifest:
         close = difflib.get_close_matches(name_or_path, PRESETS, n=1)
         hint = f"; did you mean {close[0]} ?" if close else ""
         raise ConfigError(f"no run {name_or_path!r}: give one of {', '.join(PRESETS)} or a TOML file{hint}")
-    return read_manifest(path)
+    return parse_manifest(read_text(path), source=str(path))
 
 
 def preset_for_task(task: str) -> str:

@@ -7,11 +7,7 @@ variables are set once, before anything else. They override the user's environme
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+from typing import Final
 
 NO_TELEMETRY: Final = {
     "DO_NOT_TRACK": "1",  # a convention; vLLM, huggingface_hub and others follow it
@@ -28,8 +24,3 @@ NO_TELEMETRY: Final = {
 
 # The daemon downloads a model before it starts a worker.
 WORKERS_STAY_OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
-
-
-def forbid_telemetry(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables for this process and all its children."""
-    environment.update(NO_TELEMETRY)

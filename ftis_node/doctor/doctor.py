@@ -127,9 +127,9 @@ def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
     """Return the checks for this target. Their names are the values of `--only` (`cli/commands/doctor.py`)."""
     url = target.home.running_url()
     dials_s = DIALS_LIMIT_S * max(1, len(target.peers))
-    has_gpu = True if NVIDIA_DEVICE.exists() else None
     ports = partial(network.check_listen_ports, target.listen, target.status_port, runs_here=url is not None)
     limits = partial(machine.check_limits, target.home, target.settings)
+    engines = partial(machine.check_engines, has_gpu=NVIDIA_DEVICE.exists())
     engines_s = machine.TORCH_LIMIT_S + machine.VLLM_LIMIT_S + GRACE_S
     return [
         DoctorCheck("python", "Python", QUICK_S, machine.check_python),
@@ -137,7 +137,7 @@ def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
         DoctorCheck("ram", "memory", QUICK_S, machine.check_memory),
         DoctorCheck("disk", "the disk", QUICK_S, partial(machine.check_disk, target.home.root)),
         DoctorCheck("limits", "the node's limits", QUICK_S, limits),
-        DoctorCheck("engine", "importing torch and vLLM", engines_s, partial(machine.check_engines, has_gpu=has_gpu)),
+        DoctorCheck("engine", "importing torch and vLLM", engines_s, engines),
         DoctorCheck("port", "ports", QUICK_S, ports),
         DoctorCheck("route", "the network", QUICK_S, partial(_network, target, url)),
         DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, target, dials_s)),

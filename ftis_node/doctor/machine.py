@@ -20,7 +20,7 @@ import psutil
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.doctor.check_result import CheckResult, Level
-from ftis_node.memory.choice import CHECKPOINT_PREFIX
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.node.storage.disk_space import measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size
@@ -203,10 +203,8 @@ class ProbeAnswer(NamedTuple):
     was_cut: bool = False
 
 
-def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
-    """Yield the results of torch and vLLM, torch first because vLLM needs it. `has_gpu`: whether the driver shows a
-    GPU; None if unknown.
-    """
+def check_engines(*, has_gpu: bool) -> Iterator[CheckResult]:
+    """Yield the results of torch and vLLM, torch first because vLLM needs it. `has_gpu`: whether there is a GPU."""
     torch = run_probe(TORCH_PROBE, limit_s=TORCH_LIMIT_S)
     yield from torch_results(torch, has_gpu=has_gpu)
     if torch.problem:
@@ -217,7 +215,7 @@ def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
     yield vllm_result(run_probe(VLLM_PROBE, limit_s=VLLM_LIMIT_S), on_gpu=torch.facts["has_gpu"])
 
 
-def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[CheckResult]:
+def torch_results(answer: ProbeAnswer, *, has_gpu: bool) -> Iterator[CheckResult]:
     if answer.was_cut:
         yield _slow_import("torch", answer)
         return

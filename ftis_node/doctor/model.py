@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,9 @@ from ftis_node.memory.choice import (
 )
 from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, plan
-from ftis_node.models import read_json, read_shape, resolve_model, shape_of
+from ftis_node.models import read_shape, resolve_model, shape_of
 from ftis_node.models.hub import ask_about, cached_snapshot
-from ftis_node.models.source import check_name
+from ftis_node.models.source import check_name, read_json
 from ftis_node.telemetry.terminal_text import GIB, in_gib
 
 if TYPE_CHECKING:
@@ -102,14 +102,7 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         choice = choose(settings, manifest, shape, machine, question.begun)
         chosen = next((option for option in choice.options if option.settings is choice.settings), None)
         if chosen is None:
-            made = plan(
-                shape,
-                (),
-                choice.settings,
-                manifest,
-                host_bytes=machine.host_bytes,
-                memory_disk_bytes=machine.memory_disk_bytes,
-            )
+            made = plan(shape, replace(machine, devices_bytes=()), choice.settings, manifest)
         else:
             made = chosen.made
         advice = "" if made.fits else _advice(made)

@@ -18,7 +18,7 @@ from ftis_node.config.home_files import refuse_newer
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object
-from ftis_node.memory.choice import CHECKPOINT_PREFIX
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
 from ftis_node.telemetry.log import unwatched

@@ -27,6 +27,7 @@ from ftis_node.generation.time_limits import Throughput, TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource, known
 from ftis_node.workers.preload import WorkerSpec
 from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerClient, WorkerState
+from ftis_node.workers.wire import Done
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -231,7 +232,7 @@ class GenerationClient(WorkerClient):
             self._time_limits.pause()
             discard = discard and self._may_discard and self._loader.newest is not None
             try:
-                await self._supervisor.call(messages.Sleep(discard=discard), messages.Done)
+                await self._supervisor.call(messages.Sleep(discard=discard), Done)
                 self._has_discarded = discard
             except WorkerDiedError as error:
                 if not self.is_alive:
@@ -278,7 +279,7 @@ class GenerationClient(WorkerClient):
             if self._has_discarded:
                 problem = await self._serve_newest(self._supervisor.call)
             else:
-                await self._supervisor.call(messages.Wake(), messages.Done)
+                await self._supervisor.call(messages.Wake(), Done)
         except WorkerDiedError:
             await self._supervisor.wait_ready()  # the new process has loaded them and is awake
         except FtisError as error:

@@ -89,10 +89,6 @@ class Wake(Message, frozen=True):
     """A request to continue with the served weights. New weights wake the engine, too."""
 
 
-class Done(Message, frozen=True):
-    """The reply to `Sleep` and `Wake`."""
-
-
 class Probe(Message, frozen=True):
     """A request for the log-probs of fixed tokens."""
 

@@ -23,6 +23,7 @@ from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.weight_store import file_checksums, find_difference
+from ftis_node.workers.wire import Done
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
 
 if TYPE_CHECKING:
@@ -68,13 +69,13 @@ class Service:
     async def probe(self, request: messages.Probe, emit: Emitter) -> messages.Probed:
         return messages.Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
 
-    async def sleep(self, request: messages.Sleep, emit: Emitter) -> messages.Done:
+    async def sleep(self, request: messages.Sleep, emit: Emitter) -> Done:
         await self._engine.sleep(discard=request.discard)
-        return messages.Done()
+        return Done()
 
-    async def wake(self, request: messages.Wake, emit: Emitter) -> messages.Done:
+    async def wake(self, request: messages.Wake, emit: Emitter) -> Done:
         await self._engine.wake()
-        return messages.Done()
+        return Done()
 
     async def describe(self, request: messages.Describe, emit: Emitter) -> messages.Description:
         return messages.Description(engine=self._engine.name)

@@ -113,14 +113,28 @@ class BootstrapNode:
         return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
 
     async def survey(self) -> list[RunSurvey]:
-        """Return at most `MAX_RUNS_SURVEYED` runs, pinned ones first, then the largest. Raises TimeoutError."""
+        """Return at most `MAX_RUNS_SURVEYED` runs, pinned ones first, then the largest.
+
+        Those that cannot be read in time are omitted. Raises TimeoutError if no run can be read.
+        """
         session = self._supervisor.session
         if session is None:
             return []
         stored = session.directory.stored_runs()
         chosen = list(dict.fromkeys([*self._pinned_runs, *stored]))[:MAX_RUNS_SURVEYED]
         self.num_runs_omitted = len(set(stored) - set(chosen))
-        return [await read_survey(session.directory, run_id, guard=self.guard) for run_id in chosen]
+        surveys = await asyncio.gather(*(self._read(session, run_id) for run_id in chosen))
+        if chosen and not any(surveys):
+            raise TimeoutError("no run in the directory could be read")
+        return [survey for survey in surveys if survey is not None]
+
+    async def _read(self, session: Session, run_id: str) -> RunSurvey | None:
+        """Return the records of a run; None without an answer: anyone may store a run, which must not hide others."""
+        try:
+            return await read_survey(session.directory, run_id, guard=self.guard)
+        except TimeoutError as error:
+            logger.debug("the directory has no answer about run %s: %r", run_id, error)
+            return None
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]

@@ -69,12 +69,17 @@ class MemberProbe:
         return [peer_id for peer_id, is_member in self._is_member.items() if is_member]
 
     def update(self, connected: Collection[str], group: asyncio.TaskGroup) -> None:
-        """Forget disconnected peers; query new ones and paused ones that are due, in tasks of `group`."""
+        """Forget disconnected peers; query new ones and paused ones that are due, in tasks of `group`.
+
+        New ones come first. Peers that gave no answer before get half of the requests in flight, so that they do not
+        delay new ones. No peer gains by its id, because the order of a set is random.
+        """
         for peer_id in set(self._is_member) - set(connected):
             del self._is_member[peer_id]
         self._silent.keep(connected)
-        for peer_id in sorted(set(connected) - set(self._is_member) - self._asking):
-            if len(self._asking) >= MAX_HELLOS_IN_FLIGHT:
+        unknown = set(connected) - set(self._is_member) - self._asking
+        for peer_id in sorted(unknown, key=self._silent.has_failed):
+            if len(self._asking) >= MAX_HELLOS_IN_FLIGHT // (2 if self._silent.has_failed(peer_id) else 1):
                 break
             if not (self._guard.may_work(peer_id) and self._silent.may_ask(peer_id, now=self._clock())):
                 continue

@@ -1,19 +1,17 @@
 """Conversion of groups to arrays: one batch per step, divided into micro-batches under a token budget.
 
 A batch is a matrix of completion tokens, `[N, T]`, on which losses are computed. A micro-batch is the input of one
-forward pass. Its index maps the positions that predict completion tokens to cells of the matrix. Only two files know
-the token layout of a micro-batch. This one writes one completion a row, padded on the right, for models that accept
-nothing else. `make_packed_micro_batches` writes all of them into one row without padding.
+forward pass, in one of two layouts. Its index maps the positions that predict completion tokens to cells of the matrix.
 
-Padding on the right needs no attention mask: a causal model never attends to later tokens.
+Padded rows have one completion each, for models that accept nothing else. Padding on the right needs no attention mask:
+a causal model never attends to later tokens.
 
-Micro-batches without padding: one row holds several sequences end to end, and a group's prompt only once.
+A packed row holds several sequences end to end without padding, and a group's prompt only once.
 
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        a, b, c attend to the prompt and themselves, not each other
 
-With G completions the prompt runs through the model once instead of G times. A completion's last token predicts nothing
-and is omitted. Whole groups are packed, longest first, each into the first row with enough space. A group that exceeds
-a row's budget is divided between completions, and each part contains its prompt.
+A completion's last token predicts nothing and is omitted. Whole groups are packed, longest first, each into the first
+row with enough space. A group that exceeds a row's budget is divided, and each part contains its prompt.
 """
 
 from __future__ import annotations
@@ -81,7 +79,6 @@ class TrainBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of completion tokens."""
         return int(self.mask.sum())
 
     @property
@@ -110,17 +107,6 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceSpan:
-    """Tokens `start` to `end` (exclusive) of a row."""
-
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """The tokens of one forward pass, and the positions of M completion tokens in it.
 
@@ -129,8 +115,8 @@ class MicroBatch:
     target_ids       [M] int64, that token
     cell_index       [M] int64, that token's cell in the batch's flattened [N, T]
     positions        [R, C] int64, each token's position in its own text; None: its column
-    texts            the texts of a packed row (R is 1), each as its spans in order: a prompt may be part of several;
-                     empty if each row is one text
+    texts            the texts of a packed row (R is 1), each as its ranges of columns in order: a prompt may be part
+                     of several; empty if each row is one text
     """
 
     token_ids: Tensor
@@ -138,7 +124,7 @@ class MicroBatch:
     target_ids: Tensor
     cell_index: Tensor
     positions: Tensor | None = None
-    texts: tuple[tuple[SequenceSpan, ...], ...] = ()
+    texts: tuple[tuple[range, ...], ...] = ()
 
 
 def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
@@ -147,12 +133,12 @@ def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
 
 
 def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
-    """Return the batch of a step."""
     rows = [(number, group) for number, group in enumerate(groups) for _ in range(len(group.tokens))]
     completions = [ids for group in groups for ids in group.tokens.ids_of_each()]
     means = [mean for group in groups for mean in group.mean_logprobs or (None,) * len(group.tokens)]
     keys = {key: number for number, key in enumerate(dict.fromkeys(group.advantage_key for group in groups))}
-    peers = dict.fromkeys(_sender(group) for group in groups if not group.own)
+    names = [group.sender or group.group_id for group in groups]
+    peers = dict.fromkeys(name for name, group in zip(names, groups, strict=True) if not group.own)
     senders = {name: number for number, name in enumerate(peers, start=1)}
     num_own_groups = sum(group.own for group in groups)
     logprobs = [values for group in groups for values in group.tokens.logprobs_of_each()]
@@ -164,7 +150,9 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
         rewards=torch.tensor([reward for group in groups for reward in group.rewards], dtype=torch.float64),
         group_ids=torch.tensor([number for number, _ in rows], dtype=torch.int64),
         advantage_ids=torch.tensor([keys[group.advantage_key] for _, group in rows], dtype=torch.int64),
-        sender_ids=torch.tensor([0 if group.own else senders[_sender(group)] for _, group in rows], dtype=torch.int64),
+        sender_ids=torch.tensor(
+            [0 if group.own else senders[names[number]] for number, group in rows], dtype=torch.int64
+        ),
         weights=torch.tensor([group.weight for _, group in rows], dtype=torch.float64),
         senders=(next((group.sender for group in groups if group.own), ""), *peers),
         is_own=torch.tensor([group.own for _, group in rows], dtype=torch.bool),
@@ -178,15 +166,10 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     )
 
 
-def _sender(group: UnpackedGroup) -> str:
-    return group.sender or group.group_id
-
-
 def make_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
-    """Divide a batch so that rows times longest row, in tokens, stays within `max_tokens`.
+    """Divide a batch so that rows times longest row, in tokens, stays within `max_tokens`, unless there is one row.
 
-    Rows are sorted by length to reduce padding. The longest come first, so that a lack of memory occurs at once. A
-    completion that exceeds the budget gets a separate micro-batch.
+    The longest rows come first, so that a lack of memory occurs at once.
     """
     lengths = batch.lengths
     by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
@@ -228,12 +211,13 @@ def _padded(rows: Sequence[NDArray[np.float32]], *, num_columns: int) -> Tensor:
     return torch.from_numpy(matrix)
 
 
-def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:
-    """Return rows of at most `max_tokens` positions. A longer completion with its prompt gets a separate row.
-
-    Without `shares_prompts` each completion follows its own copy of the prompt.
-    """
-    families = [part for rows in _groups(batch, shares_prompts) for part in _cut(batch, rows, max_tokens)]
+def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
+    """Return rows of at most `max_tokens` positions. A longer completion with its prompt gets a separate row."""
+    groups: dict[int, list[int]] = {}
+    for number, group in enumerate(batch.group_ids.tolist()):
+        if len(batch.completions[number]):
+            groups.setdefault(group, []).append(number)
+    families = [part for members in groups.values() for part in _cut(batch, members, max_tokens)]
     rows: list[list[list[int]]] = []
     room: list[int] = []
     for family in sorted(families, key=lambda family: (-_length(batch, family), family)):
@@ -246,16 +230,6 @@ def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prom
         rows[fitting].append(family)
         room[fitting] -= length
     return [_lay_out_packed(batch, families) for families in rows]
-
-
-def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
-    """Return the rows of the batch by their shared prompt, without rows that have no tokens."""
-    numbers = batch.group_ids.tolist() if shares_prompts else range(len(batch.completions))
-    groups: dict[int, list[int]] = {}
-    for row, number in enumerate(numbers):
-        if len(batch.completions[row]):
-            groups.setdefault(number, []).append(row)
-    return list(groups.values())
 
 
 def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -277,25 +251,23 @@ def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
 
 
 class _Row:
-    """A row under construction."""
-
     def __init__(self) -> None:
         self.length = 0
         self.ids: list[NDArray[np.int32]] = []
         self.positions: list[NDArray[np.int64]] = []
 
-    def add(self, ids: NDArray[np.int32], *, position: int) -> SequenceSpan:
-        """Append `ids`, of which the first is at `position` in its text."""
-        span = SequenceSpan(self.length, self.length + len(ids))
+    def add(self, ids: NDArray[np.int32], *, position: int) -> range:
+        """Append `ids`, of which the first is at `position` in its text. Returns their columns."""
+        columns = range(self.length, self.length + len(ids))
         self.ids.append(ids)
         self.positions.append(np.arange(position, position + len(ids)))
-        self.length = span.end
-        return span
+        self.length = columns.stop
+        return columns
 
 
 def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> MicroBatch:
     row = _Row()
-    texts: list[tuple[SequenceSpan, ...]] = []
+    texts: list[tuple[range, ...]] = []
     predictors, targets, cells = [], [], []
     for family in families:
         first = batch.prompts[family[0]]
@@ -307,11 +279,11 @@ def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> Mic
         for number in family:
             completion = batch.completions[number]
             if len(family) == 1:
-                own = SequenceSpan(last + 1, prompt.end)
+                own = range(last + 1, prompt.stop)
             else:
                 own = row.add(completion[:-1], position=len(first))
                 parts += [(prompt, own)] if len(own) else []
-            predictors.append(np.array([last, *range(own.start, own.end)]))
+            predictors.append(np.array([last, *own]))
             targets.append(completion.astype(np.int64))
             cells.append(number * batch.mask.shape[1] + np.arange(len(completion)))
         texts += parts or [(prompt,)]

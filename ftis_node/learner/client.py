@@ -1,11 +1,5 @@
 """The daemon's client of the learner's worker process. Imports no torch.
 
-    client = LearnerClient(boot, sockets_dir=..., log_path=...)
-    state = await client.start()                          # the state of the newest checkpoint
-    reply = await client.train(groups, step=state.step + 1)
-    ...
-    await client.stop()                                   # saves the newest step
-
 If the worker dies, the call in flight raises WorkerDiedError and the supervisor restarts it. `await client.start()`
 then waits for the new process and returns its state, which may be one step ahead of the last report.
 """
@@ -16,43 +10,35 @@ import os
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import COMMUNICATION
-from ftis_node.learner.messages import (
-    AuditReply,
-    AuditRequest,
-    CheckpointInProgress,
-    CheckpointSkipped,
-    CheckReply,
-    CheckRequest,
-    ExportReply,
-    ExportRequest,
-    GiveMemoryBack,
-    HostsConnected,
-    LearnerState,
-    MemoryGivenBack,
-    Saved,
-    SaveRequest,
-    StateRequest,
-    TrainReply,
-    TrainRequest,
-    WeightsWritten,
-    WriteWeights,
-)
 from ftis_node.workers.preload import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.wire import Done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.learner.messages import CheckpointEvent, LearnerBoot, TrainGroup
+    from ftis_node.learner.messages import (
+        AuditReply,
+        CheckpointEvent,
+        LearnerBoot,
+        LearnerState,
+        TrainGroup,
+        TrainReply,
+    )
     from ftis_node.workers.liveness import RestartPolicy
     from ftis_node.workers.preload import PreloadingProcess, Timing
     from ftis_node.workers.process import WorkerProcess
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
+EVENT_TYPES = (
+    *(messages.CheckpointSkipped, messages.CheckpointInProgress, messages.HostsConnected),
+    *(PublishedWeights, WeightProof),
+)
 MODULE = "ftis_node.learner.worker"
 # torch's allocator on a GPU shared with a generator: expandable segments fragment less than blocks of fixed sizes.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -78,7 +64,8 @@ class LearnerClient(WorkerClient):
         timing: Timing | None = None,
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
-        on_event: Callable[[CheckpointEvent | HostsConnected], None] | None = None,
+        on_event: Callable[[CheckpointEvent | messages.HostsConnected], None] | None = None,
+        on_slow_stop: Callable[[], object] | None = None,
         preloading: PreloadingProcess | None = None,
         worker_module: str = MODULE,
     ) -> None:
@@ -88,7 +75,7 @@ class LearnerClient(WorkerClient):
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(CheckpointSkipped, CheckpointInProgress, HostsConnected, PublishedWeights, WeightProof),
+            event_types=EVENT_TYPES,
             environment=worker_environment(boot) | dict(environment or {}),
             preloading=preloading,
         )
@@ -99,6 +86,7 @@ class LearnerClient(WorkerClient):
                 restart_policy=restart_policy,
                 on_started=self._ask_state,
                 on_event=on_event,
+                on_slow_stop=on_slow_stop,
             )
         )
         self._state: LearnerState | None = None
@@ -112,8 +100,7 @@ class LearnerClient(WorkerClient):
     async def start(self) -> LearnerState:
         """Return the learner's state as soon as it takes requests, at the first start or after a restart.
 
-        Raises the error of the worker's `build` (ModelError, ConfigError, MachineError, NetworkError), and
-        WorkerDiedError if it died too often.
+        Raises ModelError, ConfigError, MachineError or NetworkError, and WorkerDiedError if it died too often.
         """
         await self._supervisor.start()
         assert self._state is not None  # `_ask_state` ran before the supervisor called the worker ready
@@ -128,68 +115,58 @@ class LearnerClient(WorkerClient):
         `on_published` receives the new weights and then their proof before the reply, while the checkpoint is written.
         Raises WorkerDiedError if the worker died meanwhile, MachineError if memory or disk do not suffice.
         """
-        request = TrainRequest(step=step, groups=tuple(groups))
+        request = messages.TrainRequest(step=step, groups=tuple(groups))
         try:
-            reply = await self._supervisor.call(request, TrainReply, on_event=on_published)
+            return await self._supervisor.call(request, messages.TrainReply, on_event=on_published)
         except FtisError as error:
             if self.restarts == self._known_restarts:
                 raise
             raise WorkerDiedError(f"the learner died between two steps and was started again: {error}") from error
-        return reply
 
     async def check(self, group: TrainGroup) -> None:
-        """Measure the mismatch with the engine on an own group; return when it was measured or dropped.
+        """Measure the mismatch with the engine on an own group, for the report of the next step.
 
-        The report of the next step has the mismatch, if the group arrived before the weights changed from its version.
         Raises WorkerDiedError if the worker died meanwhile.
         """
-        await self._supervisor.call(CheckRequest(group=group), CheckReply)
+        await self._supervisor.call(messages.CheckRequest(group=group), Done)
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs with the learner's own, if the learner has the weights that `group` claims.
 
         Raises WorkerDiedError if the worker died meanwhile, and WorkerTaskError if the comparison failed.
         """
-        return await self._supervisor.call(AuditRequest(group=group), AuditReply)
+        return await self._supervisor.call(messages.AuditRequest(group=group), messages.AuditReply)
 
     async def give_memory_back(self) -> None:
-        """Return when no step is in progress and the learner's cached memory is free.
-
-        Raises WorkerDiedError if the worker died meanwhile; all of its memory is then free.
-        """
-        await self._supervisor.call(GiveMemoryBack(), MemoryGivenBack)
+        """Return when no step is in progress and the learner's cached memory is free. Raises WorkerDiedError."""
+        await self._supervisor.call(messages.GiveMemoryBack(), Done)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
-        """Write the present weights to a file; return None for the starting model. Waits for a step in progress.
+        """Write the weights after the step in progress, as `WriteWeights` says; None for the starting model.
 
-        A non-empty `refused` is the reason why no engine can map shared weights: all later versions go through files.
         Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
-        return (await self._supervisor.call(WriteWeights(refused=refused), WeightsWritten)).weights
+        request = messages.WriteWeights(refused=refused)
+        return (await self._supervisor.call(request, messages.WeightsWritten)).weights
 
     async def save(self) -> int:
         """Write the newest step to the disk, without a time limit, and return its number.
 
         Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
-        return (await self._supervisor.call(SaveRequest(), Saved)).step
-
-    async def export(self, out: Path, *, merge: bool = True) -> ExportReply:
-        """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""
-        return await self._supervisor.call(ExportRequest(out=str(out), merge=merge), ExportReply)
+        return (await self._supervisor.call(messages.SaveRequest(), messages.Saved)).step
 
     async def _ask_state(self, life: WorkerProcess) -> None:
-        self._state = await life.call(StateRequest(), LearnerState)
+        self._state = await life.call(messages.StateRequest(), messages.LearnerState)
 
 
 def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     """Return environment variables for the worker's start, because torch and glibc read them when they are loaded.
 
     Each step frees and allocates the same large blocks. On a CPU glibc keeps them; otherwise the kernel would clear
-    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. On a GPU
-    torch's allocator holds the large blocks, and glibc returns freed host memory to the system. If the learner has a
-    share of a GPU, the allocator uses expandable segments, unless the user configured it. If an engine maps the
-    weights, segments expand only after the weights are allocated (`workers/shared_tensors.py`).
+    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. If the
+    learner has a share of a GPU, torch's allocator uses expandable segments, unless the user configured it. If an
+    engine maps the weights, segments expand only after the weights are allocated (`workers/shared_tensors.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
     segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS

@@ -1,17 +1,12 @@
 """The learner: a policy, its optimizer and its checkpoints, advanced one step at a time.
 
-    groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
-              batch.py                  train_step.py  export.py            checkpoint_manager.py
-
 If several processes hold the model together, each has a Learner. The daemon talks to rank 0, and the other ranks
 execute their part of each command (`take_part`, `ranks.py`).
 
 Steps are numbered and each is done once: a repeated request for the newest one returns the stored report. Weights are
 published before the checkpoint is written, so that the generator loads them during the write. Not every step has a
 checkpoint (`saving.py`). A crash returns step and version to the newest checkpoint. The next process repeats the later
-steps from the same groups and publishes their versions again, and the generator loads those. Groups that a lost version
-sampled contain their log-probs and stay valid. A step that left the weights unchanged needs no checkpoint: after a
-crash it is repeated.
+steps from the same groups and publishes their versions again. Groups that a lost version sampled stay valid.
 """
 
 from __future__ import annotations
@@ -19,16 +14,17 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
 from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
-from ftis_node.learner.batch import batch_of, make_batch, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import batch_of, make_batch
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
-from ftis_node.learner.checkpoint.export import WeightPublication, adapter_state, export_policy, gathering_of
+from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.distributed.ranks import (
     ALONE,
     CheckCommand,
@@ -42,7 +38,7 @@ from ftis_node.learner.groups import unpack_train_groups
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
 from ftis_node.learner.model.policy import recompute_activations
-from ftis_node.learner.model.policy_loading import load_reference, open_policy
+from ftis_node.learner.model.policy_loading import load_policy, load_reference
 from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
@@ -52,7 +48,6 @@ from ftis_node.learner.train_report import CheckGroup, Mismatch, measure_mismatc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -84,7 +79,7 @@ class Learner:
         self._ranks = ranks
         self._objective = make_objective(
             boot.method.name,
-            boot.loss_parameters,
+            boot.method.given() | {"max_completion_length": boot.sampling.max_completion_tokens},
             boot.method.advantage_scale,
             kl_to_start=boot.optimizer.kl_coef,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,
@@ -95,7 +90,7 @@ class Learner:
                 'method.peer_weights = "agreement" needs a learner of one process: remove one of the two settings'
             )
         check_kernels(boot)
-        self.policy = choose_kernels(open_policy(boot, ranks), boot)
+        self.policy = choose_kernels(load_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
@@ -103,14 +98,15 @@ class Learner:
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
         self._oom_retry = OomRetry(boot.micro_batch_tokens, recompute=recompute)
-        self._checkpoints = CheckpointManager(
+        self.checkpoints = CheckpointManager(
             boot, owner_of(self.policy, boot), self._masters, self._optimizer, ranks=ranks, on_event=on_event
         )
-        self.saver = self._checkpoints.saver
         self._check_group = CheckGroup()
-        self._checkpoints.resume()
-        self._progress = self._checkpoints.progress
-        self._publication = WeightPublication(boot, self.policy, ranks)
+        self.checkpoints.resume()
+        self._progress = self.checkpoints.progress
+        self._publication = WeightPublication(
+            self.policy, Path(boot.weights_dir), way=boot.hand_over, form=boot.publish_as, ranks=ranks
+        )
         if ranks.rank == 0:  # the other ranks now wait for its commands
             self._publication.begin(self._progress.policy_version)
 
@@ -124,25 +120,20 @@ class Learner:
             case AuditRequest(group=group):
                 self._audit(group, self._ranks.between(lambda: None))
             case ProveCommand():
-                self._publication.take_part_in_proof(self._progress.policy_version)
+                proof_of(self.policy, version=self._progress.policy_version)
             case GatherCommand(what="publication"):
                 self._publication.take_part()
             case GatherCommand(what="checkpoint"):
-                self._checkpoints.take_part()
-            case GatherCommand(what="merged model"):
-                gathering_of(self.policy).rest()
-            case GatherCommand(what="adapter"):
-                adapter_state(self.policy)
+                self.checkpoints.take_part()
 
     def close(self) -> None:
         """Stop the other ranks and the thread that writes checkpoints."""
-        self._checkpoints.close()
+        self.checkpoints.saver.close()
         self._publication.close()
         with self._ranks.lead(EndCommand()):
             self._ranks.close()
 
     def state(self) -> LearnerState:
-        """Return the learner's state."""
         return LearnerState(
             step=self._progress.step,
             policy_version=self._progress.policy_version,
@@ -167,9 +158,8 @@ class Learner:
         """Do step `step`, or return its report if it is the newest one done.
 
         `between` is called between micro-batches; if it raises, the step is not done. `on_published` receives new
-        weights as soon as a generator can load them, and then their proof, before the checkpoint is written. Raises
-        FtisError for any other step number. Raises MachineError if memory or disk do not suffice; the caller may then
-        request the same step again.
+        weights as soon as a generator can load them, and then their proof. Raises FtisError for any other step number,
+        MachineError if memory or disk do not suffice; the caller may then request the same step again.
         """
         progress = self._progress
         if step == progress.step and progress.last_report is not None:
@@ -183,7 +173,7 @@ class Learner:
         progress.step, progress.policy_version, progress.last_report = step, report.policy_version, report
         progress.last_groups = tuple(group.group_id for group in groups)
         if report.num_updates == 0:
-            return TrainReply(report=report, saved_step=self.saver.saved_step)
+            return TrainReply(report=report, saved_step=self.checkpoints.saver.saved_step)
         self._settle(on_published)
         return self._reply(report)
 
@@ -192,7 +182,7 @@ class Learner:
             report=report,
             weights=self._publication.weights,
             proof=self._publication.proof,
-            saved_step=self.saver.saved_step,
+            saved_step=self.checkpoints.saver.saved_step,
         )
 
     def give_memory_back(self, *, force: bool = False) -> None:
@@ -220,19 +210,6 @@ class Learner:
         with self._ranks.lead(AuditRequest(group=group)):
             return self._audit(group, self._ranks.between(between))
 
-    def export(self, out: Path, *, merge: bool) -> None:
-        """Write the policy to the folder `out`, as `export_policy` does."""
-        with self._ranks.lead(GatherCommand("merged model" if merge or not self._boot.lora else "adapter")):
-            export_policy(self.policy, out, merge=merge)
-
-    def save_if_behind(self) -> None:
-        """Write a checkpoint as `CheckpointManager.save_if_behind` does."""
-        self._checkpoints.save_if_behind()
-
-    def save_if_due(self) -> None:
-        """Begin a checkpoint as `CheckpointManager.save_if_due` does."""
-        self._checkpoints.save_if_due()
-
     def _do_step(
         self, groups: Sequence[TrainGroup], unpacked: Sequence[UnpackedGroup], step: int, between: StepCallback
     ) -> StepReport:
@@ -252,20 +229,22 @@ class Learner:
             self._oom_retry.note_out_of_memory(step=step, whole=whole, longest=longest)
         else:
             self._oom_retry.note_good_step(whole=whole)
-        return report_of(
-            outcome,
-            batch,
-            self._objective,
-            understated=self._understated(outcome, batch, groups),
-            step=step,
-            version_before=self._progress.policy_version,
+        version = self._progress.policy_version
+        checked = self._check_group.found(version=version)
+        report = report_of(outcome, batch, self._objective, step=step, version_before=version, checked=checked)
+        agreement, own_agreement = self._agreement.take() if self._agreement else ({}, None)
+        duration_s = time.monotonic() - started
+        return msgspec.structs.replace(
+            report,
             learning_rate=self._boot.learning_rate_at(step),
-            checked=self._check_group.found(version=self._progress.policy_version),
             entropy=self.policy.entropies.take() if self.policy.entropies else None,
-            agreement=self._agreement.take() if self._agreement else ({}, None),
-            duration_s=time.monotonic() - started,
+            duration_s=duration_s,
+            tokens_per_s=batch.num_tokens / duration_s if duration_s > 0 else 0.0,
             micro_batch_tokens=micro_batch_tokens,
             out_of_memory=self._oom_retry.num_out_of_memory,
+            understated=self._understated(outcome, batch, groups),
+            agreement=agreement,
+            own_agreement=own_agreement,
         )
 
     def _understated(self, outcome: StepOutcome, batch: TrainBatch, groups: Sequence[TrainGroup]) -> tuple[str, ...]:
@@ -280,6 +259,9 @@ class Learner:
         own, between, micro_batches = between, self._ranks.between(between), self._micro_batches(batch)
         for group in self._optimizer.param_groups:
             group["lr"] = self._boot.learning_rate_at(step)
+        reference = None
+        if self._reference is not None:  # once for all updates of the step
+            reference = compute_logprobs(self._reference, batch, micro_batches, between=between, ranks=self._ranks)
         forward = self.policy.logprobs
         outcome = take_step(
             forward if self._agreement is None else self._agreement.watching(forward, batch),
@@ -289,7 +271,7 @@ class Learner:
             self._optimizer,
             max_grad_norm=self._boot.optimizer.max_grad_norm or math.inf,
             updates=self._boot.optimizer.updates_per_batch,
-            reference=self._reference_logprobs(batch, micro_batches, between),
+            reference=reference,
             between=between,
             before_update=partial(self._before_update, own, between),
             ranks=self._ranks,
@@ -300,7 +282,7 @@ class Learner:
 
     def _before_update(self, own: StepCallback, between: StepCallback) -> None:
         with self._ranks.agreed(WorkerTaskError):  # rank 0 alone writes, and calls `own` any number of times
-            self.saver.pause(own)  # it reads the tensors that the update changes
+            self.checkpoints.saver.pause(own)  # it reads the tensors that the update changes
         self._check(between)
 
     def _check(self, between: StepCallback) -> None:
@@ -309,31 +291,21 @@ class Learner:
         if not message:
             return
         batch = make_batch([msgspec.msgpack.decode(message, type=TrainGroup)])
-        logprobs = compute_logprobs(
-            self.policy.logprobs, batch, self._micro_batches(batch), between=between, ranks=self._ranks
-        )
+        logprobs = self._logprobs(batch, between)
         self._check_group.note(batch, logprobs, version=self._progress.policy_version)
 
     def _audit(self, group: TrainGroup, between: StepCallback) -> Mismatch | None:
         batch = make_batch([group])
-        logprobs = compute_logprobs(
-            self.policy.logprobs, batch, self._micro_batches(batch), between=between, ranks=self._ranks
-        )
+        logprobs = self._logprobs(batch, between)
         return measure_mismatch(logprobs[batch.mask], batch.behaviour_logprobs[batch.mask])
 
-    def _reference_logprobs(
-        self, batch: TrainBatch, micro_batches: Sequence[MicroBatch], between: StepCallback
-    ) -> Tensor | None:
-        """Return the starting model's log-probs `[N, T]` for all updates of a step; None in a run without that KL."""
-        if self._reference is None:
-            return None
-        return compute_logprobs(self._reference, batch, micro_batches, between=between, ranks=self._ranks)
+    def _logprobs(self, batch: TrainBatch, between: StepCallback) -> Tensor:
+        micro_batches = self._micro_batches(batch)
+        return compute_logprobs(self.policy.logprobs, batch, micro_batches, between=between, ranks=self._ranks)
 
     def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
-        """Return micro-batches in packed rows if the model supports them, else one row per completion."""
-        make = make_packed_micro_batches if self.policy.packs else make_micro_batches
-        max_tokens, size = self._oom_retry.max_tokens, self._ranks.size
-        return cut_evenly(lambda budget: make(batch, max_tokens=budget), max_tokens=max_tokens, size=size)
+        cut = partial(self.policy.micro_batches, batch)
+        return cut_evenly(cut, max_tokens=self._oom_retry.max_tokens, size=self._ranks.size)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
         """Publish the present policy and, if due, write its checkpoint. Skips the parts that are already done."""
@@ -347,4 +319,4 @@ class Learner:
             on_published(msgspec.structs.replace(publication.weights, step_done_at_s=step_done_at_s))
             publication.prove(version)
             on_published(publication.proof)
-        self.save_if_due()
+        self.checkpoints.save_if_due()

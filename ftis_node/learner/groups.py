@@ -1,7 +1,6 @@
 """Unpacking of groups from the daemon: the learner parses the signed body itself.
 
-The daemon keeps a body as bytes and never converts it back to tokens. The codec bounds each field. A body that cannot
-be unpacked affects only its sender: the step continues without it.
+The codec bounds each field. A body that cannot be unpacked affects only its sender: the step continues without it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class UnpackedGroup:
     """A `TrainGroup` with its tokens. `prompt_ids` int32 `[P]`; `rewards` one per completion.
 
     `mean_logprobs` is empty, unless a peer with another tokenizer sent the group as text. Then it has one mean per
-    completion, in nats per token of that peer, and `tokens` has no log-probs.
+    completion, in nats a token of that peer, and `tokens` has no log-probs.
     """
 
     group_id: str

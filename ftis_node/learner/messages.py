@@ -1,24 +1,8 @@
 """The messages between the daemon and the learner's worker.
 
-    daemon                          worker
-      LearnerBoot ------------------>  load the model, resume from the newest checkpoint
-      <------------- HostsConnected    an event for each host that connects, if there are several
-      <---------- CheckpointSkipped    an event for each unreadable checkpoint
-      <------- CheckpointInProgress    an event for each half second that the learner waits for a checkpoint
-      StateRequest ----------------->
-      <--------------- LearnerState    step, policy version, weights
-      TrainRequest(step=n) --------->  idempotent: step n is done once
-      <----------------- TrainReply    the report, and new weights if there are any
-      CheckRequest ----------------->  a group of the present version, to be measured before the next update
-      <----------------- CheckReply
-      AuditRequest ----------------->  a peer's group that claims the present version: measured at once
-      <----------------- AuditReply
-      ExportRequest ---------------->
-      <---------------- ExportReply
-      GiveMemoryBack --------------->  answered after the step in progress
-      <---------- MemoryGivenBack
-      WriteWeights ----------------->  write shared weights to a file; answered after the step in progress
-      <------------- WeightsWritten
+The daemon starts a worker with `LearnerBoot`. Each request has one reply, after the step in progress. Three events come
+without a request: `HostsConnected`, `CheckpointSkipped` and `CheckpointInProgress`. During a step the new
+`PublishedWeights` and their `WeightProof` are events too.
 
 Token ids are little-endian int32 and log-probs little-endian float32, as on the wire.
 """
@@ -43,11 +27,10 @@ from ftis_node.workers.wire import Message
 class LearnerBoot(Message, frozen=True):
     """The configuration of a learner.
 
-    `model` is a folder or hub id, `model_name` its public name. `run_id` names the run that owns the checkpoints.
-    `method`, `sampling` and `optimizer` are sections of the manifest, `settings` and `lora` of `node.toml`. Without
-    `lora` all weights are trained. If a field of the boot has the name of a setting, the node derived it, and the
-    setting is ignored. `max_logprob_gap_nats`: the summed log-probs of a peer's completion may be this far below the
-    learner's.
+    `model` is a folder or hub id, `model_name` its public name. `method`, `sampling` and `optimizer` are sections of
+    the manifest, `settings` and `lora` of `node.toml`. Without `lora` all weights are trained. If a field of the boot
+    has the name of a setting, the node derived it, and the setting is ignored. `max_logprob_gap_nats`: the summed
+    log-probs of a peer's completion may be this far below the learner's.
 
     `dtype` is the model's type in memory and computation; trained weights have float32 masters if it is bfloat16.
     `micro_batch_tokens` bounds the padded prompt and completion tokens of a forward pass; the learner lowers it after
@@ -55,9 +38,8 @@ class LearnerBoot(Message, frozen=True):
     it, or the adapter alone.
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
-    the reply, and work between steps must need little. `hand_over` is the planned transport of published weights
-    (`checkpoint/export.py`). `memory_share` is the share of the GPU for the learner's tensors beside a generator; None:
-    all.
+    the reply, and work between steps must need little. `hand_over` is the planned transport of published weights.
+    `memory_share` is the share of the GPU for the learner's tensors beside a generator; None: all.
 
     Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps only each layer's input;
     `may_recompute`: a lack of memory enables it. `head_chunk_tokens` is the number of tokens in one pass through the
@@ -89,11 +71,6 @@ class LearnerBoot(Message, frozen=True):
     num_threads: int | None = None
 
     @property
-    def loss_parameters(self) -> dict[str, float | str]:
-        """Return the parameters of `policy_loss` that are set, and the completion limit that `max_len` divides by."""
-        return self.method.given() | {"max_completion_length": self.sampling.max_completion_tokens}
-
-    @property
     def measures_agreement(self) -> bool:
         """Return whether the learner weights each peer's advantages by the agreement of the gradients."""
         return self.method.peer_weights == "agreement"
@@ -104,7 +81,6 @@ class LearnerBoot(Message, frozen=True):
         return self.optimizer.learning_rate if self.lora is None else self.optimizer.lora_learning_rate
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the scheduled rate of step `step`."""
         return self.optimizer.learning_rate_at(step, peak=self.peak_learning_rate)
 
 
@@ -115,13 +91,11 @@ class TrainGroup(msgspec.Struct, frozen=True):
     learner's tokens, one tuple per completion. `prompt_ids` are little-endian int32. `rewards` are this node's, one per
     completion.
 
-    Groups with the same `advantage_key` share their mean and deviation. In the vertical mode each group has its own key
-    (prompt and sender), in the horizontal mode the prompt's.
-
-    `own`: this node signed the group. `of_own_weights`: a trusted node signed it and sampled with this node's weights.
-    The learner then measures the mismatch on it as on an own group, and checks its log-probs as a peer's. `sender` is
-    the signer's peer id, used as a label only; a peer's group without one counts as a separate sender. Advantages are
-    multiplied by `weight`.
+    Groups with the same `advantage_key` share their mean and deviation: prompt and sender in the vertical mode, the
+    prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it
+    and sampled with this node's weights. The learner then measures the mismatch on it as on an own group, and checks
+    its log-probs as a peer's. `sender` is the signer's peer id, used as a label only; a peer's group without one counts
+    as a separate sender. Advantages are multiplied by `weight`.
     """
 
     group_id: str
@@ -139,23 +113,19 @@ class TrainGroup(msgspec.Struct, frozen=True):
 class StepReport(msgspec.Struct, frozen=True):
     """The report of one step. Fractions and means are of the step's first pass over the batch.
 
-    `policy_version` is the newest step that changed the weights. `learning_rate` is the scheduled rate. `loss` includes
-    the weighted `kl_to_start`, if the run has one; `kl_to_start` is the mean KL itself, in nats a token. `skipped` (no
-    signal) and `refused` (a value was not finite) give the reason why this step changed no weights. Then `num_updates`
-    and `grad_norm` are 0.
+    `policy_version` is the newest step that changed the weights. `loss` includes the weighted `kl_to_start`, if the run
+    has one; `kl_to_start` is the mean KL itself, in nats a token. `skipped` (no signal) and `refused` (a value was not
+    finite) give the reason why this step changed no weights. Then `num_updates` and `grad_norm` are 0.
 
-    The `mismatch_` fields (see `train_report.py`) compare the engine with the learner. They cover `mismatch_tokens` own
-    tokens that `mismatch_version` sampled, the version from which the step started. They are None without such tokens.
-    `entropy` is the policy's own, in nats a token, over the tokens that had a pass with a gradient. It is None unless
-    the run measures it.
+    The `mismatch_` fields (see `train_report.py`) cover `mismatch_tokens` own tokens that `mismatch_version` sampled,
+    the version from which the step started. They are None without such tokens. `entropy` is the policy's own, in nats a
+    token, over the tokens that had a pass with a gradient, None unless the run measures it.
 
     `micro_batch_tokens` is the budget of the step's passes, after it ran out of memory `out_of_memory` times.
-    `understated` holds the ids of excluded groups: no honest sampling produces the log-probs of some of their
-    completions. `unreadable` holds the ids of groups whose body could not be unpacked.
-
-    `by_sender` has one entry for each sender of the step's groups, including this node; none if the first pass was
+    `understated` holds the ids of groups that `Objective.excluded` excludes, `unreadable` those of groups whose body
+    could not be unpacked. `by_sender` has one entry for each sender, including this node; none if the first pass was
     refused. `agreement` by sender and `own_agreement` are cosines of gradients (`agreement.py`), if the run measures
-    them and they exist. `repeated`: the step was already done, and this is its stored report.
+    them. `repeated`: the step was already done, and this is its stored report.
     """
 
     step: int
@@ -201,8 +171,7 @@ class LearnerState(Message, frozen=True):
     """The learner's state: `step` is the last one done, `policy_version` the last one that changed the weights.
 
     `weights` is None while the policy is the starting model (version 0): the generator then serves its own copy.
-    `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` used.
-    `layout` is `Policy.layout`, `kernels` the implementation of its layers; None if there is no learner.
+    `last_groups` are the ids of the groups that `step` used. `layout` and `kernels` are as in `Policy`.
     """
 
     step: int
@@ -218,7 +187,7 @@ class LearnerState(Message, frozen=True):
 
 
 class TrainRequest(Message, frozen=True):
-    """Do step `step`, one more than the last one done."""
+    """Do step `step`, one more than the last one done; a repetition of the last one returns its report."""
 
     step: int
     groups: tuple[TrainGroup, ...]
@@ -237,13 +206,9 @@ class TrainReply(Message, frozen=True):
 
 
 class CheckRequest(Message, frozen=True):
-    """Measure the mismatch on this group if the present weights sampled it; otherwise drop it."""
+    """Measure the mismatch on this group for the next report, if the present weights sampled it; else drop it."""
 
     group: TrainGroup
-
-
-class CheckReply(Message, frozen=True):
-    """The group was measured or dropped: the report of the next step has the result."""
 
 
 class AuditRequest(Message, frozen=True):
@@ -259,26 +224,8 @@ class AuditReply(Message, frozen=True):
     num_tokens: int = 0
 
 
-class ExportRequest(Message, frozen=True):
-    """Write the trained model to the folder `out`. `merge` False: the LoRA adapter alone."""
-
-    out: str
-    merge: bool = True
-
-
-class ExportReply(Message, frozen=True):
-    """The export is complete in the folder `out`, trained for `step` steps."""
-
-    out: str
-    step: int
-
-
 class GiveMemoryBack(Message, frozen=True):
     """A generator on the same device lacks memory: release cached blocks as soon as no step is in progress."""
-
-
-class MemoryGivenBack(Message, frozen=True):
-    """The memory is free."""
 
 
 class WriteWeights(Message, frozen=True):
@@ -307,7 +254,7 @@ class Saved(Message, frozen=True):
 
 
 class HostsConnected(Message, frozen=True):
-    """The learner waits at `rendezvous` until `num_hosts` hosts are connected, this one included."""
+    """One more host is connected: the learner waits at `rendezvous` until `num_hosts` are, this one included."""
 
     num_connected: int
     num_hosts: int
@@ -322,7 +269,7 @@ class CheckpointSkipped(Message, frozen=True):
 
 
 class CheckpointInProgress(Message, frozen=True):
-    """The learner waits until the checkpoint of `step` is on disk."""
+    """The learner waits until the checkpoint of `step` is on disk; every half second."""
 
     step: int
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 MAX_SENDERS = 256  # entries of a step; one without a name sums the rest, to bound the size of a report
 OTHERS = ""
-ABSOLUTE = frozenset({"weight_sum", "weight_square_sum", "log_ratio_sum", "kl_sum"})  # sums of floats, not counts
 
 
 class SenderStats(msgspec.Struct, frozen=True):
@@ -45,10 +44,9 @@ class SenderStats(msgspec.Struct, frozen=True):
 
     @property
     def ess(self) -> float | None:
-        """Return the effective sample size of the completions that taught, as a share of their number; equal weights
-        give 1.
+        """Return the effective sample size of the completions that taught, as a share of their number.
 
-        It is 0 if all weights are 0, and None if no completion taught.
+        It is 1 for equal weights, 0 if all weights are 0, and None if no completion taught.
         """
         if not self.taught:
             return None
@@ -62,7 +60,6 @@ class SenderStats(msgspec.Struct, frozen=True):
 
     @property
     def weight_variance(self) -> float | None:
-        """Return the variance of the weights of the completions that taught."""
         if not self.taught:
             return None
         return max(0.0, self.weight_square_sum / self.taught - (self.weight_sum / self.taught) ** 2)
@@ -88,16 +85,12 @@ class SenderStats(msgspec.Struct, frozen=True):
 SUMS = tuple(name for name in SenderStats.__struct_fields__ if name not in ("sender", "own"))
 
 
-def sender_stats(sender: str, own: bool, sums: Mapping[str, float | Sequence[float]]) -> SenderStats:
-    """Return the statistics from float sums; counts become integers."""
-    return SenderStats(sender, own, **{name: _as_kept(name, value) for name, value in sums.items()})
-
-
-def add_up(figures: Iterable[SenderStats], *, sender: str = OTHERS, own: bool = False) -> SenderStats:
-    """Return the sum of several entries under the given name."""
-    total = SenderStats(sender, own)
+def add_up(figures: Iterable[SenderStats]) -> SenderStats:
+    """Return the sum of several entries, without a name."""
+    total = SenderStats(OTHERS, own=False)
     for each in figures:
-        total = SenderStats(sender, own, **{name: _add(getattr(total, name), getattr(each, name)) for name in SUMS})
+        sums = {name: _add(getattr(total, name), getattr(each, name)) for name in SUMS}
+        total = SenderStats(OTHERS, own=False, **sums)
     return total
 
 
@@ -111,12 +104,6 @@ def largest_senders(figures: Sequence[SenderStats]) -> tuple[SenderStats, ...]:
 
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _as_kept(name: str, value: float | Sequence[float]) -> Any:
-    if isinstance(value, int | float):
-        return float(value) if name in ABSOLUTE else int(value)
-    return tuple(map(int, value))
 
 
 def _add(one: Any, other: Any) -> Any:

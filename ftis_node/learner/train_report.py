@@ -1,36 +1,36 @@
 """The report of a step, and the mismatch between engine and learner on the same tokens under the same weights.
 
-The engine reports the log-prob of each token that it samples, and the learner recomputes it. If both were exact they
-would be equal, and an importance ratio would compare two policies only. Their difference (another kernel, number format
-or softmax, or old weights) enters every ratio that the learner computes.
+The engine reports the log-prob of each token that it samples, and the learner recomputes it. Their difference (another
+kernel, number format or softmax, or old weights) enters every ratio that the learner computes.
 
 The KL is estimated by k3 of J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html). With samples
 from q, and r = p / q, the mean of (r - 1) - log r is an unbiased estimate of KL(q || p). Each of its terms is >= 0.
 
-Generation runs ahead. So a step's groups are mostly a version old and cannot compare engine and learner under the same
-weights. The daemon therefore offers the first group that a new version sampled, the check group. An idle learner
-measures it at once, a busy one just before the update of the step in progress.
+Generation runs ahead, so a step's groups are mostly a version old. The daemon therefore offers the first group that a
+new version sampled, the check group. An idle learner measures it at once, a busy one just before its next update.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
-from ftis_node.learner.senders import largest_senders, sender_stats
+from ftis_node.learner.senders import SenderStats, largest_senders
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from ftis_node.learner.batch import TrainBatch
     from ftis_node.learner.messages import TrainGroup
-    from ftis_node.learner.senders import SenderStats
     from ftis_node.learner.step.objective import Objective
     from ftis_node.learner.step.train_step import Gradients, StepOutcome
 
@@ -40,9 +40,7 @@ MAX_LOG_RATIO = 20.0  # nats; the losses clamp log-ratios to the same bound
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """`kl` is KL(engine || learner) in nats a token, `share` the share of tokens whose ratio differs from 1 by more
-    than 1 %.
-    """
+    """KL(engine || learner) in nats a token, and the share of tokens whose ratio differs from 1 by more than 1 %."""
 
     kl: float
     share: float
@@ -50,10 +48,7 @@ class Mismatch:
 
 
 def measure_mismatch(learner_logprobs: Tensor, engine_logprobs: Tensor) -> Mismatch | None:
-    """Return the mismatch over K tokens that the engine sampled, from both log-probs `[K]` under the same weights.
-
-    Returns None if there is no token, or a log-prob that is not finite.
-    """
+    """Return the mismatch over K sampled tokens, from both log-probs `[K]`; None without tokens, or if not finite."""
     log_ratios = learner_logprobs.double() - engine_logprobs.double()
     if not log_ratios.numel() or not bool(log_ratios.isfinite().all()):
         return None
@@ -80,9 +75,7 @@ class CheckGroup:
         self._waiting.append(group)
 
     def take(self, *, version: int) -> TrainGroup | None:
-        """Remove and return the queued group. Returns None if `version`, the learner's present one, did not sample it
-        completely.
-        """
+        """Remove and return the queued group, None unless `version`, the learner's present one, sampled all of it."""
         try:
             group = self._waiting.pop()
         except IndexError:
@@ -105,18 +98,11 @@ def report_of(
     batch: TrainBatch,
     objective: Objective,
     *,
-    understated: tuple[str, ...],
     step: int,
     version_before: int,
-    learning_rate: float,
     checked: Mismatch | None,
-    entropy: float | None,
-    agreement: tuple[dict[str, float], float | None],
-    duration_s: float,
-    micro_batch_tokens: int,
-    out_of_memory: int,
 ) -> StepReport:
-    """Return the report of step `step`; `version_before` is the policy version that the step started from.
+    """Return the report of step `step` from version `version_before` on; the learner adds what only it knows.
 
     The mismatch is that of the batch's own tokens of this version. Without such tokens it is the check group's
     (`checked`).
@@ -137,25 +123,16 @@ def report_of(
         truncated_fraction=first.metrics.get("truncated_fraction", 0.0),
         mean_kl=first.metrics.get("mean_kl", 0.0),
         grad_norm=first.grad_norm,
-        learning_rate=learning_rate,
         kl_to_start=first.metrics.get("kl_to_start"),
-        entropy=entropy,
         mismatch_kl=mismatch.kl if mismatch else None,
         mismatch_share=mismatch.share if mismatch else None,
         mismatch_tokens=mismatch.num_tokens if mismatch else 0,
         mismatch_version=version_before if mismatch else None,
         num_updates=outcome.num_updates,
         num_tokens=batch.num_tokens,
-        duration_s=duration_s,
-        tokens_per_s=batch.num_tokens / duration_s if duration_s > 0 else 0.0,
-        micro_batch_tokens=micro_batch_tokens,
-        out_of_memory=out_of_memory,
         own_groups=batch.num_own_groups,
         foreign_groups=batch.num_foreign_groups,
-        understated=understated,
-        by_sender=_by_sender(outcome.first, batch, objective),
-        agreement=agreement[0],
-        own_agreement=agreement[1],
+        by_sender=_by_sender(first, batch, objective),
         skipped=outcome.skipped,
         refused=outcome.refused,
     )
@@ -165,10 +142,13 @@ def _by_sender(first: Gradients, batch: TrainBatch, objective: Objective) -> tup
     """Return the senders' statistics; none if the first pass was refused, because its log-probs are incomplete."""
     if first.refused is not None:
         return ()
-    columns = {name: sums.tolist() for name, sums in objective.sender_sums(first.learner_logprobs, batch).items()}
+    columns: dict[str, Sequence[Any]] = {
+        "sender": batch.senders,
+        "own": [number == 0 for number in range(len(batch.senders))],
+    }
+    columns |= {name: sums.tolist() for name, sums in objective.sender_sums(first.learner_logprobs, batch).items()}
     rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-    numbered = enumerate(zip(batch.senders, rows, strict=True))
-    figures = [sender_stats(name, number == 0, row) for number, (name, row) in numbered]
+    figures = [msgspec.convert(row, SenderStats, strict=False) for row in rows]  # counts become integers
     return largest_senders([each for each in figures if each.groups])
 
 

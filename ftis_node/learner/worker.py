@@ -12,34 +12,16 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
+from ftis_node.learner import messages
 from ftis_node.learner.distributed.hosts import connect_hosts
 from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.groups import unpack_train_group
-from ftis_node.learner.messages import (
-    AuditReply,
-    AuditRequest,
-    CheckReply,
-    CheckRequest,
-    ExportReply,
-    ExportRequest,
-    GiveMemoryBack,
-    LearnerBoot,
-    LearnerState,
-    MemoryGivenBack,
-    Saved,
-    SaveRequest,
-    StateRequest,
-    TrainReply,
-    TrainRequest,
-    WeightsWritten,
-    WriteWeights,
-)
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import skip_unused_packages
+from ftis_node.workers.wire import Done
 from ftis_node.workers.worker import run_worker
 
 if TYPE_CHECKING:
@@ -48,7 +30,8 @@ if TYPE_CHECKING:
     from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.launch import Hosts, RankAddress
     from ftis_node.learner.distributed.ranks import StepCallback
-    from ftis_node.workers.worker import Emitter, Handlers
+    from ftis_node.workers.wire import Message
+    from ftis_node.workers.worker import Emitter, Handler, Handlers
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +65,6 @@ class ModelThread:
             raise
 
     def close(self) -> None:
-        """End the thread after its current task."""
         self._thread.shutdown()
 
 
@@ -98,21 +80,12 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         learner = await thread.work(lambda between: _open(boot, address, hosts, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
         try:
-            yield {
-                StateRequest: partial(_state, thread, learner),
-                TrainRequest: partial(_train, thread, learner),
-                CheckRequest: partial(_check, boot, thread, learner),
-                AuditRequest: partial(_audit, thread, learner),
-                ExportRequest: partial(_export, thread, learner),
-                SaveRequest: partial(_save, thread, learner),
-                GiveMemoryBack: partial(_give_memory_back, thread, learner),
-                WriteWeights: partial(_write_weights, thread, learner),
-            }
+            yield _handlers(boot, thread, learner)
         finally:
             saving.cancel()
             await asyncio.wait([saving])
         try:
-            await thread.work(lambda between: learner.save_if_behind(), emit)
+            await thread.work(lambda between: learner.checkpoints.save_if_behind(), emit)
         except MachineError as error:  # no caller is left: the daemon reads the state from the disk
             logger.error("%s", error)
         await thread.work(lambda between: learner.close(), emit)
@@ -123,7 +96,7 @@ async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Lear
     while boot.settings.checkpoint_every_steps is None:
         await asyncio.sleep(IDLE_POLL_INTERVAL_S)
         try:
-            await thread.work(lambda between: learner.save_if_due(), emit)
+            await thread.work(lambda between: learner.checkpoints.save_if_due(), emit)
         except MachineError as error:  # the next step reports it to the daemon if it still fails
             logger.error("%s", error)
             await asyncio.sleep(RETRY_S)
@@ -133,70 +106,63 @@ def _open(boot: LearnerBoot, address: RankAddress | None, hosts: Hosts, emit: Em
     # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
     skip_unused_packages()
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.distributed.ranks import ALONE, join
+    from ftis_node.learner.distributed.ranks import ALONE, RankGroup
     from ftis_node.learner.step.oom_retry import keep_to_share
 
     keep_to_share(boot.memory_share)
-    ranks = ALONE if address is None else join(address, boot, on_broken=hosts.await_blame)
+    ranks = ALONE if address is None else RankGroup(address, boot, on_broken=hosts.await_blame)
     learner = Learner(boot, ranks=ranks, on_event=emit)
     learner.give_memory_back()
     return learner
 
 
-async def _state(thread: ModelThread, learner: Learner, _: StateRequest, emit: Emitter) -> LearnerState:
-    return await thread.work(lambda between: learner.state(), emit)
+def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handlers:
+    """Return the handler of each request. All but one work in the model's thread, after a step in progress."""
 
+    def in_thread(answer: Callable[[Any, StepCallback, Emitter], Message]) -> Handler:
+        async def handle(request: Message, emit: Emitter) -> Message:
+            return await thread.work(lambda between: answer(request, between, emit), emit)
 
-async def _train(thread: ModelThread, learner: Learner, request: TrainRequest, emit: Emitter) -> TrainReply:
-    def train(between: StepCallback) -> TrainReply:
+        return handle
+
+    def train(request: messages.TrainRequest, between: StepCallback, emit: Emitter) -> Message:
         try:
             return learner.train(request.groups, step=request.step, between=between, on_published=emit)
         finally:
             learner.give_memory_back()
 
-    return await thread.work(train, emit)
+    def audit(request: messages.AuditRequest, between: StepCallback, emit: Emitter) -> Message:
+        version = unpack_train_group(request.group).policy_version
+        found = learner.audit(request.group, version=version, between=between)
+        return messages.AuditReply() if found is None else messages.AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
+    def save(request: messages.SaveRequest, between: StepCallback, emit: Emitter) -> Message:
+        learner.checkpoints.save_if_behind()
+        return messages.Saved(step=learner.state().step)
 
-async def _check(
-    boot: LearnerBoot, thread: ModelThread, learner: Learner, request: CheckRequest, emit: Emitter
-) -> CheckReply:
-    # Offer first: a step in progress then measures it before its update, and the thread has nothing to do.
-    learner.offer_check(request.group)
-    if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
-        await thread.work(lambda between: learner.check(between=between), emit)
-    return CheckReply()
+    def give_memory_back(request: messages.GiveMemoryBack, between: StepCallback, emit: Emitter) -> Message:
+        learner.give_memory_back(force=True)
+        return Done()
 
+    def write_weights(request: messages.WriteWeights, between: StepCallback, emit: Emitter) -> Message:
+        return messages.WeightsWritten(learner.write_weights(refused=request.refused))
 
-async def _audit(thread: ModelThread, learner: Learner, request: AuditRequest, emit: Emitter) -> AuditReply:
-    version = unpack_train_group(request.group).policy_version
-    found = await thread.work(lambda between: learner.audit(request.group, version=version, between=between), emit)
-    return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
+    async def check(request: messages.CheckRequest, emit: Emitter) -> Message:
+        # Offer first: a step in progress then measures it before its update, and the thread has nothing to do.
+        learner.offer_check(request.group)
+        if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
+            await thread.work(lambda between: learner.check(between=between), emit)
+        return Done()
 
-
-async def _export(thread: ModelThread, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:
-    def export(between: StepCallback) -> ExportReply:
-        learner.export(Path(request.out), merge=request.merge)
-        return ExportReply(out=request.out, step=learner.state().step)
-
-    return await thread.work(export, emit)
-
-
-async def _save(thread: ModelThread, learner: Learner, _: SaveRequest, emit: Emitter) -> Saved:
-    def save(between: StepCallback) -> Saved:
-        learner.save_if_behind()
-        return Saved(step=learner.state().step)
-
-    return await thread.work(save, emit)
-
-
-async def _give_memory_back(thread: ModelThread, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:
-    await thread.work(lambda between: learner.give_memory_back(force=True), emit)  # after a step in progress
-    return MemoryGivenBack()
-
-
-async def _write_weights(thread: ModelThread, learner: Learner, request: WriteWeights, emit: Emitter) -> WeightsWritten:
-    written = await thread.work(lambda between: learner.write_weights(refused=request.refused), emit)
-    return WeightsWritten(weights=written)
+    return {
+        messages.StateRequest: in_thread(lambda request, between, emit: learner.state()),
+        messages.TrainRequest: in_thread(train),
+        messages.CheckRequest: check,
+        messages.AuditRequest: in_thread(audit),
+        messages.SaveRequest: in_thread(save),
+        messages.GiveMemoryBack: in_thread(give_memory_back),
+        messages.WriteWeights: in_thread(write_weights),
+    }
 
 
 if __name__ == "__main__":

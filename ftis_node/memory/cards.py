@@ -2,8 +2,7 @@
 
     python -m ftis_node.memory.cards      prints it
 
-A card has the memory that CUDA reports for the smallest one sold under its name, or a little less. The host has 64 GiB
-free. The run is gsm8k-ftis, with the settings of a new home. Nothing is measured here.
+A card has the memory that CUDA reports for the smallest one sold under its name, or a little less.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ STATES = {"float32": "full", "8bit": "full, 8-bit states", "offload": "full, sta
 
 
 def as_markdown() -> str:
-    """Return the table."""
     shapes = published_qwen25()
     rows = [
         f"| {size} GB | {' | '.join(_cell(name, shape, gib) for name, shape in shapes.items())} |"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import FileError, MachineError, ModelError
 from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, STATE_FILE
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
@@ -41,16 +42,12 @@ MIN_RANK = 8
 SMALLER_ADAPTERS = ((1, 64, 4096), (4, 32, 2048), (16, 16, 1024))
 ALL_WEIGHTS = "all weights"
 AS_BEGUN = ", as this home began"
-CHECKPOINT_PREFIX = "step-"  # as in learner/checkpoint/checkpoint.py, which imports torch
 ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # names as in learner/checkpoint/checkpoint.py
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousTraining:
-    """What a home trains. `rank` and `alpha` are an adapter's.
-
-    `optimizer_states` is that of the settings of its last start, "" if unknown.
-    """
+    """What a home trains. `optimizer_states` is that of the settings of its last start, "" if unknown."""
 
     lora: bool
     rank: int = 0
@@ -59,10 +56,7 @@ class PreviousTraining:
 
 
 def read_previous_training(home: Home, model: str) -> PreviousTraining | None:
-    """Return what the home has begun to train, or None for a home that has begun nothing.
-
-    Its newest checkpoint decides. Before the first one, the settings of its last start do, if that used this model.
-    """
+    """Return what the home has begun to train, None if nothing: by its newest checkpoint, else by its last settings."""
     try:
         last = read_object(home.settings)
         of_last = PreviousTraining(
@@ -74,7 +68,7 @@ def read_previous_training(home: Home, model: str) -> PreviousTraining | None:
     except (OSError, FileError, KeyError, TypeError, ValueError):
         last, of_last = {}, None
     newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    trains = "" if newest is None else str(checkpoint_owner(newest / "state.json").get("trains", ""))
+    trains = "" if newest is None else str(checkpoint_owner(newest / STATE_FILE).get("trains", ""))
     if not trains:
         is_same = last.get("model") == model and last.get("role") not in ("generator", "exchange")
         return of_last if is_same and of_last is not None and isinstance(of_last.lora, bool) else None
@@ -95,10 +89,7 @@ def checkpoint_owner(state_file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOption:
-    """One way to train. `settings` are the node's with it; `missing` is a package that must be installed first.
-
-    `fits`: on the GPU, and in host memory if optimizer states are there.
-    """
+    """One way to train. `settings` are the node's with it; `missing` is a package that must be installed first."""
 
     name: str
     settings: NodeSettings
@@ -109,10 +100,9 @@ class TrainingOption:
 
 @dataclass(frozen=True, slots=True)
 class TrainingChoice:
-    """The choice of what to train. `settings` have it; `training` describes it and its reason in one line for people.
+    """The choice of what to train. `training` describes it and its reason in one line, empty if nothing is trained.
 
-    `training` is empty for a node that trains nothing. `options` are all that were compared; empty if there was no
-    choice.
+    `options` are all that were compared; empty if there was no choice.
     """
 
     settings: NodeSettings
@@ -121,10 +111,7 @@ class TrainingChoice:
 
 
 def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, source: ModelSource) -> TrainingChoice:
-    """Return what this node trains on this machine.
-
-    Raises MachineError if nothing fits, ConfigError for missing GPUs.
-    """
+    """Return what this node trains here. Raises MachineError if nothing fits, ConfigError for missing GPUs."""
     if not settings.learns:
         return TrainingChoice(settings, "")
     begun = read_previous_training(home, settings.model)
@@ -180,8 +167,9 @@ def compare(
     """Return all options in their order, each with its plan."""
     check_heads(shape, settings)
     devices_bytes = assign_gpus(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
+    assigned = Machine(devices_bytes, machine.host_bytes)
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
-        made = plan(shape, devices_bytes, changed, manifest, host_bytes=machine.host_bytes)
+        made = plan(shape, assigned, changed, manifest)
         states = changed.learner.optimizer_states
         has_space = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
         needs_package = states == "8bit" and not changed.lora and find_spec("bitsandbytes") is None
@@ -222,7 +210,6 @@ def smaller_model(choice: TrainingChoice, manifest: RunManifest, shape: ModelSha
 def _candidates(
     settings: NodeSettings, begun: PreviousTraining | None, group_size: int
 ) -> Iterator[tuple[str, NodeSettings]]:
-    """Return each option's name and settings."""
     if settings.lora is not None:
         yield training_label(settings), settings
         return
@@ -240,10 +227,7 @@ def _candidates(
 
 
 def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tuple[str, NodeSettings]]:
-    """Return the options that train all weights.
-
-    `kept_states`: the optimizer states of a home; 8-bit ones cannot be converted.
-    """
+    """Return the options that train all weights. `kept_states` are a home's; 8-bit ones cannot be converted."""
     settings = settings.model_copy(update={"lora": False})
     if settings.learner.optimizer_states != "float32" or settings.learner.num_ranks > 1:
         yield ALL_WEIGHTS, settings
@@ -273,7 +257,7 @@ def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool)
 
 
 def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSettings:
-    """Return the settings with the rank of the home's adapter, which may be smaller than the one that is set today."""
+    """Return the settings with the rank of the home's adapter, which may be smaller than today's setting."""
     is_set = settings.lora_adapter.model_fields_set & {"rank", "alpha"}
     if not settings.lora or begun is None or not begun.lora or is_set:
         return settings
@@ -297,12 +281,9 @@ def _without_plan(settings: NodeSettings, begun: PreviousTraining | None, cause:
 
 def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
     """Return text such as `: full training of 3.09 B needs 59.0 GiB, this card has 22.0 (20.9 usable)`."""
-    usable = _gib(full.usable_bytes)
-    card = _gib(full.usable_bytes / USABLE_SHARE)
+    needed, card, usable = map(_gib, (full.needed_bytes, full.usable_bytes / USABLE_SHARE, full.usable_bytes))
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
-    return (
-        f": full training of {parameters} needs {_gib(full.needed_bytes)} GiB, this card has {card} ({usable} usable)"
-    )
+    return f": full training of {parameters} needs {needed} GiB, this card has {card} ({usable} usable)"
 
 
 def _activations(option: TrainingOption) -> str:
@@ -317,7 +298,6 @@ def _activations(option: TrainingOption) -> str:
 
 
 def training_label(settings: NodeSettings) -> str:
-    """Return what is trained, in words."""
     return f"a LoRA adapter of rank {settings.lora_adapter.rank}" if settings.lora else ALL_WEIGHTS
 
 

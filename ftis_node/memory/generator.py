@@ -1,7 +1,6 @@
 """Memory of the generation worker by part: weights, cache, adapter slots and work space of vLLM.
 
-Arithmetic alone, as in `components.py`. Workspace, context and graphs are rules of thumb until a GPU has been measured.
-Bytes everywhere.
+Workspace, context and graphs are rules of thumb until a GPU has been measured. Bytes everywhere.
 """
 
 from __future__ import annotations
@@ -59,15 +58,9 @@ def cache_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
 def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
     """Return the memory of the generator, in bytes by part.
 
-    Weights are in the compute dtype. The cache is `cache_bytes_per_token` x completions decoded in parallel x their
-    limit.
-
-    Workspace has three parts: float32 logits while sampling (24 bytes x max_batch x vocabulary), one prefill of 8,192
-    tokens, and context and graphs. A prefill takes 6 x intermediate + 12 x hidden bytes a token in bfloat16: gate, up
-    and product, and six hidden states. On a CPU the process counts instead of context and graphs.
-
-    Each adapter slot holds one adapter of the served rank, in the compute dtype. New weights are staged by module on a
-    GPU: the largest is the embedding, or the joined gate and up maps. An adapter is loaded into its slot.
+    Workspace has three parts: logits while sampling, one prefill, and context and graphs (on a CPU the process). A
+    prefill keeps gate, up and product, and six hidden states of a token. New weights are staged by module on a GPU: the
+    largest is the embedding, or the joined gate and up maps. An adapter is loaded into its slot.
     """
     width, rank = workload.dtype_bytes, workload.adapter_served
     per_token = cache_bytes_per_token(shape, width)

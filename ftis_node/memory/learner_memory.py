@@ -1,9 +1,8 @@
 """Settings of the two workers, and the learner's memory by part, from a model's shape.
 
-Arithmetic alone: no model is loaded and torch is not imported. The learner's terms count the tensors of its code
-(`optimizer.py`, `logprobs.py`, transformers' eager Qwen2 layer) one by one. Tests compare them with the tensors of a
-real model on the CPU. A process' context is a rule of thumb until a GPU has been measured. All sizes are bytes; per
-token means per position of a micro-batch. `generator.py` has the generator's terms.
+The terms count the tensors of the learner's code and of transformers' Qwen2 layer one by one. Tests compare them with
+the tensors of a real model on the CPU. A process' context is a rule of thumb until a GPU has been measured. All sizes
+are bytes; per token means per position of a micro-batch.
 """
 
 from __future__ import annotations
@@ -115,10 +114,7 @@ def micro_batch_tokens_of(settings: NodeSettings, *, on_gpu: bool) -> int:
 
 
 def recomputes(settings: NodeSettings, *, on_gpu: bool) -> bool:
-    """Return whether the learner recomputes activations without a plan: the setting, else true on a GPU.
-
-    On a GPU activations are most of the memory.
-    """
+    """Return whether the learner recomputes activations without a plan: the setting, else true on a GPU."""
     chosen = settings.learner.recompute_activations
     return on_gpu if chosen is None else chosen
 
@@ -155,13 +151,7 @@ class LearnerMemory:
 
 
 def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
-    """Return weights, gradients, moments and the work of one step, in bytes.
-
-    Weights are in the compute dtype, and a second time if the initial model is held. Trained weights in bfloat16 also
-    have float32 masters. Trained weights have float32 gradients (4 bytes) and Adam's two moments (8, or 2 of 8 bits).
-    Masters, gradients and moments are on the host if offloaded. One step adds the largest of four moments
-    (`_step_parts`).
-    """
+    """Return the learner's memory at the largest point of a step (`_step_parts`), in bytes by part."""
     rank = workload.lora_rank
     trained = shape.num_parameters if rank is None else shape.adapter_parameters(rank)
     frozen = 0 if rank is None else shape.num_parameters
@@ -185,24 +175,20 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
 
 
 def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
-    """Bytes that one layer keeps of a token for its backward pass, exact for Qwen2 with packed or fused attention.
+    """Return the bytes that one layer keeps of a token for its backward pass, exact for Qwen2 with fused attention.
 
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input and one
     reciprocal, and the normalized value if it is trained. Attention keeps q, k, v, output and a float32 log-sum a head.
-    The gated block keeps two wide tensors, three under an adapter (`learner/model/kernels.py`).
-
-    A row of several texts (`learner/model/attention.py`) keeps more, which is not counted. It keeps a copy of the
-    attention's output. For each text after the first it also keeps q, k, v, output and log-sum of the shared prompt.
-    For Qwen2.5-3B in groups of 12 that is a tenth of a layer's bytes (150 prompt and 250 completion tokens). At the
-    limits of the preset gsm8k-ftis it is a fifth. The plan keeps activations only if a tenth of the memory stays free
-    (`TIGHT_SHARE`). A step that does not fit is retried with less (`learner/step/oom_retry.py`).
+    The gated block keeps two wide tensors, three under an adapter (`learner/model/policy.py`).
 
         float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
         float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8
         bfloat16, full   16 H + 4 Q + 4 K + 4 I + 4 h + 8
         bfloat16, LoRA   12 H + 4 Q + 4 K + 6 I + 14 r + 4 h + 8
 
-    In bfloat16 a norm's input and its float32 copy of it are two tensors, and the copy is what is kept.
+    A row of several texts keeps more, which is not counted: a copy of the attention's output. For each text after the
+    first it also keeps q, k, v, output and log-sum of the shared prompt. For Qwen2.5-3B at the limits of the preset
+    gsm8k-ftis that is a fifth. `TIGHT_SHARE` leaves memory free, and a step that does not fit is retried with less.
     """
     hidden, query, key, wide = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
     rank = workload.lora_rank or 0
@@ -213,13 +199,12 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
 
 
 def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
-    """Activations and work space at four points of a step, in bytes: the end of the forward pass, 3 backward passes.
+    """Return activations and work space at four points of a step: the end of the forward pass, 3 backward passes.
 
     These are the backward passes of the output head, of the last layers, and of the embedding. Outside the layers a
     token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16. Under LoRA it keeps 4 H or
-    2 H. Its rotary angles and places are extra. The backward passes of the last norm and the last layer also need
-    `_layer_work`. If layers are recomputed, only the layers' inputs are kept, and the last layer recomputes all that
-    it would have kept.
+    2 H. Its rotary angles and places are extra. If layers are recomputed, only their inputs are kept, and the last
+    layer recomputes all that it would have kept.
     """
     tokens, hidden, width = workload.largest_micro_batch, shape.hidden_size, workload.dtype_bytes
     is_full = not workload.lora
@@ -241,10 +226,10 @@ def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int],
 
 
 def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:
-    """Work space in bytes of a token, beyond the kept tensors.
+    """Return the work space of a token in the last norm and the last layer, beyond the kept tensors.
 
-    The last norm has gradients of the hidden size. The last layer has four tensors of the feed-forward width, three
-    under an adapter, when some of the kept tensors are freed. Counted on torch 2.13.
+    The norm has gradients of the hidden size. The layer has four tensors of the feed-forward width, three under an
+    adapter, when some of the kept tensors are freed. Counted on torch 2.13.
     """
     hidden, width = shape.hidden_size, workload.dtype_bytes
     wide = (4 if not workload.lora else 3) * width * shape.intermediate_size
@@ -254,11 +239,11 @@ def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:
 
 
 def _head_work(shape: ModelShape, workload: Workload) -> int:
-    """Work space in bytes of the output head's backward pass.
+    """Return the work space of the output head's backward pass.
 
     It has gradients of the positions that predict, one chunk's logits, and, if the head is trained, its float32
-    gradient. In bfloat16 the logits exist in both forms, and so does a product of them that is added to the gradient. A
-    CPU converts that product to float32 first. A GPU with products into float32 makes neither, but others do.
+    gradient. In bfloat16 a product of the logits is added to the gradient, on a CPU converted to float32 first. A GPU
+    with products into float32 makes neither, but others do.
     """
     tokens, width = workload.largest_micro_batch, workload.dtype_bytes
     chunk = min(workload.head_chunk_tokens, tokens) * shape.vocab_size
@@ -278,10 +263,9 @@ def _logits(shape: ModelShape, workload: Workload) -> int:
 
 
 def _hand_over(shape: ModelShape, workload: Workload) -> int:
-    """Staging of new weights, in bytes.
+    """Return the staging of new weights: on a CPU the whole file, on a GPU one tensor at a time.
 
-    On a CPU it is the whole file. On a GPU it is one tensor at a time. That is the embedding in the compute dtype or,
-    with an adapter to merge, three float32 copies of the widest map. If the engine maps the weights, it is 0.
+    With an adapter to merge, that is three float32 copies of the widest map.
     """
     if not workload.on_gpu:
         return shape.num_parameters * workload.dtype_bytes

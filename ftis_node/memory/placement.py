@@ -42,14 +42,12 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """Placement of the workers. The defaults are those without a memory plan: settings and the engine's defaults
-    decide.
+    """Placement of the workers. The defaults are those without a memory plan.
 
     `takes_turns`: the generator sleeps while the learner steps. `can_sleep`: it also frees its memory then.
     `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
-    learner's tensors may use, None for all. `hand_over` is the transport of new weights. `recompute_activations` (None:
-    the setting decides) and `head_chunk_tokens` are the learner's. GPUs have their index in nvidia-smi; an empty tuple
-    means all.
+    learner's tensors may use, None for all. `hand_over` is the transport of new weights. `recompute_activations` None:
+    the setting decides. GPUs have their index in nvidia-smi; an empty tuple means all.
     """
 
     takes_turns: bool = False
@@ -80,8 +78,8 @@ class GpuAssignment:
     def devices_bytes(self, gpus_bytes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes of the plan's devices, the generator's and the learner's.
 
-        A generator on several GPUs counts as one GPU: the smallest size times their number, because weights and cache
-        are divided evenly. Each of the learner's GPUs counts as the smallest of them.
+        A generator on several GPUs counts as one: the smallest size times their number, because weights and cache are
+        divided evenly. Each of the learner's GPUs counts as the smallest of them.
         """
         of_learner = min((gpus_bytes[gpu] for gpu in self.learner), default=None)
         if of_learner is None:
@@ -92,10 +90,7 @@ class GpuAssignment:
 
 
 def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-    """Return the placement on this machine.
-
-    Raises MachineError if the model does not fit, ConfigError for missing GPUs.
-    """
+    """Return the placement on this machine. Raises as `place_workers_on` does."""
     settings, machine = inspect_machine(settings)
     try:
         shape = read_shape(source)
@@ -106,10 +101,7 @@ def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) 
 
 
 def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
-    """Return the placement of a node with one worker, which gets all GPUs of the settings; there is no plan.
-
-    Raises ConfigError for missing GPUs.
-    """
+    """Return the placement of a node's only worker, which gets all GPUs of the settings. Raises ConfigError."""
     of_generator, of_learner = settings.generation.gpus, settings.learner.gpus
     if settings.gpus:
         num_gpus = len(list_accelerators()) if pick_device(settings.device) != "cpu" else 0
@@ -121,8 +113,7 @@ def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
 
 
 def inspect_machine(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
-    """Return the part of this machine that the node may use, and the settings with "auto" replaced by this machine's
-    engine.
+    """Return the settings with this machine's engine in place of "auto", and the memory that the node may use.
 
     Raises MachineError if the settings need a GPU and there is none.
     """
@@ -145,14 +136,7 @@ def place_workers_on(
     if shape is not None:
         check_heads(shape, settings)
         devices_bytes = assignment.devices_bytes(machine.devices_bytes)
-        made = plan(
-            shape,
-            devices_bytes,
-            settings,
-            manifest,
-            host_bytes=machine.host_bytes,
-            memory_disk_bytes=machine.memory_disk_bytes,
-        )
+        made = plan(shape, replace(machine, devices_bytes=devices_bytes), settings, manifest)
         memory = _judge(made, settings, on_gpu=bool(devices_bytes))
     by_vllm = bool(assignment.generator) and settings.engine != "torch"
     takes_turns = assignment.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)
@@ -216,10 +200,7 @@ def assign_gpus(num_gpus: int, settings: NodeSettings) -> GpuAssignment:
 
 
 def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:
-    """Return how many of the visible GPUs the node may use.
-
-    Raises ConfigError if there are fewer, or if the engine needs GPUs that are missing.
-    """
+    """Return how many of the visible GPUs the node may use. Raises ConfigError for GPUs that are missing."""
     if settings.gpus > num_gpus:
         seen = f"{num_gpus} GPUs" if num_gpus else "no GPU"
         raise ConfigError(
@@ -251,10 +232,7 @@ def check_heads(shape: ModelShape, settings: NodeSettings) -> None:
 
 
 def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variable with which a worker sees only these GPUs; empty if it needs none.
-
-    The indices count the GPUs that this process sees.
-    """
+    """Return the environment variable with which a worker sees only these of this process's GPUs; empty for all."""
     if not gpus:
         return {}
     seen = environment.get(VISIBLE_GPUS)
@@ -263,10 +241,7 @@ def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.envi
 
 
 def _takes_turns(made: MemoryPlan | None, settings: NodeSettings, *, gives_memory_back: bool) -> bool:
-    """Return whether workers on one device take turns: by the setting, else by the plan.
-
-    Without a plan that fits they do so whenever it helps.
-    """
+    """Return whether workers on one device take turns: by the setting, else by the plan, else if it helps."""
     if settings.memory.placement != "auto":
         return settings.memory.placement == "time_shared"
     return gives_memory_back and (made is None or made.placement != "shared")
@@ -279,10 +254,7 @@ def _first(number: int, num_gpus: int, *, but_for: tuple[int, ...]) -> tuple[int
 
 
 def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
-    """Return one line on the plan.
-
-    Raises MachineError if the model does not fit on a GPU, unless `memory.check` is "warn".
-    """
+    """Return one line on the plan. Raises MachineError if it does not fit on a GPU, unless `memory.check` is "warn"."""
     needed, usable = in_gib(made.peak_bytes), in_gib(made.usable_bytes)
     if made.fits:
         return f"{made.placement}: {needed} of {usable} at the peak, by the plan"

@@ -1,25 +1,17 @@
 """Placement plan of the two workers, made before any model is loaded.
 
-    cpu        no GPU: both in host memory, the node's own process beside them
-    split      both stay on one GPU; the generator takes a fixed share of it
-    sleep      they take turns on one GPU: the generator gives its memory back while the learner steps
-    separate   two GPUs or more: the generator on the first, the learner on the next, or on as many as it asks for
-    none       it does not fit; `changes` says what would
+    cpu           no GPU: both in host memory, the node's own process beside them
+    shared        both stay on one GPU; the generator takes a fixed share of it
+    time_shared   they take turns on one GPU: the generator gives its memory back while the learner steps
+    dedicated     two GPUs or more: the generator on the first, the learner on the next, or on as many as it asks for
+    does_not_fit  `changes` says what would
 
-A split is preferred if half of the desired cache fits. A generator with a smaller cache decodes few completions side by
-side, and taking turns is faster. Below one group's cache no placement works.
-
-While the generator is awake, the learner's weights and moments stay in place. While it sleeps, its context and graphs
-stay. So the learner must free its cached blocks (`torch.cuda.empty_cache`) before the generator wakes.
+A GPU is shared if half of the desired cache fits. A generator with a smaller cache decodes few completions side by
+side, and taking turns is faster. Below one group's cache no placement works. While the generator is awake, the
+learner's weights and moments stay in place. While it sleeps, its context and graphs stay.
 
 Options that trade memory for speed come last, from the memory that is left (`_with_speed`). They are activations that
 are kept instead of recomputed, and larger pieces of the output head. They change neither the placement nor the cache.
-
-A learner on several GPUs is sharded (`learner/distributed/sharded_tensors.py`). Weights, gradients and moments are
-divided by the number of GPUs. The unit at work (a decoder layer, or embedding and head together) is complete. Its
-weights are there in the compute dtype, beside those of the next layer, which is in transfer. In the backward pass its
-gradient is there too, until it is reduced over the ranks in float32. Micro-batches are not divided, so activations and
-work space stay as they are.
 """
 
 from __future__ import annotations
@@ -43,7 +35,7 @@ from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
@@ -58,14 +50,13 @@ TIGHT_SHARE = 0.9  # of the usable memory: above it the plan suggests changes al
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Memory plan. `peak_bytes` is of the fuller device (on `none`: the least that would do), `usable_bytes` its limit.
+    """Memory plan. `peak_bytes` is of the fuller device (the least that would do), `usable_bytes` its limit.
 
     `kv_cache_bytes` is the generator's cache. `gpu_memory_utilization` is the share of its GPU for weights, cache and
     workspace, as vLLM counts it; None if no GPU is planned for. `learner_share` is the part of the GPU that is left
     to the learner's tensors in `shared`, else None. `parts` names every part, in bytes. The hand-over comes after a
-    step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU.
-    `recompute_activations` and `head_chunk_tokens` are the learner's. `keeping_bytes` is the peak with kept
-    activations, None if the setting decides.
+    step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU. `keeping_bytes` is
+    the peak with kept activations, None if the setting decides.
     """
 
     placement: Placement
@@ -96,7 +87,10 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory of a machine: total of each GPU, free host memory, and the free part of the file system in memory."""
+    """Memory of a machine: total of each GPU, free host memory, and the free part of /dev/shm.
+
+    Host memory and /dev/shm count on the CPU alone.
+    """
 
     devices_bytes: tuple[int, ...]
     host_bytes: int
@@ -105,34 +99,31 @@ class Machine:
 
 def plan(
     shape: ModelShape,
-    devices_bytes: Sequence[int],
+    machine: Machine,
     settings: NodeSettings,
     manifest: RunManifest,
-    *,
-    host_bytes: int,
-    memory_disk_bytes: int = 0,
 ) -> MemoryPlan:
-    """Return the plan for a model on GPUs of these sizes; an empty list means the CPU.
-
-    `host_bytes` and `memory_disk_bytes`, free on the host and in /dev/shm, count on the CPU alone.
-    """
-    machine = Machine(() if settings.device == "cpu" else tuple(devices_bytes), host_bytes, memory_disk_bytes)
+    """Return the plan for a model on the devices of `machine`, on the CPU if it has none."""
+    if settings.device == "cpu":
+        machine = replace(machine, devices_bytes=())
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
     made = _place(shape, machine, workload)
     if workload.on_gpu and made.fits:
         made = _with_speed(made, workload, partial(_place, shape, machine), settings)
     if not made.is_tight:
         return made
-    return replace(made, changes=tuple(suggest_changes(workload, made, partial(_place, shape, machine))))
+
+    def outcome(found: MemoryPlan) -> MemorySuggestion:
+        return MemorySuggestion("", found.placement, found.peak_bytes, found.fits)
+
+    changes = suggest_changes(workload, outcome(made), lambda changed: outcome(_place(shape, machine, changed)))
+    return replace(made, changes=tuple(changes))
 
 
 def _with_speed(
     made: MemoryPlan, workload: Workload, place: Callable[[Workload], MemoryPlan], settings: NodeSettings
 ) -> MemoryPlan:
-    """Return the fastest learner that fits beside everything else: `made` itself, or one that needs more.
-
-    Each may raise the peak as long as TIGHT_SHARE of the usable memory is left for fragments and longer rows.
-    """
+    """Return the fastest learner that fits: `made` itself, or one that raises the peak up to TIGHT_SHARE."""
     chunks = (GPU_HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS // 2, HEAD_CHUNK_TOKENS)
     keeping_bytes = None
     variants = [replace(workload, head_chunk_tokens=chunk) for chunk in chunks]
@@ -151,7 +142,15 @@ def _with_speed(
 def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
     if len(machine.devices_bytes) > 1:
         workload = replace(workload, maps_weights=False)
-    made = _placed(shape, machine, workload)
+    generator = generator_memory(shape, workload)
+    learner = memory_per_rank(learner_memory(shape, workload), shape, workload)
+    host_bytes = _host_bytes(shape, workload)
+    if not machine.devices_bytes:
+        made = _on_cpu(generator, learner, machine)
+    elif len(machine.devices_bytes) > 1:
+        made = _separate(generator, learner, machine.devices_bytes, host_bytes)
+    else:
+        made = _on_one_gpu(generator, learner, machine.devices_bytes[0], host_bytes, workload)
     return replace(
         made,
         recompute_activations=workload.recompute_activations,
@@ -159,22 +158,8 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
     )
 
 
-def _placed(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
-    generator = generator_memory(shape, workload)
-    learner = memory_per_rank(learner_memory(shape, workload), shape, workload)
-    if not machine.devices_bytes:
-        return _on_cpu(generator, learner, machine)
-    host_bytes = _host_bytes(shape, workload)
-    if len(machine.devices_bytes) > 1:
-        return _separate(generator, learner, machine.devices_bytes, host_bytes)
-    return _on_one_gpu(generator, learner, machine.devices_bytes[0], host_bytes, workload)
-
-
 def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine) -> MemoryPlan:
-    """Return the plan for the CPU. Published versions use host memory if /dev/shm can hold them.
-
-    On a disk they take no memory: the kernel reclaims the pages of a file.
-    """
+    """Return the plan for the CPU. Published versions take memory only in /dev/shm, if it can hold them."""
     usable, version = _usable(machine.host_bytes), learner.hand_over
     in_memory = has_space(VERSIONS_AT_ONCE * version, machine.memory_disk_bytes)
     learner = replace(learner, hand_over=0)
@@ -266,12 +251,10 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 
 
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
-    """Host memory beside a GPU: the processes, the learner's offloaded states, and the largest of three transient uses.
+    """Return the host memory beside a GPU: processes, offloaded states, and the largest of three transient uses.
 
-    The processes are the node's, the generator's and the learner's (one a rank). The transient uses are a hand-over, a
-    checkpoint's Adam moments, and the reads of ranks at a start. A hand-over takes the new weights' bytes, none if the
-    engine maps them. Ranks read rows of the largest tensor, and each the whole adapter. If the generator sleeps, its
-    weights may wait there too, because a step need not bring new ones.
+    The transient uses are a hand-over, a checkpoint's Adam moments, and the reads of ranks at a start. Ranks read rows
+    of the largest tensor, and each the whole adapter. If the generator sleeps, its weights may wait there too.
     """
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
@@ -288,7 +271,12 @@ def _host_bytes(shape: ModelShape, workload: Workload) -> int:
 
 
 def memory_per_rank(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
-    """Return the memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything."""
+    """Return the memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything.
+
+    The weights of the unit at work (a decoder layer, or embedding and head) are complete in the compute dtype. Those of
+    the next layer are beside it. So is its gradient, until it is reduced over the ranks in float32. Activations and
+    work space are not divided.
+    """
     number = workload.learner_ranks
     if number == 1:
         return learner

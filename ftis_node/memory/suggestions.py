@@ -1,14 +1,12 @@
-"""Suggestions that make a model fit, in the order in which a person should consider them.
+"""Suggestions that make a model fit, in the order in which a person should consider them (`CHANGES`).
 
-The order is an adapter, optimizer states of 8 bits or in host memory, then options that cost time. Those are smaller
-micro-batches, shorter completions, and fewer of them in parallel. The number format is last. A number is halved until
-the model fits. Limits of `sampling` belong to the run: a change of one makes another swarm.
+A number is halved until the model fits. Limits of `sampling` belong to the run: a change of one makes another swarm.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.memory.learner_memory import BFLOAT16, FLOAT32
 
@@ -17,30 +15,14 @@ if TYPE_CHECKING:
 
     from ftis_node.memory.learner_memory import Workload
 
-    Place: TypeAlias = Callable[[Workload], "PlannedMemory"]
+    Place: TypeAlias = Callable[[Workload], "MemorySuggestion"]  # the plan of a workload, without a name
     Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # decreasing sizes, each with its text
     Kind: TypeAlias = Callable[[Workload], Sizes]
 
 
-class PlannedMemory(Protocol):
-    """Protocol of a `MemoryPlan`, as far as this module reads it."""
-
-    @property
-    def placement(self) -> str:
-        """Placement of the workers; "does_not_fit" if they do not fit."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak of the fuller device."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether the plan can run."""
-
-
 @dataclass(frozen=True, slots=True)
 class MemorySuggestion:
-    """Effect of a change; "A + B" are several changes together."""
+    """Effect of a change on the memory plan; "A + B" are several changes together."""
 
     name: str
     placement: str
@@ -48,7 +30,7 @@ class MemorySuggestion:
     fits: bool
 
 
-def suggest_changes(workload: Workload, now: PlannedMemory, place: Place) -> Iterator[MemorySuggestion]:
+def suggest_changes(workload: Workload, now: MemorySuggestion, place: Place) -> Iterator[MemorySuggestion]:
     """Return each change that reduces memory alone, and combinations if `now` does not fit and no change suffices.
 
     A combination has as many changes as it takes, without an adapter and with one, or all if even these do not suffice.
@@ -61,31 +43,27 @@ def suggest_changes(workload: Workload, now: PlannedMemory, place: Place) -> Ite
     yield from {change.name: change for change in both if change is not None}.values()
 
 
-def _together(kinds: Sequence[Kind], workload: Workload, now: PlannedMemory, place: Place) -> MemorySuggestion | None:
-    """Return one kind of change after the other, until the model fits; None if there is only one kind."""
+def _together(
+    kinds: Sequence[Kind], workload: Workload, last: MemorySuggestion, place: Place
+) -> MemorySuggestion | None:
+    """Add one kind of change after the other to `last`, until the model fits; None if there is only one kind."""
     names: list[str] = []
-    together = None
-    peak_bytes = now.peak_bytes
     for sizes in kinds:
-        found = _try(sizes(workload), peak_bytes, place)
-        if found is None:
-            continue
-        change, workload = found
-        peak_bytes = change.peak_bytes
-        names.append(change.name)
-        together = replace(change, name=" + ".join(names))
-        if change.fits:
-            break
-    return together if len(names) > 1 else None
+        found = _try(sizes(workload), last.peak_bytes, place)
+        if found is not None:
+            last, workload = found
+            names.append(last.name)
+            if last.fits:
+                break
+    return replace(last, name=" + ".join(names)) if len(names) > 1 else None
 
 
 def _try(sizes: Sizes, peak_bytes: int, place: Place) -> tuple[MemorySuggestion, Workload] | None:
     """Return the first of the sizes that fits, else the last; None if the peak does not fall below `peak_bytes`."""
     best: tuple[MemorySuggestion, Workload] | None = None
     for name, changed in sizes:
-        made = place(changed)
-        best = MemorySuggestion(name, made.placement, made.peak_bytes, made.fits), changed
-        if made.fits:
+        best = replace(place(changed), name=name), changed
+        if best[0].fits:
             break
     return best if best is not None and best[0].peak_bytes < peak_bytes else None
 
@@ -96,8 +74,7 @@ def _adapter(workload: Workload) -> Sizes:
 
 
 def _optimizer_states(workload: Workload) -> Sizes:
-    """Return the changes of optimizer states; none for an adapter, whose states are small."""
-    if workload.lora or workload.optimizer_states == "offload":
+    if workload.lora or workload.optimizer_states == "offload":  # an adapter's states are small
         return
     if workload.optimizer_states == "float32":
         yield "learner.optimizer_states = 8bit", replace(workload, optimizer_states="8bit")
@@ -118,13 +95,11 @@ def _micro_batch(workload: Workload) -> Sizes:
 
 
 def _completions(workload: Workload) -> Sizes:
-    prompt, room = workload.max_prompt_tokens, workload.max_total_tokens - workload.max_prompt_tokens
+    room = workload.max_total_tokens - workload.max_prompt_tokens
     while room > 1:
         room //= 2
-        yield (
-            f"sampling.max_total_tokens = {prompt + room} (another run)",
-            replace(workload, max_total_tokens=prompt + room),
-        )
+        total = workload.max_prompt_tokens + room
+        yield f"sampling.max_total_tokens = {total} (another run)", replace(workload, max_total_tokens=total)
 
 
 def _batch(workload: Workload) -> Sizes:

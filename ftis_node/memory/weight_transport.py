@@ -1,4 +1,4 @@
-"""Transport of new weights from the learner to the engine, chosen from the plan and the device before either starts.
+"""Transport of new weights from the learner to the engine, chosen before either starts.
 
     ipc      the engine maps the learner's own tensors (CUDA IPC)    one GPU for both, all weights trained
     pinned   a file in memory whose pages CUDA locks                 any other GPU
@@ -14,54 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Set
-
     from ftis_node.config.node import NodeSettings
     from ftis_node.workers.shared_weights import Way
 
 KERNEL = Path("/proc/sys/kernel/osrelease")
-BY_EASE: tuple[Way, ...] = ("file", "pinned", "ipc")
-
-
-def choose_transport(
-    *,
-    on_gpu: bool,
-    shares_gpu: bool,
-    lora: bool,
-    serves_adapters: bool,
-    num_ranks: int = 1,
-    is_wsl: bool = False,
-    fastest: Way = "ipc",
-    failed: Set[Way] = frozenset(),
-) -> Way:
-    """Return the fastest transport that can work and has not `failed`, up to `fastest`.
-
-    `shares_gpu`: both workers are on one GPU. With `lora` and without `serves_adapters` the adapter is merged on its
-    way, tensor by tensor, so there is nothing to map. No rank of a learner of several ranks holds whole tensors.
-    """
-    if not on_gpu or serves_adapters:
-        return "file"
-    possible: set[Way] = {"file", "pinned"}
-    if shares_gpu and not lora and num_ranks == 1 and not is_wsl:
-        possible.add("ipc")
-    allowed = BY_EASE[: BY_EASE.index(fastest) + 1]
-    return next((way for way in reversed(allowed) if way in possible and way not in failed), "file")
 
 
 def transport_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
 ) -> Way:
-    """Return `choose_transport` for a node with these settings on this machine."""
-    mode = settings.memory.weight_sync
-    return choose_transport(
-        on_gpu=on_gpu,
-        shares_gpu=shares_gpu,
-        lora=bool(settings.lora),
-        serves_adapters=serves_adapters,
-        num_ranks=settings.learner.num_ranks,
-        is_wsl=is_wsl(kernel),
-        fastest="ipc" if mode == "auto" else mode,
-    )
+    """Return the fastest transport that can work for these settings on this machine, up to `memory.weight_sync`.
+
+    `shares_gpu`: both workers are on one GPU. An adapter that is not served is merged on its way, tensor by tensor, so
+    there is nothing to map. No rank of a learner of several ranks holds whole tensors.
+    """
+    if not on_gpu or serves_adapters:
+        return "file"
+    if settings.memory.weight_sync in ("file", "pinned"):
+        return settings.memory.weight_sync
+    is_whole = not settings.lora and settings.learner.num_ranks == 1
+    return "ipc" if shares_gpu and is_whole and not is_wsl(kernel) else "pinned"
 
 
 def is_wsl(kernel: Path = KERNEL) -> bool:

@@ -41,11 +41,12 @@ PROBE_TEXTS = (
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Return 32 hexadecimal digits that identify how the transformers tokenizer `tokenizer` splits text."""
+    added_tokens = sorted(tokenizer.added_tokens_decoder.items())
     return _digest(
         {
             "vocabulary": sorted(tokenizer.get_vocab().items()),
             "merges": _merges(tokenizer),
-            "special": [[token, added.content] for token, added in _added(tokenizer) if added.special],
+            "special": [[token, added.content] for token, added in added_tokens if added.special],
             "ends": [tokenizer.bos_token_id, tokenizer.eos_token_id],
             "probes": [tokenizer.encode(text, add_special_tokens=False) for text in PROBE_TEXTS],
         }
@@ -75,10 +76,6 @@ def _weights_file(path: Path) -> dict[str, Any]:
             file.seek(start)
             sample.update(file.read(SAMPLE_BYTES))
     return {"tensors": header.tensors, "sample": sample.hexdigest()}
-
-
-def _added(tokenizer: Any) -> list[tuple[int, Any]]:
-    return sorted(tokenizer.added_tokens_decoder.items())
 
 
 def _merges(tokenizer: Any) -> list[list[str]]:

@@ -2,22 +2,21 @@
 
 The local cache is checked first. So a downloaded model starts without a network and never changes during a run. Before
 a download the hub is queried once under a short deadline, because the library's own retries would keep a user without a
-network waiting. The query runs in a thread because name look-up ignores time-outs.
-
-The library takes a class of progress bars. It makes several bars for one download, of files and of bytes. The class
-here draws nothing, and the bar with the most bytes to come reports to a callback.
+network waiting.
 """
 
 from __future__ import annotations
 
 import errno
-import queue
+import io
 import threading
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError
+from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError, first_line
 from ftis_node.files import read_object
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.telemetry.log import unwatched
@@ -59,20 +58,21 @@ def cached_snapshot(repo: str) -> Path | None:
 def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnProgress = unwatched) -> Path:
     """Download the files of `repo` that the cache lacks; return its folder.
 
-    `answer_within_s` limits the hub's first answer, not the download, which resumes after an interruption. Raises
-    ModelError if the hub has no such model or denies access to it. Raises ModelFetchError if the hub does not answer,
-    and MachineError if the disk is full.
+    `answer_within_s` limits the hub's first answer, not the download. Raises ModelError if the hub has no such model or
+    denies access. Raises ModelFetchError if the hub does not answer, and MachineError if the disk is full.
     """
     with quiet_library_logging():
         try:
-            revision = _ask_for_newest_revision(repo, answer_within_s)
+            from huggingface_hub import HfApi
+
+            ask = partial(HfApi().model_info, repo, timeout=answer_within_s)
+            revision = str(_within(answer_within_s, ask).sha)
             return _snapshot(repo, revision=revision, on_progress=on_progress)
         except Exception as error:
             raise _fetch_error(repo, error) from error
 
 
 def _fetch_error(repo: str, error: Exception) -> FtisError:
-    """Return the error that says what to do."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return MachineError(f"the disk is too full for {repo}: free disk space and start again")
     if (refusal := _refusal(repo, error)) is not None:
@@ -86,7 +86,7 @@ def ask_about(repo: str, *, answer_within_s: float = 8.0) -> HubModel:
     """Return the hub's data on `repo`. It downloads the configuration only. Raises as `fetch_snapshot` does."""
     with quiet_library_logging():
         try:
-            return _within(answer_within_s, lambda: _look_up(repo, answer_within_s))
+            return _within(answer_within_s, partial(_look_up, repo, answer_within_s))
         except Exception as error:
             raise _fetch_error(repo, error) from error
 
@@ -112,8 +112,6 @@ def _snapshot(
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    from ftis_node.models.hub import progress_bar_class
-
     folder = snapshot_download(
         repo,
         revision=revision,
@@ -125,35 +123,23 @@ def _snapshot(
     return Path(folder)
 
 
-def _ask_for_newest_revision(repo: str, answer_within_s: float) -> str:
-    """Return the commit that the hub serves now. Raises the library's exceptions, or TimeoutError at the deadline."""
-
-    def ask() -> str:
-        from huggingface_hub import HfApi
-
-        return str(HfApi().model_info(repo, timeout=answer_within_s).sha)
-
-    return _within(answer_within_s, ask)
-
-
 def _within(limit_s: float, ask: Callable[[], T]) -> T:
-    """Return what `ask` returns, or raise what it raises. At the limit raise TimeoutError and abandon its thread."""
-    answers: queue.SimpleQueue[tuple[T, None] | tuple[None, Exception]] = queue.SimpleQueue()
+    """Return what `ask` returns, or raise what it raises. At the limit raise TimeoutError and abandon its thread.
 
-    def answer() -> None:
+    It needs a thread, because name look-up ignores time-outs. An executor would wait for it at the process's end.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
         try:
-            answers.put((ask(), None))
+            answer.set_result(ask())
         except Exception as error:
-            answers.put((None, error))
+            answer.set_exception(error)
 
-    threading.Thread(target=answer, name="ask-the-hub", daemon=True).start()
-    try:
-        value, error = answers.get(timeout=limit_s)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {limit_s:g} s") from None
-    if error is not None:
-        raise error
-    return cast("T", value)
+    threading.Thread(target=run, name="ask-the-hub", daemon=True).start()
+    if not wait([answer], limit_s).done:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    return answer.result()
 
 
 def _refusal(repo: str, error: Exception) -> str | None:
@@ -175,26 +161,25 @@ def _short_reason(error: Exception) -> str:
 
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set and it is not in the cache"
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+    return first_line(error).strip().rstrip(".")
 
 
 def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:
-    """Return a class of bars that report the progress of `repo`'s download."""
+    """Return a class of bars that report the progress of `repo`'s download instead of drawing.
+
+    The library makes several for one download, of files and of bytes. The one with the most bytes to come reports.
+    """
     from tqdm.std import tqdm
 
     largest = [0.0]
 
     class CallbackBar(tqdm):  # type: ignore[misc]  # untyped
-        """A bar that counts like its base class and reports instead of drawing."""
-
         monitor_interval = 0  # no drawing thread
 
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options | {"file": _Nowhere(), "disable": False})
+            super().__init__(*args, **options | {"file": io.StringIO(), "disable": False})
 
         def display(self, *_: Any, **__: Any) -> bool:
-            """Report progress instead of drawing."""
             total = float(self.total or 0)
             if self.unit == "B" and total > 0 and total >= largest[0]:
                 largest[0] = total
@@ -208,14 +193,3 @@ def fraction_text(done: float, total: float) -> str:
     """Return `1.2 of 5.0 GB` for numbers of bytes; `total` is at least 1."""
     size, unit = next(pair for pair in UNITS if total >= pair[0])
     return f"{done / size:.1f} of {total / size:.1f} {unit}"
-
-
-class _Nowhere:
-    """Null object: a file that discards everything."""
-
-    def write(self, text: str) -> int:
-        """Discard the text."""
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing."""

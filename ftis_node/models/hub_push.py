@@ -1,7 +1,7 @@
 """Push of a folder to a repository of the hub, as one commit.
 
-The library's own login is the only one: `hf auth login`, or HF_TOKEN. A new repository is private unless the user asks
-for a public one. A public repository is refused without that wish, so that nothing becomes public by mistake.
+The library's own login is the only one: `hf auth login`, or HF_TOKEN. A new repository is private, and a public one is
+refused, unless the user asks for a public one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
 
     from ftis_node.telemetry.log import OnProgress
 
@@ -94,7 +94,7 @@ def push_folder(folder: Path, target: PushTarget, *, on_progress: OnProgress = u
 
 
 def _push(folder: Path, target: PushTarget, on_progress: OnProgress) -> PushResult:
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationDelete, HfApi
 
     api = HfApi()
     place: dict[str, Any] = {"repo_id": target.repo, "repo_type": target.kind}
@@ -104,12 +104,16 @@ def _push(folder: Path, target: PushTarget, on_progress: OnProgress) -> PushResu
         api.create_branch(**place, branch=target.revision, exist_ok=True)
     place["revision"] = target.revision or None
     additions = _upload(api, place, folder, on_progress)
-    stale = _stale_files(api, place, target.replaces, {addition.path_in_repo for addition in additions})
+    written = {addition.path_in_repo for addition in additions}
+    stale = [
+        CommitOperationDelete(path)
+        for path in api.list_repo_files(**place)
+        if path not in written and any(fnmatch(path, pattern) for pattern in target.replaces)
+    ]
     on_progress(1.0, f"committing {len(additions)} files")
     message = target.message or f"Upload {len(additions)} files"
     commit = api.create_commit(**place, operations=[*additions, *stale], commit_message=message)
-    there = set(api.list_repo_files(**place))
-    if missing := sorted(addition.path_in_repo for addition in additions if addition.path_in_repo not in there):
+    if missing := sorted(written - set(api.list_repo_files(**place))):
         raise UsageError(f"{target.repo} did not take {', '.join(missing)}: does its .gitignore exclude them?")
     return PushResult(str(commit.commit_url), len(additions), is_private)
 
@@ -132,39 +136,23 @@ def _upload(api: HfApi, place: dict[str, Any], folder: Path, on_progress: OnProg
     """Upload the contents of large files, one file after the other. The commit carries the small ones."""
     from huggingface_hub import CommitOperationAdd
 
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    sizes = {path: path.stat().st_size for path in files}
+    sizes = {path: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     total, done = max(1, sum(sizes.values())), 0
     additions = []
-    for path in files:
+    for path, num_bytes in sizes.items():
         on_progress(done / total, f"uploading {path.name}, {fraction_text(done, total)}")
         addition = CommitOperationAdd(path.relative_to(folder).as_posix(), path)
         api.preupload_lfs_files(**place, additions=[addition])
         additions.append(addition)
-        done += sizes[path]
+        done += num_bytes
     return additions
-
-
-def _stale_files(
-    api: HfApi, place: dict[str, Any], patterns: Sequence[str], written: set[str]
-) -> list[CommitOperationDelete]:
-    from huggingface_hub import CommitOperationDelete
-
-    return [
-        CommitOperationDelete(path)
-        for path in api.list_repo_files(**place)
-        if path not in written and any(fnmatch(path, pattern) for pattern in patterns)
-    ]
 
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
     """Hide the library's progress bars, because the caller shows its own."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
-    if are_progress_bars_disabled():
-        yield
-        return
     disable_progress_bars()
     try:
         yield
@@ -173,7 +161,6 @@ def _without_bars() -> Iterator[None]:
 
 
 def _push_error(target: PushTarget, error: Exception) -> FtisError:
-    """Return the error that says what to do."""
     status, said = _answer(error)
     if status == 401:
         return UsageError(f"the hub refuses your login: {LOG_IN} with a token that may write")

@@ -1,7 +1,5 @@
 """Behavior of the model libraries in this process: less logging, fewer imports.
 
-transformers, peft (which imports bitsandbytes) and huggingface_hub warn and log on stderr. Errors are still exceptions.
-
 transformers imports scipy with every model, for the loss of object detection: 0.5 s of processor time and 35 MB in each
 worker. It asks once whether the package is installed and remembers the answer.
 """
@@ -38,10 +36,7 @@ def quiet_library_logging() -> Iterator[None]:
 
 
 def skip_unused_packages() -> None:
-    """Make transformers treat scipy as not installed. Does nothing if scipy is loaded. Call before models are imported.
-
-    Other libraries of the process still find scipy.
-    """
+    """Make transformers treat scipy as not installed, unless it is loaded. Call before models are imported."""
     if UNUSED in sys.modules:
         return
     sys.modules[UNUSED] = None  # type: ignore[assignment]  # `find_spec` then finds nothing

@@ -3,16 +3,9 @@
 Nothing from the model's folder is executed (`trust_remote_code=False`, safetensors only). A folder whose weights do not
 fill the model is an error: transformers would fill the gaps with random numbers and only warn.
 
-A model without its weights, and single rows of its weights from its files: for a model that several processes share.
-
-    empty_causal_lm   modules and buffers as they are, parameters without memory (torch's meta device)
-    WeightRows        rows start to end of a parameter, read from the file that holds it
-
-So each process reads only the rows that it holds. The model's code makes the buffers, because some are in no file
+For a model that several processes share, `empty_causal_lm` makes its modules without the memory of parameters, and
+`WeightRows` reads the rows that one process holds. The model's code makes the buffers, because some are in no file
 (rotary frequencies).
-
-An export has the hub's format, which other tools can load. The folder is written beside its place and renamed, so that
-only a complete one has its name.
 
 The accelerators are found without torch in this process. The daemon plans memory and never computes, and torch would
 cost it 1.3 s of processor time and 200 MB. A build of torch for CPUs, or a machine without a GPU's device file, has no
@@ -38,7 +31,7 @@ from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.safetensors_file import read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -61,8 +54,6 @@ FILE_MODE = 0o644
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One CUDA device."""
-
     name: str
     memory_bytes: int
 
@@ -72,7 +63,11 @@ def list_accelerators() -> list[Accelerator]:
     if (torch := sys.modules.get("torch")) is not None:
         properties = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
         return [Accelerator(found.name, found.total_memory) for found in properties]
-    return list(_ask_torch()) if _may_have_gpu() else []
+    if metadata.version("torch").endswith("+cpu"):
+        return []
+    if sys.platform == "linux" and not any(Path(path).exists() for path in DRIVER_FILES):
+        return []
+    return list(_ask_torch())
 
 
 def has_gpu() -> bool:
@@ -80,12 +75,6 @@ def has_gpu() -> bool:
     if (torch := sys.modules.get("torch")) is not None:
         return bool(torch.cuda.is_available())
     return bool(list_accelerators())
-
-
-def _may_have_gpu() -> bool:
-    if metadata.version("torch").endswith("+cpu"):
-        return False
-    return sys.platform != "linux" or any(Path(path).exists() for path in DRIVER_FILES)
 
 
 @cache
@@ -145,7 +134,7 @@ class WeightRows:
                 return f"{name} is not in its files"
             if tuple(entry["shape"]) != tuple(shape) or entry["dtype"] not in READABLE:
                 return f"{name} is {entry['dtype']} {entry['shape']} in its file"
-        if twice := sorted(name for name in model.all_tied_weights_keys if name in self._where):
+        if twice := sorted(name for name in tied_names(model) if name in self._where):
             return f"{twice[0]} is a tied tensor, but its files have it too"
         if model._keep_in_fp32_modules_strict:
             return "parts of it are float32 in any case"
@@ -191,7 +180,11 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
             raise ModelError(f"the model in {source.folder} cannot be loaded: {first_line(error)}") from error
         finally:
             enable_progress_bar()
-    _check_complete(source, report)
+    if report["mismatched_keys"]:
+        first = min(str(key[0]) for key in report["mismatched_keys"])
+        raise ModelError(f"the weights in {source.folder} do not have the shapes of its config.json: {first}")
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
     return model.to(target).eval()
 
 
@@ -204,15 +197,6 @@ def pick_device(device: Device) -> Literal["cpu", "cuda"]:
     if device == "cuda":
         raise MachineError("no CUDA device here: use --device cpu, or see `ftis-node doctor`")
     return "cpu"
-
-
-def _check_complete(source: ModelSource, report: Any) -> None:
-    missing = sorted(report["missing_keys"])
-    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
-    if mismatched:
-        raise ModelError(f"the weights in {source.folder} do not have the shapes of its config.json: {mismatched[0]}")
-    if missing:
-        raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
 
 
 def export_model(
@@ -232,16 +216,11 @@ def export_model(
         tokenizer.save(folder)
 
 
-def export_adapter(
-    adapted_model: Any, tokenizer: PromptTokenizer, out: Path, *, state_dict: Mapping[str, torch.Tensor] | None = None
-) -> None:
-    """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does.
-
-    `state_dict` replaces the model's own weights, for a model that several processes share.
-    """
+def export_adapter(adapted_model: Any, tokenizer: PromptTokenizer, out: Path) -> None:
+    """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does."""
     with _whole_folder(out) as folder:
         # "auto" would ask the hub whether the embedding was resized; adapters here never touch it.
-        adapted_model.save_pretrained(folder, save_embedding_layers=False, state_dict=state_dict)
+        adapted_model.save_pretrained(folder, save_embedding_layers=False)
         tokenizer.save(folder)
 
 
@@ -252,6 +231,7 @@ def tied_names(model: Any) -> frozenset[str]:
 
 @contextmanager
 def _whole_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder beside `out` and rename it at the end, so that only a complete one has its name."""
     out = out.expanduser().absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder: choose another with --out")

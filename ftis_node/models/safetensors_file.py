@@ -1,8 +1,7 @@
 """The header of a safetensors file: the cheapest proof that a weight file is whole.
 
-A file is eight bytes of header length (little-endian), a JSON header and the tensors' bytes. The header says where the
-last tensor ends. So an incomplete file is found without torch and without reading gigabytes. Format: the safetensors
-README, section "Format".
+A file is eight bytes of header length (little-endian), a JSON header and the tensors' bytes (safetensors README,
+section "Format"). So an incomplete file is found without torch and without reading gigabytes.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ MAX_HEADER_BYTES = 100_000_000  # the reference implementation's own limit
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """Header of a file.
-
-    `tensors` maps a name to its dtype, shape and data offsets; `data_start` is the file position of offset 0.
-    """
+    """Header of a file: dtype, shape and data offsets by tensor name; `data_start` is the position of offset 0."""
 
     tensors: dict[str, dict[str, Any]]
     data_start: int
@@ -58,10 +54,7 @@ def read_header(path: Path) -> SafetensorsHeader:
 
 
 def _end_of(entry: dict[str, Any]) -> int:
-    """Return the end of a tensor's bytes.
-
-    Raises ValueError, KeyError or TypeError for an entry that describes no tensor.
-    """
+    """Return the end of a tensor's bytes. Raises ValueError, KeyError or TypeError for an invalid entry."""
     start, end = entry["data_offsets"]
     numbers = [*entry["shape"], start, end]
     if not isinstance(entry["dtype"], str) or any(type(number) is not int or number < 0 for number in numbers):

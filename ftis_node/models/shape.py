@@ -83,10 +83,7 @@ class ModelShape:
         return *attention, (hidden, wide), (hidden, wide), (wide, hidden)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the parameters of a LoRA adapter on all linear layers: A is `rank` x inputs and B is outputs x `rank`.
-
-        Source: arXiv 2106.09685.
-        """
+        """Return the parameters of a LoRA adapter (arXiv 2106.09685) on all linear layers: A and B of rank `rank`."""
         return self.num_layers * rank * sum(inputs + outputs for inputs, outputs in self.linear_layers)
 
 
@@ -104,8 +101,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 def shape_of(config: Mapping[str, Any], *, where: str = CONFIG_FILE, num_parameters: int | None = None) -> ModelShape:
     """Return the shape that a configuration describes; `where` names it in errors. Raises ModelError.
 
-    Without `num_parameters` it counts them: the embedding, linear maps with their biases, two norms a layer and one at
-    the end.
+    Without `num_parameters` it counts them.
     """
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, dict) else config

@@ -1,8 +1,7 @@
 """The source of a model: a folder on this machine, or an id on the hub.
 
 `resolve_model` answers before anything heavy is loaded, so that a wrong `--model` gives one clear line within seconds.
-It checks the folder's files: a configuration, complete safetensors weights (every shard, no truncated file) and a
-tokenizer. Only safetensors are read, never a pickled checkpoint.
+Only safetensors are read, never a pickled checkpoint.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,10 +40,7 @@ NEAR = 0.75  # similarity of 1 at most: above it one name may be a typo of the o
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that is complete on this machine.
-
-    `folder` has the files. Other nodes see `name`: the hub id, or the folder's own name, never a path of this machine.
-    """
+    """A model that is complete on this machine. Other nodes see `name`: the hub id, or the folder's own name."""
 
     name: str
     folder: Path
@@ -51,34 +48,52 @@ class ModelSource:
     @property
     def weights_files(self) -> tuple[Path, ...]:
         """The safetensors files in a fixed order. Raises ModelError if some are missing."""
-        return _weights_files(self.folder)
+        folder, index = self.folder, self.folder / WEIGHTS_INDEX_FILE
+        if index.is_file():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise ModelError(f"{index} names no weight files")
+            shards = tuple(folder / name for name in sorted(set(weight_map.values())))
+            if missing := [shard.name for shard in shards if not shard.is_file()]:
+                raise ModelError(
+                    f"folder {folder} lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing)}"
+                )
+            return shards
+        single = folder / SINGLE_WEIGHTS_FILE
+        if not single.is_file():
+            pickled = " (pickled weights are not read: convert them)" if any(folder.glob("*.bin")) else ""
+            raise ModelError(f"folder {folder} has no weights: expected {SINGLE_WEIGHTS_FILE} or its index{pickled}")
+        return (single,)
 
 
 def resolve_model(model: str, *, on_progress: OnProgress = unwatched) -> ModelSource:
     """Find `model`, a folder or a hub id `org/name`, and check that it is complete.
 
     A hub id is looked up in the local cache first, then downloaded; only the download reports progress. Raises
-    ModelError if there is no such folder, or if it is incomplete. Raises ModelFetchError if the hub does not serve the
-    model.
+    ModelError for a missing or incomplete folder, ModelFetchError if the hub does not serve the model.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         folder = folder.resolve()
         return _checked(ModelSource(name=folder.name, folder=folder))
     check_name(model)
-    return _from_hub(model, on_progress)
+    if (cached := cached_snapshot(model)) is not None:
+        try:
+            return _checked(ModelSource(name=model, folder=cached))
+        except ModelError as error:
+            logger.info("the cached copy of %s is incomplete, fetching the rest: %s", model, error)
+    return _checked(ModelSource(name=model, folder=fetch_snapshot(model, on_progress=on_progress)))
 
 
 def check_name(model: str) -> None:
-    """Check the name without the network. Raises ModelError if `model` is neither a folder nor like an id on the hub.
-
-    It also raises ModelError for the typo of a folder: a folder of nearly that name is beside it.
-    """
-    if Path(model).expanduser().is_dir():
+    """Raise ModelError if `model` is neither a folder nor like an id on the hub, or if it is the typo of a folder."""
+    path = Path(model).expanduser()
+    if path.is_dir():
         return
-    near = _near_folder(Path(model).expanduser())
-    if near is not None:
-        raise ModelError(f"no such folder: {model}; did you mean --model {near} ?")
+    with suppress(OSError):
+        beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()]
+        if close := difflib.get_close_matches(path.name, beside, n=1, cutoff=NEAR):
+            raise ModelError(f"no such folder: {model}; did you mean --model {path.parent / close[0]} ?")
     if not HUB_ID.fullmatch(model):
         raise ModelError(f"no such folder: {model} (an id on the hub looks like org/name)")
 
@@ -89,28 +104,13 @@ def check_hub_id(name: str) -> None:
         raise ModelError(f"{name!r} is not an id on the hub: write OWNER/NAME")
 
 
-def _near_folder(path: Path) -> Path | None:
-    """Return the folder beside `path` with nearly the same name, if there is one."""
-    try:
-        beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()]
-    except OSError:
-        return None
-    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=NEAR)
-    return path.parent / close[0] if close else None
-
-
-def _from_hub(repo: str, on_progress: OnProgress) -> ModelSource:
-    cached = cached_snapshot(repo)
-    if cached is not None:
-        try:
-            return _checked(ModelSource(name=repo, folder=cached))
-        except ModelError as error:
-            logger.info("the cached copy of %s is incomplete, fetching the rest: %s", repo, error)
-    return _checked(ModelSource(name=repo, folder=fetch_snapshot(repo, on_progress=on_progress)))
-
-
 def _checked(source: ModelSource) -> ModelSource:
-    _check_files(source.folder)
+    try:
+        for path in sorted(source.folder.iterdir()):
+            if path.suffix in SMALL_FILES:
+                check_regular(path)  # transformers reads it, and a pipe would block it for ever
+    except (OSError, FileError) as error:
+        raise ModelError(str(error)) from None
     config = read_json(source.folder / CONFIG_FILE)
     if "model_type" not in config:
         raise ModelError(f"{source.folder / CONFIG_FILE} names no model_type: it is not a transformers model")
@@ -119,36 +119,6 @@ def _checked(source: ModelSource) -> ModelSource:
     if not any(all((source.folder / name).is_file() for name in names) for names in TOKENIZER_FILE_SETS):
         raise ModelError(f"folder {source.folder} has no tokenizer: expected {TOKENIZER_HINT}")
     return source
-
-
-def _check_files(folder: Path) -> None:
-    """Check the files that transformers reads from the folder: a pipe would block it for ever. Raises ModelError."""
-    try:
-        for path in sorted(folder.iterdir()):
-            if path.suffix in SMALL_FILES:
-                check_regular(path)
-    except (OSError, FileError) as error:
-        raise ModelError(str(error)) from None
-
-
-def _weights_files(folder: Path) -> tuple[Path, ...]:
-    index = folder / WEIGHTS_INDEX_FILE
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"{index} names no weight files")
-        shards = tuple(folder / name for name in sorted(set(weight_map.values())))
-        missing = [shard.name for shard in shards if not shard.is_file()]
-        if missing:
-            raise ModelError(
-                f"folder {folder} lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing)}"
-            )
-        return shards
-    single = folder / SINGLE_WEIGHTS_FILE
-    if not single.is_file():
-        pickled = " (pickled weights are not read: convert them)" if any(folder.glob("*.bin")) else ""
-        raise ModelError(f"folder {folder} has no weights: expected {SINGLE_WEIGHTS_FILE} or its index{pickled}")
-    return (single,)
 
 
 def read_json(path: Path) -> dict[str, object]:

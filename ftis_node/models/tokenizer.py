@@ -14,11 +14,6 @@ the first user message.
 `AutoTokenizer` imports the configurations of all models, and with them torch: 4 s of processor time and 340 MB. For the
 models in CLASSES its choice is known, and that class imports no torch. For any other model, and any other release of
 transformers, `AutoTokenizer` chooses.
-
-Decoder of token ids to text, by the tokenizer of the node's own model.
-
-`tokenizers` reads `tokenizer.json` alone: neither transformers nor torch is loaded for it. If the model has no such
-file, or is no longer on this machine, the ids stay ids. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -66,9 +61,10 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class Decoder:
-    """Decoder of one home.
+    """Decoder of token ids to text, by the tokenizer of a home's model. It loads neither transformers nor torch.
 
-    The first use reads the file, which may take a second, so do not call it in an event loop.
+    The first use reads `tokenizer.json`, which may take a second, so do not call it in an event loop. If that file is
+    not on this machine, the ids stay ids: nothing is downloaded.
     """
 
     def __init__(self, home: Home) -> None:
@@ -126,10 +122,7 @@ def _folder_of(model: str) -> Path | None:
 
 
 class PromptTokenizer:
-    """One model's tokenizer.
-
-    `name` is the model's name; `fingerprint` is the same on every node that tokenizes alike.
-    """
+    """One model's tokenizer. `fingerprint` is the same on every node that tokenizes alike."""
 
     def __init__(self, tokenizer: Any, *, name: str, extra_eos_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -160,31 +153,27 @@ class PromptTokenizer:
         from jinja2 import TemplateError
 
         if self._tokenizer.chat_template is None:
-            return list(self._tokenizer.encode(_plain(messages)))
+            turns = [f"{str(message['role']).capitalize()}: {message['content']}" for message in messages]
+            return list(self._tokenizer.encode("\n\n".join([*turns, "Assistant:"])))
         try:
             return self._render(messages)
         except TemplateError as error:
             if messages[0]["role"] != "system":
                 raise ModelError(f"the chat template of {self.name} refuses the prompt: {error}") from error
-            return self._render(_without_system(messages))
+            system, first, *rest = messages
+            with_system = {"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}
+            return self._render([with_system, *rest])
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the ids of plain text, such as a peer's.
-
-        Text that looks like a special token is split as text, too.
-        """
+        """Return the ids of plain text, such as a peer's. Text that looks like a special token is split, too."""
         ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return [int(token) for token in ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of `token_ids`, by default without special tokens such as the end of sequence."""
-        return str(
-            self._tokenizer.decode(
-                [int(token) for token in token_ids],
-                skip_special_tokens=skip_special,
-                clean_up_tokenization_spaces=False,
-            )
-        )
+        ids = [int(token) for token in token_ids]
+        decode = self._tokenizer.decode
+        return str(decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files in the hub's format."""
@@ -219,35 +208,18 @@ def _generation_eos_ids(folder: Path) -> list[int]:
     return [token for token in eos if isinstance(token, int)] if isinstance(eos, list) else []
 
 
-def _plain(messages: Sequence[Mapping[str, object]]) -> str:
-    turns = [f"{str(message['role']).capitalize()}: {message['content']}" for message in messages]
-    return "\n\n".join([*turns, "Assistant:"])
-
-
-def _without_system(messages: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    system, first, *rest = messages
-    return [{"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}, *rest]
-
-
 def tokenizer_class(folder: Path) -> Any:
     """Return the transformers class whose `from_pretrained(folder)` AutoTokenizer would call, or AutoTokenizer.
 
     Raises ModelError for a damaged config.json or tokenizer_config.json.
     """
-    known = _known_class(folder)
-    if known is None:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer
-    module, name = known
-    return getattr(import_module(module), name)
-
-
-def _known_class(folder: Path) -> tuple[str, str] | None:
     path = folder / TOKENIZER_CONFIG_FILE
-    if not path.is_file() or not metadata.version("transformers").startswith(KNOWN_RELEASE):
-        return None
-    config = read_json(path)
-    if "auto_map" in config:  # the model has its own code, which AutoTokenizer refuses
-        return None
-    return CLASSES.get((str(read_json(folder / CONFIG_FILE).get("model_type")), str(config.get("tokenizer_class"))))
+    if path.is_file() and metadata.version("transformers").startswith(KNOWN_RELEASE):
+        config = read_json(path)
+        kind = str(read_json(folder / CONFIG_FILE).get("model_type")), str(config.get("tokenizer_class"))
+        if kind in CLASSES and "auto_map" not in config:  # the model's own code, which AutoTokenizer refuses
+            module, name = CLASSES[kind]
+            return getattr(import_module(module), name)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer

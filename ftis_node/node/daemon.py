@@ -65,7 +65,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
@@ -74,8 +74,10 @@ from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.swarm.topology import shard_of
+from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
+LEARNER = "learner worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ async def run_node(
     `observed` serves the status from now on. `watchdog` already runs.
     """
     settings, wiring, observed = node.context.settings, Wiring(node), observed or MonitoringApi()
+    stop = _Stop()
     status = wiring.status_loop(watchdog=watchdog, http_refused=observed.refused)
     await status.refresh()
     work = await _work_of_role(wiring, last_step=steps)
@@ -120,10 +124,11 @@ async def run_node(
     work.loops["status"] = status.run()
     loops = {name: _without_end(name, loop) for name, loop in work.loops.items()} | {
         "generation worker": node.generation.run(),
-        "learner worker": node.learner.run(),
+        LEARNER: node.learner.run(),
         "network": _ended_by(node.gossip.close),
         "scorer": _ended_by(node.scorer.close),
         "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
+        "stop": _ended_by(stop.begin),
     }
     observed.status = status
     async with _local_api(wiring, status, work.exchange).serve(port=settings.status_port) as url:
@@ -131,11 +136,17 @@ async def run_node(
         log.info("node %s is up, its figures are at %s", node.about.name, url)
         await status.refresh()  # before the first step: the summary at the end compares with this status
         end = EndWord.FAILED
+        showing = watched_task(_show_stop(stop, status), name="status of the stop")
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
+                stop.phases = [[task for task in running if task.get_name() not in work.loops]]
                 await tasks.create_task(work.until_done, name="work")
-                await asyncio.gather(_linger(node), _save(node))
+                await stop.begin()
+                lingering = tasks.create_task(_linger(node), name="peers that fetch the last groups")
+                saving = tasks.create_task(_save(node), name="the checkpoint of the last step")
+                stop.phases.insert(0, [saving, lingering])
+                await asyncio.wait([saving, lingering])
                 for task in running:
                     task.cancel()
             end = EndWord.FINISHED
@@ -143,8 +154,35 @@ async def run_node(
             end = EndWord.STOPPED
             raise
         finally:
-            await status.refresh(state="stopped", end=end)
+            closing = asyncio.create_task(node.tracking.close(), name="the trackers")
+            stop.phases.append([closing])
+            await closing  # after the loops, which queue metrics until they end
+            showing.cancel()
+            await asyncio.wait([showing])
+            await status.refresh(end=end)
             await node.disk(status.save)
+
+
+@dataclass(slots=True)
+class _Stop:
+    """The stop of a node. `phases` are the tasks whose end it waits for, those of one phase together."""
+
+    phases: list[list[asyncio.Task[None]]] = field(default_factory=list)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def begin(self) -> None:
+        self.has_begun.set()
+
+    def waits_for(self) -> str:
+        """Return the tasks of the present phase that have not ended. The learner reports why (`delay_forced_end`)."""
+        phases = ([task.get_name() for task in phase if not task.done()] for phase in self.phases)
+        left = next(filter(None, phases), [])
+        return "; ".join(stop_waits_for() or name if name == LEARNER else name for name in left)
+
+
+async def _show_stop(stop: _Stop, status: StatusLoop) -> None:
+    await stop.has_begun.wait()
+    await status.show_stop(stop.waits_for)
 
 
 def _local_api(wiring: Wiring, status: StatusLoop, exchange: GroupExchange | None) -> LocalApi:

@@ -21,7 +21,7 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-from ftis_node.algorithms import choose_groups, has_signal, split_foreign, usefulness
+from ftis_node.algorithms.group_choice import choose_groups, has_signal, split_foreign, usefulness
 
 if TYPE_CHECKING:
     from ftis_node.swarm.demand import OwnDomain

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.swarm.lru import LruDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
 MAX_UNVERIFIED = 256  # in another one: claims of peers to hold a group
@@ -128,6 +132,7 @@ class ReconfirmQueue:
             del self._due[next(iter(self._due))]
         return is_added
 
-    def take(self) -> tuple[str, list[bytes]] | None:
-        sender = next(iter(self._due), None)
+    def take(self, may_send: Callable[[str], bool] = lambda _: True) -> tuple[str, list[bytes]] | None:
+        """Return the next sender for which `may_send` is true, and its groups; None if there is none."""
+        sender = next(filter(may_send, self._due), None)
         return None if sender is None else (sender, list(self._due.pop(sender)))

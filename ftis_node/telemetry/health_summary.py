@@ -72,12 +72,15 @@ class HealthSummary(NamedTuple):
 def summarize_health(document: Document, *, now: float) -> HealthSummary:
     """Return the answers for a status document (`status --json`); `now` is Unix time in seconds."""
     state = document["node"]["state"]
-    if state not in ("running", "starting"):
+    if state not in ("running", "starting", "stopping"):
         answer = _ended(document)
         return HealthSummary(answer, answer, answer)
     healthy = _healthy(document, now)
-    if state == "starting":
+    if state in ("starting", "stopping"):
         wait = _not_yet("the node is starting", "wait while models load; see logs/ in the home")
+        if state == "stopping":
+            waits_for = document["node"].get("waits_for")
+            wait = _not_yet("the node is stopping", f"it waits for {waits_for}" if waits_for else "wait until it ends")
         return HealthSummary(wait, wait, wait if healthy.is_well else healthy)
     return HealthSummary(_contributing(document, now), _learning(document, now), healthy)
 

@@ -26,7 +26,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """Identity and state of the node. `state` is starting, running, stopping, stopped or failed.
 
     `domain` names the parts of the run's task for which the node generates, "" for all. `end` is how a stopped node
-    ended (see `EndWord`), "" for a running one. `resume` is the command that starts a stopped node again.
+    ended (see `EndWord`), "" for a running one. `resume` is the command that starts a stopped node again. `waits_for`
+    names what a stopping node waits for, "" in any other state.
     """
 
     peer_id: str = ""
@@ -39,6 +40,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     domain: str = ""
     end: str = ""
     resume: str = ""
+    waits_for: str = ""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -300,13 +302,18 @@ def starting(status: Status) -> Status:
     return _at_rest(status, "starting", "the node is starting", end="", resume="")
 
 
+def stopping(status: Status) -> Status:
+    """Return the last snapshot of a node whose process still ends."""
+    return _at_rest(status, "stopping", "the node is stopping", end="", resume="")
+
+
 def _at_rest(status: Status, state: str, reason: str, *, end: str, resume: str) -> Status:
-    problems = [] if state == "starting" else [reason]
+    problems, at_work = [reason] if state == "stopped" else [], "starting" if state == "starting" else "stopped"
     return replace(
         status,
-        node=replace(status.node, state=state, end=end, resume=resume),
-        generation=replace(status.generation, state=state, tokens_per_s=0.0),
-        learner=replace(status.learner, state=state),
-        swarm=replace(status.swarm, state=state, reason=reason, peers_connected=0),
+        node=replace(status.node, state=state, end=end, resume=resume, waits_for=""),
+        generation=replace(status.generation, state=at_work, tokens_per_s=0.0),
+        learner=replace(status.learner, state=at_work),
+        swarm=replace(status.swarm, state=at_work, reason=reason, peers_connected=0),
         health=HealthStatus(healthy=not problems, problems=problems, waits_for=reason, taken_at=status.health.taken_at),
     )

@@ -161,6 +161,8 @@ class Liveness:
 
     Silence is counted in ticks of the daemon's event loop, not by a clock. If the daemon itself was paused for a minute
     (a suspended laptop, a debugger), it counts one tick without a heartbeat, not a dead worker.
+
+    `longest_ticks` is the longest time from one progress of a request to the next, without those still in progress.
     """
 
     max_silent_ticks: int
@@ -168,13 +170,16 @@ class Liveness:
     num_silent_ticks: int = 0
     num_stalled_ticks: int = 0
     last_progress: int = -1
+    longest_ticks: int = 0
     is_busy: bool = False
 
     def beat(self, heartbeat: Heartbeat) -> None:
         self.num_silent_ticks = 0
-        self.is_busy = heartbeat.num_in_flight > 0
         if heartbeat.progress > self.last_progress:  # the start of a request is progress, too
+            if self.is_busy:  # at the heartbeat before: time without a request does not count
+                self.longest_ticks = max(self.longest_ticks, self.num_stalled_ticks)
             self.num_stalled_ticks = 0
+        self.is_busy = heartbeat.num_in_flight > 0
         self.last_progress = heartbeat.progress
 
     def tick(self) -> LivenessVerdict:

@@ -95,8 +95,8 @@ class WorkerSpec:
 class Timing:
     """Time limits in seconds. With `stall_timeout_s` None a request may take any time.
 
-    After `Stop` a worker has `stop_grace_s` to end. Each progress that it reports begins this time again, up to
-    `save_limit_s` in all.
+    After `Stop` a worker has `stop_grace_s` to end, or `stop_grace_factor` times its longest time without progress if
+    that is more. Each progress that it reports begins this time again, up to `save_limit_s` in all.
     """
 
     start_grace_s: float = 900.0
@@ -104,6 +104,7 @@ class Timing:
     heartbeat_timeout_s: float = 30.0
     stall_timeout_s: float | None = None
     stop_grace_s: float = 4.0
+    stop_grace_factor: float = 2.0
     save_limit_s: float = 0.0
     terminate_grace_s: float = 1.0
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnEvent: TypeAlias = Callable[[Any], None]
+OnSlowStop: TypeAlias = Callable[[], object]
 
 
 @dataclass(slots=True)
@@ -56,7 +57,17 @@ class WorkerProcess:
     `async with WorkerProcess(spec, ...) as life: await life.until_ready()`
     """
 
-    def __init__(self, spec: WorkerSpec, *, timing: Timing, number: int, on_event: OnEvent | None = None) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        timing: Timing,
+        number: int,
+        on_event: OnEvent | None = None,
+        on_slow_stop: OnSlowStop | None = None,
+    ) -> None:
+        """During a stop, `on_slow_stop` is called repeatedly while the worker still computes."""
+        self._on_slow_stop = on_slow_stop
         self._spec = spec
         self._timing = timing
         self._on_event = on_event
@@ -95,9 +106,11 @@ class WorkerProcess:
             try:
                 self._process = await asyncio.shield(spawning)  # a spawn that is canceled halfway may never return
             except asyncio.CancelledError:
-                self._process = await spawning
-                self._kill()
-                await self._process.wait()
+                await asyncio.wait({spawning})
+                if spawning.exception() is None:  # otherwise the cancellation still counts, and nothing runs
+                    self._process = spawning.result()
+                    self._kill()
+                    await self._process.wait()
                 raise
             self._begin(stack, self._receive)  # it ends last: heartbeats after `Stop` prolong the grace
             stack.push_async_callback(self._end_process)
@@ -268,19 +281,20 @@ class WorkerProcess:
             await self._process.wait()
 
     async def _exits_after_stop(self) -> bool:
-        """Return whether the process exits within its grace, which each progress begins again, or `save_limit_s`.
-
-        Time is counted in ticks of the event loop, as in `liveness.py`.
-        """
+        """Return whether the process exits within its grace (`Timing`), counted in ticks, as in `liveness.py`."""
         timing, liveness = self._timing, self._liveness
         tick_s = min(timing.heartbeat_every_s, timing.stop_grace_s)
+        longest_s = liveness.longest_ticks * timing.heartbeat_every_s  # a slow machine needs it again
+        grace_s = max(timing.stop_grace_s, timing.stop_grace_factor * longest_s)
         liveness.num_stalled_ticks = 0
         for _ in range(round(max(timing.stop_grace_s, timing.save_limit_s) / tick_s)):
             if await self._exits_within(tick_s):
                 return True
             liveness.tick()
-            if liveness.num_stalled_ticks * tick_s >= timing.stop_grace_s:
+            if liveness.num_stalled_ticks * tick_s >= grace_s:
                 return False
+            if self._on_slow_stop is not None and liveness.is_busy:
+                self._on_slow_stop()
         return False
 
     async def _exits_within(self, timeout_s: float) -> bool:

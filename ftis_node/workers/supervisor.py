@@ -38,7 +38,7 @@ from ftis_node.errors import (
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.preload import Timing
-from ftis_node.workers.process import OnEvent, WorkerProcess
+from ftis_node.workers.process import OnEvent, OnSlowStop, WorkerProcess
 
 if TYPE_CHECKING:
     from ftis_node.workers.preload import WorkerSpec
@@ -79,10 +79,12 @@ class Supervisor:
         on_event: OnEvent | None = None,
         before_restart: BeforeRestart | None = None,
         free_memory: FreeMemory | None = None,
+        on_slow_stop: OnSlowStop | None = None,
     ) -> None:
         """Store the worker's specification. `free_memory` is awaited before a restart after a lack of memory; it may
-        raise FtisError.
+        raise FtisError. `on_slow_stop` is as in `WorkerProcess`.
         """
+        self._on_slow_stop = on_slow_stop
         self._spec = spec
         self._timing = timing or Timing()
         self._restart_policy = restart_policy or RestartPolicy()
@@ -232,7 +234,13 @@ class Supervisor:
         ready_at = None
         try:
             number, self._num_lives = self._num_lives, self._num_lives + 1
-            async with WorkerProcess(self._spec, timing=self._timing, number=number, on_event=self._on_event) as life:
+            async with WorkerProcess(
+                self._spec,
+                timing=self._timing,
+                number=number,
+                on_event=self._on_event,
+                on_slow_stop=self._on_slow_stop,
+            ) as life:
                 self._life = life
                 await life.until_ready()
                 if self._on_started is not None:

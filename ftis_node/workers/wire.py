@@ -39,6 +39,10 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """
 
 
+class Done(Message, frozen=True):
+    """The reply to a request that has no other result."""
+
+
 class Hello(Message, frozen=True):
     """The worker is connected and waits for its boot message."""
 

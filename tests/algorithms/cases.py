@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ftis_node.algorithms import METHODS, policy_loss
+from ftis_node.algorithms import policy_loss
+from ftis_node.algorithms.methods import METHODS
 from ftis_node.algorithms.settings import TENSORS
 
 from .reference import FILTERED, KL_ESTIMATORS, reference_loss

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftis_node.algorithms import METHODS
+from ftis_node.algorithms.methods import METHODS
 
 from .cases import LOG_RATIO_REGIMES, Case, cases, check_case, make_case, make_parameters
 from .reference import METHOD_DEFAULTS

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from ftis_node.algorithms import cross_tokenizer_advantages, policy_loss
+from ftis_node.algorithms import policy_loss
+from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
 
 
 def logs(*values: float) -> torch.Tensor:

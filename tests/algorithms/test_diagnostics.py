@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ftis_node.algorithms import METHODS, policy_loss, sender_sums
+from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.batch import read_batch
-from ftis_node.algorithms.diagnostics import objective_slopes
-from ftis_node.algorithms.methods import find_method
+from ftis_node.algorithms.diagnostics import objective_slopes, sender_sums
+from ftis_node.algorithms.methods import METHODS, find_method
 from ftis_node.algorithms.settings import make_settings
 
 from .by_hand import rows

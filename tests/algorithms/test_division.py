@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.algorithms import SignalCount, division_shares, keep_chances
+from ftis_node.algorithms.group_choice import SignalCount, division_shares, keep_chances
 
 EVEN = {"add": 0.5, "sub": 0.5}
 NONE, MANY_WITH, MANY_WITHOUT = SignalCount(), SignalCount(1e6, 1e6), SignalCount(0.0, 1e6)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ftis_node.algorithms import METHODS, policy_loss
+from ftis_node.algorithms import policy_loss
+from ftis_node.algorithms.methods import METHODS
 
 from .make_golden import GOLDEN, entries
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.algorithms import GroupChoice, choose_groups, pass_rates, split_foreign, usefulness
+from ftis_node.algorithms.group_choice import GroupChoice, choose_groups, pass_rates, split_foreign, usefulness
 
 DEAD, ALIVE = (1.0, 1.0), (0.0, 1.0)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ftis_node.algorithms import METHODS, policy_loss
+from ftis_node.algorithms import policy_loss
+from ftis_node.algorithms.methods import METHODS
 
 from .by_hand import evaluate, rows
 from .cases import PADDING, make_case

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
+from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
 
 NEVER = -math.inf
 

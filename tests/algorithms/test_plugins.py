@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ftis_node.algorithms import find_method, is_separable, method_parameters, policy_loss
-from ftis_node.algorithms.methods import load_method
+from ftis_node.algorithms import policy_loss
+from ftis_node.algorithms.methods import find_method, is_separable, load_method, method_parameters
 from ftis_node.algorithms.settings import load_filter
 from ftis_node.cli.app import run
 from ftis_node.config.manifest import RunManifest, load_manifest, parse_canonical, parse_manifest

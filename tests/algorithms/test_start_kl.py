@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ftis_node.algorithms import kl_to_start
+from ftis_node.algorithms.loss import kl_to_start
 
 MASK = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
 LEARNER = torch.tensor([[-1.0, -2.0, -0.5], [-3.0, math.nan, 9.0], [math.inf, 0.0, 0.0]], dtype=torch.float64)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ftis_node.algorithms import likelihood_gain
+from ftis_node.algorithms.diagnostics import likelihood_gain
 
 
 def test_by_hand() -> None:

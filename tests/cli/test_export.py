@@ -42,7 +42,7 @@ def trained_home(root: Path, *, lora: bool) -> WeightProof:
     learner = Learner(learner_boot(settings, manifest, source, home, WorkerPlacement(), weights=home.weights))
     for step in (1, 2):
         learner.train(random_groups(seed=step), step=step)
-    learner.save_if_behind()  # as at a clean end
+    learner.checkpoints.save_if_behind()  # as at a clean end
     evaluations = [EvalStatus(step, "arithmetic", accuracy, 8) for step, accuracy in ((0, 0.25), (2, 0.5), (4, 0.75))]
     home.status.write_bytes(Status(learner=LearnerStatus(own_groups=6, foreign_groups=2), eval=evaluations).to_json())
     return learner.state().proof

@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import read_manifest
+from ftis_node.config.manifest import load_manifest
 from ftis_node.models.hub_push import PushTarget, push_folder
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
@@ -128,7 +128,7 @@ def test_a_model_is_pushed_as_it_was_exported(
     card = ModelCard(hub.files(REPO)["README.md"].decode())
     assert (card.data.license, card.data.base_model) == ("apache-2.0", "org/tiny")
     assert card.data.library_name == ("peft" if lora else "transformers")
-    assert read_manifest(out / "run.toml") == read_manifest(homes[lora].run_toml)
+    assert load_manifest(str(out / "run.toml")) == load_manifest(str(homes[lora].run_toml))
     (result,) = card.data.eval_results
     assert (result.dataset_type, result.metric_type, result.metric_value) == ("arithmetic", "pass@1", 0.5)
     for line in (

@@ -142,6 +142,33 @@ def test_a_stopped_node_and_one_that_starts(tmp_path: Path, capsys: pytest.Captu
     assert node["resume"] == f"ftis-node join --home {tmp_path} --model MODEL --steps 20"
 
 
+def test_a_node_that_closed_its_port_but_has_not_ended_is_stopping(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its trackers may still write; then nothing listens at the address in its lock file."""
+    home = Home(tmp_path)
+    with home.owned():
+        home.publish_address("http://127.0.0.1:9")  # no service
+        home.status.write_bytes(LONG.to_json())
+        assert run(["status", "--home", str(tmp_path)]) == 1
+        assert "does not answer" in capsys.readouterr().err, "a node that hangs"
+        ended = msgspec.structs.replace(LONG.node, state="stopped", end="stopped", waits_for="its port")
+        home.status.write_bytes(msgspec.structs.replace(LONG, node=ended).to_json())
+        assert run(["status", "--home", str(tmp_path), "--json"]) == 0
+        node = json.loads(capsys.readouterr().out)["node"]
+        assert (node["state"], node["end"], node["waits_for"]) == ("stopping", "", "")
+    assert run(["status", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("stopped: as asked")
+
+
+def test_a_stopping_node_says_what_it_waits_for() -> None:
+    node = msgspec.structs.replace(LONG.node, state="stopping", waits_for="the checkpoint of step 7")
+    shown = "\n".join(screen(_document(msgspec.structs.replace(LONG, node=node)), now=NOW, width=200))
+    assert "stopping: it waits for the checkpoint of step 7" in shown
+    calm = msgspec.structs.replace(Status(), node=NodeStatus(peer_id="12D3", state="stopping"))
+    assert screen(_document(calm), now=NOW)[0] == "contributing: not yet   learning: not yet   healthy: not yet"
+
+
 def test_watching_goes_on_through_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,8 +17,10 @@ from ftis_node.config.home_files import mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text
-from ftis_node.learner.checkpoint.checkpoint import STATE_FILE, read_checkpoint
-from ftis_node.models import read_header, resolve_model
+from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
+from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
+from ftis_node.models import resolve_model
+from ftis_node.models.safetensors_file import read_header
 from ftis_node.report.facts import EventTotals
 from tests.models.tiny_models import save_tiny
 

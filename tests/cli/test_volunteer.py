@@ -208,7 +208,7 @@ def test_too_small_a_gpu(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ftis_node.memory import placement
-    from ftis_node.models import Accelerator
+    from ftis_node.models.loading import Accelerator
 
     monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("a small card", 1 << 30)])
     monkeypatch.setattr(placement, "pick_device", lambda device: "cuda")

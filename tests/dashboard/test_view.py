@@ -160,6 +160,14 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
     assert _words(replace(RUNNING, phase=NodePhase.SILENT))[2] == "no"
 
 
+def test_a_stopping_node_says_what_it_waits_for() -> None:
+    stopping = _with("node", state="stopping", waits_for="the checkpoint of step 7")
+    assert _words(stopping) == ["not yet"] * 3
+    assert "the node is stopping: it waits for the checkpoint of step 7" in _texts(answer_lines(stopping)[2:])
+    assert _texts(next_lines(stopping)).endswith("it waits for the checkpoint of step 7"), "not for a step"
+    assert "stopping" in [span.text for span in head_line(stopping) if span.tone is Tone.WARN]
+
+
 def test_what_is_trained_has_a_line_where_it_is_known() -> None:
     training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
     known = metric_lines(_with("model", training=training))

@@ -10,7 +10,7 @@ import pytest
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import load_node_settings
-from ftis_node.memory.plan import plan
+from ftis_node.memory.plan import Machine, plan
 from ftis_node.models import shape_of
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE
 from tests.deploy.files import DEPLOY, documents
@@ -40,7 +40,7 @@ FILES = sorted((DEPLOY / "node").glob("*.toml"))
 def planned(path: Path, gib: float, **changes: Any) -> Any:
     settings = load_node_settings(path, **changes)
     shape = shape_of(SHAPES[settings.model])
-    return plan(shape, [int(gib * GIB)], settings, load_manifest("gsm8k-ftis"), host_bytes=64 * GIB)
+    return plan(shape, Machine((int(gib * GIB),), 64 * GIB), settings, load_manifest("gsm8k-ftis"))
 
 
 def test_there_is_one_for_each_card() -> None:

@@ -152,7 +152,7 @@ def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.
     on_cpu = doctor_machine.ProbeAnswer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
     levels = told(doctor_machine.torch_results(on_cpu, has_gpu=True))
     assert levels == [("engine.torch", "ok"), ("engine.gpu", "fail")]
-    assert told(doctor_machine.torch_results(crash, has_gpu=None)) == [("engine.torch", "fail")]
+    assert told(doctor_machine.torch_results(crash, has_gpu=False)) == [("engine.torch", "fail")]
     assert told([doctor_machine.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
     assert told([doctor_machine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
 

@@ -29,13 +29,13 @@ from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_core import LoraAdapters
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.learner.checkpoint.export import Publisher, proof_of
+from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE, WeightStore
+from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -73,7 +73,7 @@ class Versions:
             lora=LoraSection(rank=RANK, alpha=2 * RANK),
         )
         self.policy = load_policy(boot)
-        self.store = WeightStore(home / "weights")
+        self.folder = home / "weights"
         self._numbers = itertools.count(1)
 
     def model_of(self, version: int) -> Any:
@@ -88,7 +88,7 @@ class Versions:
         """The next version."""
         version = next(self._numbers)
         self.model_of(version)
-        return Publisher(self.store, form="adapter").publish(self.policy, version=version)
+        return WeightPublication(self.policy, self.folder, form="adapter").publish(version)
 
     def logprobs(self, result: GenerationResult, index: int) -> Any:
         """What a completion's log-probs should be, under the one version that sampled it."""
@@ -234,7 +234,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 async def test_a_damaged_or_foreign_adapter_is_refused(versions: Versions, tmp_path: Path, problem: str) -> None:
     shapes, _ = shapes_in(resolve_model(str(versions.model)))
     versions.model_of(1)
-    published = Publisher(WeightStore(tmp_path), form="adapter").publish(versions.policy, version=1)
+    published = WeightPublication(versions.policy, tmp_path, form="adapter").publish(1)
     folder = tmp_path / "weights-00000001"
     assert published.path == str(folder / ADAPTER_FILE)
     check_adapter(folder, shapes, max_rank=RANK)
@@ -254,7 +254,7 @@ async def test_the_old_version_goes_on_where_an_adapter_is_refused(
 ) -> None:
     await client.update_weights(versions.publish())
     before = client.policy_version
-    published = Publisher(WeightStore(tmp_path), form="adapter").publish(versions.policy, version=99)
+    published = WeightPublication(versions.policy, tmp_path, form="adapter").publish(99)
     damage(tmp_path / "weights-00000099")
     under_way = await begin(client)
     with pytest.raises(ModelError, match=complaint):
@@ -296,7 +296,7 @@ async def test_a_version_that_comes_a_second_time_is_loaded_again(versions: Vers
     weights = versions.publish()
     await client.update_weights(weights)
     versions.model_of(10_000)
-    other = Publisher(versions.store, form="adapter").publish(versions.policy, version=weights.version)
+    other = WeightPublication(versions.policy, versions.folder, form="adapter").publish(weights.version)
     await client.update_weights(other, proof_of(versions.policy, version=weights.version))
     assert (await make_group(client)).policy_version == weights.version
     assert client.restarts == 0

@@ -20,7 +20,6 @@ from test_generation_client import MakeClient, make_client, one_group, proof, pu
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.messages import (
-    Done,
     Generated,
     GenerationBoot,
     LoadWeights,
@@ -35,6 +34,7 @@ from ftis_node.generation.time_limits import TimeLimits
 from ftis_node.workers.preload import Timing, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
+from ftis_node.workers.wire import Done
 from tests.loop_clock import LoopClock
 
 if TYPE_CHECKING:

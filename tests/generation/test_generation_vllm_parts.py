@@ -26,7 +26,7 @@ from ftis_node.errors import (
     WorkerTaskError,
 )
 from ftis_node.generation.engines.published import check_published, shapes_in
-from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
+from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob, fail
 from ftis_node.generation.engines.vllm_engine import (
     LOST_CORE,
     MIN_CPU_CACHE_BYTES,
@@ -180,6 +180,17 @@ def test_nothing_is_compiled_on_a_cpu_unless_asked_for() -> None:
     assert environment(settings(), device="cpu")[name] == "1"
     assert name not in environment(settings(options={"enforce_eager": False}), device="cpu")
     assert name not in environment(settings(), device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_progress_bars_of_libraries_do_not_reach_the_log(device: str) -> None:
+    """vLLM and its libraries make bars with the default of `disable`, which tqdm reads from the environment."""
+    command = [sys.executable, "-c", "from tqdm.auto import tqdm; print(len(list(tqdm(range(3)))))"]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
+    for added, has_bar in ({}, True), (environment(settings(), device=device), False):
+        done = subprocess.run(command, env=plain | added, capture_output=True, check=True, text=True)
+        assert done.stdout == "3\n"
+        assert ("3/3" in done.stderr) == has_bar
 
 
 def test_a_step_takes_as_many_tokens_on_a_gpu_as_the_memory_plan_has_room_for() -> None:
@@ -422,13 +433,13 @@ def test_a_result_that_nobody_waits_for_or_that_is_there_is_left_alone() -> None
     job, (partial,) = make_partials(1)
     take(partial, 5)
     job.finish()
-    job.fail(WorkerTaskError("late"))
+    fail(job.result, WorkerTaskError("late"))
     assert job.result.exception() is None
     cancelled, (partial,) = make_partials(1)
     take(partial, 5)
     assert cancelled.result.cancel()
     cancelled.finish()
-    cancelled.fail(WorkerTaskError("late"))
+    fail(cancelled.result, WorkerTaskError("late"))
     assert cancelled.result.cancelled()
 
 

@@ -31,7 +31,7 @@ async def test_those_who_answer_are_asked_once() -> None:
     probe = MemberProbe(answers)
     for _ in range(3):
         assert await _look(probe, "member", "bootstrap") == ["member"]
-    assert answers.queried == ["bootstrap", "member"]
+    assert sorted(answers.queried) == ["bootstrap", "member"]
 
 
 async def test_the_silent_are_asked_again_after_pauses_that_grow_to_a_minute() -> None:
@@ -75,6 +75,31 @@ async def test_who_has_gone_is_forgotten_and_asked_when_back() -> None:
     assert await _look(probe) == []
     assert await _look(probe, "member") == ["member"]
     assert answers.queried == ["member", "member"]
+
+
+async def test_peers_that_never_answer_do_not_keep_a_new_one_from_its_question() -> None:
+    """They are many, due again, and their ids come first in any order of ids."""
+    gate, queried, now = asyncio.Event(), list[str](), 0.0
+    silent = [f"{number:03d}" for number in range(4 * MAX_HELLOS_IN_FLIGHT)]
+
+    async def ask(peer_id: str) -> bool | None:
+        queried.append(peer_id)
+        if peer_id in silent and now:
+            await gate.wait()
+        return None if peer_id in silent else True
+
+    probe = MemberProbe(ask, clock=lambda: now)
+    for _ in silent:
+        await _look(probe, *silent)
+    assert sorted(queried) == silent
+    now = 1000.0
+    async with asyncio.TaskGroup() as group:
+        probe.update(silent, group)
+        probe.update([*silent, "new"], group)
+        await asyncio.sleep(0)
+        assert queried[-1] == "new"
+        gate.set()
+    assert probe.members == ["new"]
 
 
 async def test_questions_in_flight_are_bounded() -> None:

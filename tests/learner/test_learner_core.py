@@ -19,7 +19,7 @@ from ftis_node.config.manifest import SamplingSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, FtisError, MachineError
-from ftis_node.learner.checkpoint import checkpoint
+from ftis_node.learner.checkpoint import checkpoint, checkpoint_manager
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
@@ -101,9 +101,25 @@ def test_refused_step_is_reported_and_survives_as_json(model_folder, tmp_path):
     assert reply.report.refused == "a reward is not finite"
     assert reply.report.reward_mean is None
     assert reply.weights is None
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     state = Learner(make_boot(model_folder, tmp_path)).state()
     assert (state.step, state.policy_version, state.last_report) == (1, 0, reply.report)
+
+
+def test_a_checkpoint_that_the_disk_refused_is_followed_by_that_of_the_newest_step(model_folder, tmp_path, monkeypatch):
+    write, refusals = checkpoint_manager.write_checkpoint, [OSError(28, "No space left on device")]
+
+    def refuse_once(*arguments, **options):
+        if refusals:
+            raise refusals.pop()
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint_manager, "write_checkpoint", refuse_once)
+    learner = Learner(make_boot(model_folder, tmp_path, checkpoint_every_steps=None))
+    learner.train(random_groups(), step=1)
+    learner.save_if_behind()
+    assert not refusals
+    assert Learner(make_boot(model_folder, tmp_path)).state().step == 1
 
 
 def test_step_is_done_once_and_none_is_left_out(model_folder, tmp_path):
@@ -185,7 +201,7 @@ def test_what_is_written_behind_a_step_is_the_state_before_its_update(model_fold
         at_once, behind = (load_file(folder / file) for folder in made)
         assert at_once.keys() == behind.keys()
         assert all(torch.equal(at_once[name], behind[name]) for name in at_once if name != checkpoint.RANDOM_STATE)
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     assert Learner(make_boot(model_folder, tmp_path / "behind")).state().step == 2
 
 
@@ -201,7 +217,7 @@ def test_a_refusal_behind_a_step_is_said_by_the_next(model_folder, tmp_path, mon
         with pytest.raises(MachineError, match="checkpoint of step 1 cannot be written.*No space left"):
             learner.train(random_groups(seed=2), step=2)
     assert learner.train(random_groups(seed=2), step=2).report.repeated
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     assert Learner(make_boot(model_folder, tmp_path)).state().step == 2
 
 

@@ -8,7 +8,6 @@ from learner_rig import make_group, one_by_one_logprobs, random_groups, unpacked
 from tiny_models import make_model
 
 from ftis_node.learner.batch import (
-    SequenceSpan,
     batch_of,
     make_batch,
     make_micro_batches,
@@ -35,18 +34,11 @@ def test_layout_by_hand():
     # A completion's last token predicts nothing; a text alone is one span.
     assert micro_batch.token_ids.tolist() == [[1, 2, 7, 8, 10, 3, 4, 20]]
     assert micro_batch.positions.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2]]
-    prompt = SequenceSpan(0, 2)
-    assert micro_batch.texts == ((prompt, SequenceSpan(2, 4)), (prompt, SequenceSpan(4, 5)), (SequenceSpan(5, 8),))
+    prompt = range(0, 2)
+    assert micro_batch.texts == ((prompt, range(2, 4)), (prompt, range(4, 5)), (range(5, 8),))
     assert micro_batch.predictor_index.tolist() == [1, 2, 3, 1, 4, 6, 7]
     assert micro_batch.target_ids.tolist() == [7, 8, 9, 10, 11, 20, 21]
     assert micro_batch.cell_index.tolist() == [0, 1, 2, 3, 4, 6, 7]
-
-
-def test_without_sharing_each_completion_is_one_span_with_its_prompt():
-    batch = make_batch([make_group([[7, 8], [9]], [0.0, 1.0], prompt=(1, 2))])
-    (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100, shares_prompts=False)
-    assert micro_batch.token_ids.tolist() == [[1, 2, 7, 1, 2]]
-    assert micro_batch.texts == ((SequenceSpan(0, 3),), (SequenceSpan(3, 5),))
 
 
 @pytest.mark.parametrize("max_tokens", [1, 20, 40, 64, 10_000])
@@ -57,7 +49,7 @@ def test_rows_keep_the_budget_and_every_token(max_tokens):
     assert sorted(cells) == batch.mask.flatten().nonzero().flatten().tolist()
     for micro_batch in micro_batches:
         spans = sorted({span for text in micro_batch.texts for span in text}, key=lambda span: span.start)
-        ends = [span.end for span in spans]
+        ends = [span.stop for span in spans]
         assert [span.start for span in spans] == [0, *ends[:-1]]  # they tile the row
         assert ends[-1] == micro_batch.token_ids.shape[1]
         assert ends[-1] <= max_tokens or len(micro_batch.texts) == 1  # a completion too long for any row
@@ -94,13 +86,12 @@ def logprobs_and_gradients(model, batch, micro_batches):
     return matrix, torch.cat([value.grad.flatten() for value in model.parameters()])
 
 
-@pytest.mark.parametrize("shares_prompts", [True, False])
 @pytest.mark.parametrize("max_tokens", [90, 100_000])
 @pytest.mark.parametrize("max_length", [1, 20, 150])  # texts of one length class, and of several
-def test_packed_is_as_one_by_one(model, max_tokens, max_length, shares_prompts):
+def test_packed_is_as_one_by_one(model, max_tokens, max_length):
     groups = random_groups(num_groups=5, group_size=4, max_length=max_length, prompt_lengths=(3, 70, 9))
     batch = make_batch(groups)
-    packed = make_packed_micro_batches(batch, max_tokens=max_tokens, shares_prompts=shares_prompts)
+    packed = make_packed_micro_batches(batch, max_tokens=max_tokens)
     ours, our_gradient = logprobs_and_gradients(model, batch, packed)
     _, gradient = logprobs_and_gradients(model, batch, make_micro_batches(batch, max_tokens=1))
     for row, (prompt, completion) in enumerate(zip(batch.prompts, batch.completions, strict=True)):
@@ -142,6 +133,6 @@ def test_plain_rows_are_computed_by_the_same_model(model):
 
 def test_attention_of_another_kind_is_refused(model):
     query = torch.zeros(1, 4, 3, 8)
-    plan = attention.AttentionPlan.of([(SequenceSpan(0, 3),)], torch.device("cpu"))
+    plan = attention.AttentionPlan.of([(range(0, 3),)], torch.device("cpu"))
     with pytest.raises(NotImplementedError, match="sliding_window"):
         attention.attend(None, query, query, query, None, plan=plan, sliding_window=2)

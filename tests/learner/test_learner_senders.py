@@ -63,7 +63,7 @@ def test_a_real_step_by_hand(learner):
 def test_figures_survive_the_wire_and_the_checkpoint(learner, model_folder, tmp_path):
     report = learner.train(groups_of(learner), step=1).report
     assert msgspec.json.decode(msgspec.json.encode(report), type=StepReport) == report
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     again = Learner(make_boot(model_folder, tmp_path, method="ftis", kl_threshold=10.0))
     assert without_times(again.state().last_report) == without_times(report)
 

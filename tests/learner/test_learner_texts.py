@@ -10,7 +10,7 @@ from learner_rig import as_text, make_group, one_by_one_logprobs, random_groups
 from msgspec.structs import replace
 from tiny_models import make_model
 
-from ftis_node.algorithms import METHODS
+from ftis_node.algorithms.methods import METHODS
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective

@@ -15,10 +15,11 @@ from learner_rig import make_boot, random_groups, sample_group
 
 from ftis_node.errors import FtisError
 from ftis_node.learner import core
-from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, MemoryGivenBack, StateRequest, TrainRequest
+from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, StateRequest, TrainRequest
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.wire import Done
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +95,7 @@ async def test_memory_that_a_generator_asks_for_is_given_back_after_the_step_in_
         training = asyncio.create_task(handlers[TrainRequest](step, Emit()))
         await begun.wait()
         asking.append(asyncio.create_task(handlers[GiveMemoryBack](GiveMemoryBack(), Emit())))
-        assert await asking[0] == MemoryGivenBack()
+        assert await asking[0] == Done()
         await training
     assert order == ["step done", "given back"]
 

@@ -80,8 +80,6 @@ async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder
         assert again.proof == second.proof
         skipped = await client.train([], step=3)
         assert (skipped.report.skipped, skipped.weights) == ("no groups", None)
-        assert (await client.export(tmp_path / "out")).step == 3
-        assert (tmp_path / "out" / "model.safetensors").is_file()
 
         train = await begin_long_step(client, 4)
         started = time.monotonic()
@@ -171,6 +169,29 @@ async def test_stopped_on_a_slow_disk_it_saves_the_newest_step(model_folder, tmp
         await client.start()
         await client.train(random_groups(seed=1, **SMALL), step=1)
         train = await begin_long_step(client, 2)
+    finally:
+        await client.stop()
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await train
+    assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
+
+
+async def test_stopped_in_a_slow_micro_batch_it_saves_the_steps_before(model_folder, tmp_path):
+    """Each pass takes longer than the grace, and reports nothing meanwhile."""
+    client = LearnerClient(
+        make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=1000),
+        sockets_dir=tmp_path / "s",
+        log_path=tmp_path / "learner.log",
+        timing=Timing(stop_grace_s=1.0, save_limit_s=120.0),
+        environment={"SLOW_PASS_S": "5", "PYTHONPATH": str(Path(__file__).parents[2])},
+        worker_module="tests.node.slow_save",
+    )
+    try:
+        await client.start()
+        await client.train(random_groups(seed=1, **SMALL), step=1)
+        train = asyncio.create_task(client.train(random_groups(seed=2, **SMALL), step=2))
+        await asyncio.sleep(2.0)
+        assert not train.done()
     finally:
         await client.stop()
     with pytest.raises(WorkerDiedError, match="was stopped"):

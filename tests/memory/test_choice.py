@@ -26,7 +26,8 @@ from ftis_node.memory.choice import (
 )
 from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
-from ftis_node.models import Accelerator, ModelSource, published_qwen25
+from ftis_node.models import ModelSource, published_qwen25
+from ftis_node.models.loading import Accelerator
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -80,14 +81,14 @@ def test_the_first_that_fits_is_taken(model: str, gib: float, host_gib: float, n
 
 def test_the_line_says_what_and_why() -> None:
     choice = chosen("3B", 22)
-    full = plan(QWEN["3B"], [22 * GIB], settings(lora=False), RUN, host_bytes=64 * GIB)
+    full = plan(QWEN["3B"], Machine((22 * GIB,), 64 * GIB), settings(lora=False), RUN)
     usable = 22 * USABLE_SHARE
     assert choice.training == (
         f"a LoRA adapter of rank 128: full training of 3.09 B needs {full.peak_bytes / GIB:.1f} GiB, "
         f"this card has 22.0 ({usable:.1f} usable); "
         f"activations are recomputed (keeping them needs {choice.options[3].made.keeping_bytes / GIB:.1f} GiB)"
     )
-    roomy, full = chosen("3B", 139), plan(QWEN["3B"], [80 * GIB], settings(lora=False), RUN, host_bytes=64 * GIB)
+    roomy, full = chosen("3B", 139), plan(QWEN["3B"], Machine((80 * GIB,), 64 * GIB), settings(lora=False), RUN)
     assert full.recompute_activations
     needed = roomy.training.split("needs ")[1].split(" GiB")[0]
     assert float(needed) == pytest.approx(full.needed_bytes / GIB, abs=5), "not what is taken because there is room"

@@ -22,7 +22,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection
-from ftis_node.learner.batch import MicroBatch, SequenceSpan
+from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.model import attention, logprobs
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.policy import add_adapter, recompute_activations, save_memory
@@ -201,7 +201,7 @@ class Step:
             target_ids=ids[0, 1:],
             cell_index=positions,
             positions=torch.arange(num_tokens)[None],
-            texts=((SequenceSpan(0, num_tokens),),),
+            texts=((range(0, num_tokens),),),
         )
         return completion_logprobs(self.model, micro_batch)
 

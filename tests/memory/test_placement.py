@@ -59,7 +59,8 @@ def arranged(shape: ModelShape | None, *gpus_gib: float, **changes: Any) -> Work
 
 
 def planned(shape: ModelShape, *gpus_gib: float, **changes: Any) -> Any:
-    return plan(shape, [int(gib * GIB) for gib in gpus_gib], settings(**changes), RUN, host_bytes=HOST_BYTES)
+    machine = Machine(tuple(int(gib * GIB) for gib in gpus_gib), HOST_BYTES)
+    return plan(shape, machine, settings(**changes), RUN)
 
 
 def of_learner(made: MemoryPlan) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
-from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, MemoryPlan, plan
-from ftis_node.memory.suggestions import suggest_changes
+from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, Machine, MemoryPlan, plan
+from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
 from ftis_node.models import ModelShape, published_qwen25, shape_of
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
@@ -32,8 +32,8 @@ def settings(**changes: Any) -> NodeSettings:
 def planned(
     shape: ModelShape, *gpus_gib: float, run: RunManifest = RUN, host_gib: float = 64, **changes: Any
 ) -> MemoryPlan:
-    sizes = [int(gib * GIB) for gib in gpus_gib]
-    return plan(shape, sizes, settings(**changes), run, host_bytes=int(host_gib * GIB))
+    machine = Machine(tuple(int(gib * GIB) for gib in gpus_gib), int(host_gib * GIB))
+    return plan(shape, machine, settings(**changes), run)
 
 
 def small_steps(**changes: Any) -> dict[str, Any]:
@@ -161,9 +161,10 @@ def test_several_ranks_recompute_for_they_cannot_change_back() -> None:
 
 
 def test_changes_are_put_together_until_they_fit() -> None:
-    now = planned(THREE_B, 24)
+    made = planned(THREE_B, 24)
+    now = MemorySuggestion("", made.placement, made.peak_bytes, made.fits)
 
-    def place(workload: Workload) -> MemoryPlan:
+    def place(workload: Workload) -> MemorySuggestion:
         fits = workload.lora and workload.recompute_activations
         return replace(now, fits=fits, peak_bytes=now.peak_bytes - workload.lora - workload.recompute_activations - 1)
 
@@ -260,8 +261,7 @@ def test_shorter_completions_are_named_where_one_sets_the_micro_batch() -> None:
 def test_on_a_cpu_published_weights_take_memory_only_where_dev_shm_has_room() -> None:
     def made(memory_disk_gib: float) -> MemoryPlan:
         node_settings = settings(dtype="bfloat16", lora=True, **small_steps())
-        sizes = {"host_bytes": 64 * GIB, "memory_disk_bytes": int(memory_disk_gib * GIB)}
-        return plan(HALF_B, (), node_settings, RUN, **sizes)
+        return plan(HALF_B, Machine((), 64 * GIB, int(memory_disk_gib * GIB)), node_settings, RUN)
 
     version = 2 * HALF_B.num_parameters
     on_disk, in_memory = made(0.0), made(2 * 3 * version / GIB + 0.01)

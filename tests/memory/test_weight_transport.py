@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,17 +11,16 @@ import pytest
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.learner_memory import Workload, learner_memory
-from ftis_node.memory.plan import plan
-from ftis_node.memory.weight_transport import choose_transport, is_wsl, transport_of
+from ftis_node.memory.plan import Machine, plan
+from ftis_node.memory.weight_transport import is_wsl, transport_of
 from ftis_node.models import published_qwen25
 from ftis_node.node.storage.disk_space import num_versions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ftis_node.workers.shared_weights import Way
 
-ONE_GPU: dict[str, Any] = {"on_gpu": True, "shares_gpu": True, "lora": False, "serves_adapters": False}
+ONE_GPU = {"on_gpu": True, "shares_gpu": True, "serves_adapters": False}
+NOWHERE = Path("/nowhere")
 GIB = 1 << 30
 
 
@@ -28,16 +28,10 @@ GIB = 1 << 30
     ("changes", "way"),
     [
         ({}, "ipc"),
-        ({"failed": {"ipc"}}, "pinned"),
-        ({"failed": {"ipc", "pinned"}}, "file"),
-        ({"failed": {"pinned"}}, "ipc"),
-        ({"fastest": "pinned"}, "pinned"),
-        ({"fastest": "pinned", "failed": {"pinned"}}, "file"),
-        ({"fastest": "file"}, "file"),
+        ({"memory": {"weight_sync": "pinned"}}, "pinned"),
+        ({"memory": {"weight_sync": "file"}}, "file"),
         ({"shares_gpu": False}, "pinned"),
-        ({"shares_gpu": False, "failed": {"pinned"}}, "file"),
-        ({"is_wsl": True}, "pinned"),
-        ({"num_ranks": 2}, "pinned"),
+        ({"learner": {"processes": 2}}, "pinned"),
         ({"lora": True}, "pinned"),
         ({"lora": True, "serves_adapters": True}, "file"),
         ({"on_gpu": False}, "file"),
@@ -45,14 +39,17 @@ GIB = 1 << 30
     ],
 )
 def test_the_way(changes: dict[str, Any], way: Way) -> None:
-    assert choose_transport(**ONE_GPU | changes) == way
+    where = {name: changes.get(name, value) for name, value in ONE_GPU.items()}
+    set_to = {name: value for name, value in changes.items() if name not in ONE_GPU}
+    assert transport_of(NodeSettings.model_validate({"model": "m"} | set_to), **where, kernel=NOWHERE) == way
 
 
 def test_on_a_cpu_and_for_adapters_it_is_always_a_file() -> None:
-    for shares, lora, ranks, wsl in product((True, False), (True, False), (1, 2), (True, False)):
-        options = {"shares_gpu": shares, "lora": lora, "num_ranks": ranks, "is_wsl": wsl}
-        assert choose_transport(on_gpu=False, serves_adapters=False, **options) == "file"
-        assert choose_transport(on_gpu=True, serves_adapters=True, **options) == "file"
+    for shares, lora, ranks in product((True, False), (True, False), (1, 2)):
+        settings = NodeSettings.model_validate({"model": "m", "lora": lora, "learner": {"processes": ranks}})
+        for on_gpu in (True, False):
+            way = transport_of(settings, on_gpu=on_gpu, shares_gpu=shares, serves_adapters=on_gpu, kernel=NOWHERE)
+            assert way == "file"
 
 
 def test_windows_says_so_in_the_kernels_name(tmp_path: Path) -> None:
@@ -74,7 +71,7 @@ def test_mapped_weights_are_staged_nowhere_in_the_learner_and_not_in_host_memory
         settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"weight_sync": way}})
         workload = Workload.of(settings, run, on_gpu=True)
         sizes = (141 * GIB,), (80 * GIB, 80 * GIB)
-        plans = [plan(shape, size, settings, run, host_bytes=200 * GIB) for size in sizes]
+        plans = [plan(shape, Machine(size, 200 * GIB), settings, run) for size in sizes]
         by[way] = learner_memory(shape, workload).hand_over, *plans
     staged, one_gpu, two_gpus = by["auto"]
     assert staged == 0

@@ -11,15 +11,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_model, save_tiny
 
 from ftis_node.errors import ConfigError, MachineError, ModelError
-from ftis_node.models import (
-    export_model,
-    load_causal_lm,
-    load_tokenizer,
-    model_fingerprint,
-    pick_device,
-    resolve_model,
-    tied_names,
-)
+from ftis_node.models import load_causal_lm, load_tokenizer, model_fingerprint, pick_device, resolve_model
+from ftis_node.models.loading import export_model, tied_names
 
 PROBE = torch.tensor([[5, 80, 3, 290, 17]])
 

@@ -1,4 +1,4 @@
-"""`ftis-node` whose learner has a slow disk, for tests: each checkpoint takes SLOW_SAVE_S seconds more.
+"""`ftis-node` whose learner is slow, for tests: each checkpoint takes SLOW_SAVE_S seconds more, each pass SLOW_PASS_S.
 
 The same module is the node, and the learner's worker that it starts.
 """
@@ -18,18 +18,30 @@ from ftis_node.workers.worker import run_worker
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import Tensor
+
+    from ftis_node.learner.batch import MicroBatch
+
 
 def run_slow_worker() -> None:
     """Run the worker. Only this process imports torch."""
     from ftis_node.learner.checkpoint import checkpoint_manager
+    from ftis_node.learner.model import policy
 
     write_checkpoint = checkpoint_manager.write_checkpoint
 
     def write_slowly(*arguments: Any, **options: Any) -> Path:
-        time.sleep(float(os.environ["SLOW_SAVE_S"]))
+        time.sleep(float(os.environ.get("SLOW_SAVE_S", "0")))
         return write_checkpoint(*arguments, **options)
 
     checkpoint_manager.write_checkpoint = write_slowly
+    logprobs = policy.Policy.logprobs
+
+    def compute_slowly(self: policy.Policy, micro_batch: MicroBatch) -> Tensor:
+        time.sleep(float(os.environ.get("SLOW_PASS_S", "0")))
+        return logprobs(self, micro_batch)
+
+    policy.Policy.logprobs = compute_slowly  # type: ignore[method-assign]
     run_worker(worker.build, boot_type=LearnerBoot)
 
 

@@ -144,7 +144,7 @@ def test_a_save_is_not_cut_off_by_the_time_limit_but_by_a_second_signal(
     assert done.returncode == code, done.stderr
     begins, waits, *_, end = done.stderr.splitlines()
     assert (begins, end[: len(last)]) == ("SIGTERM: stopping", last)
-    assert waits.startswith("stopping: the checkpoint of step 7 is still being written; ctrl-C again ends the node")
+    assert waits.startswith("stopping: waiting for the checkpoint of step 7; ctrl-C again ends the node")
 
 
 def test_an_end_that_does_not_come_is_forced() -> None:

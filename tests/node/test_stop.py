@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 START_S = 120.0
 ROOT = Path(__file__).parents[2]
-STILL_WRITING = "is still being written; ctrl-C again ends the node"
+STILL_WRITING = "which is being written; ctrl-C again ends the node"
 
 
 @pytest.fixture
@@ -77,6 +77,12 @@ def test_sigterm_at_any_moment_ends_the_node_in_order(
     assert set(used[-8:]) & admitted, "the groups that were ready before were used"
 
 
+def _stopping(node: RunningNode) -> dict[str, Any] | None:
+    """The node's section of its status if it says that it waits for a checkpoint; it is one second old at most."""
+    section: dict[str, Any] = node.status()["node"]
+    return section if section["state"] == "stopping" and "checkpoint" in section["waits_for"] else None
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_told_twice", [False, True])
 def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written_unless_told_twice(
@@ -91,17 +97,32 @@ def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written_unless_told_
         family = node.processes()
         os.kill(node.process.pid, signal.SIGTERM)
         node.wait_for(lambda: STILL_WRITING in node.log.read_text(), timeout_s=START_S)
+        stopping = node.wait_for(lambda: _stopping(node), timeout_s=5.0)
+        assert stopping["waits_for"].startswith("the checkpoint of step ")
         if is_told_twice:
             os.kill(node.process.pid, signal.SIGINT)
         assert node.wait(timeout_s=START_S) == is_told_twice, node.log.read_text()[-3000:]
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive, f"left running: {[process.cmdline() for process in alive]}"
         steps = [event["step"] for event in node.events("step")]
+        assert is_told_twice or node.status()["node"]["end"] == "stopped"
     log = node.log.read_text()
     assert ("SIGINT: ended without waiting for the checkpoint of step" in log) == is_told_twice
     saved = [path.name for path in (home / "checkpoints").glob("step-*") if is_complete(path)]
     assert saved == ([] if is_told_twice else [f"step-{steps[-1]:08d}"])
     assert not [line for line in log.splitlines() if "terminating" in line]
+
+
+@pytest.mark.timeout(300)
+def test_a_finished_node_that_still_saves_is_stopping(tmp_path: Path, join: tuple[str, ...]) -> None:
+    slow = {"SLOW_SAVE_S": "6", "PYTHONPATH": str(ROOT), "FTIS_LEARNER__CHECKPOINT_EVERY_STEPS": "1000"}
+    with started(tmp_path / "node", *join, "--steps", "1", module="tests.node.slow_save", **slow) as node:
+        node.wait_for(lambda: node.events("step"), timeout_s=START_S)
+        stopping = node.wait_for(lambda: _stopping(node), timeout_s=START_S)
+        assert stopping["waits_for"].startswith("the checkpoint of the last step")
+        assert not node.status()["health"]["ready"]
+        assert node.wait(timeout_s=START_S) == 0, node.log.read_text()[-3000:]
+        assert (node.status()["node"]["state"], node.status()["node"]["end"]) == ("stopped", "finished")
 
 
 @pytest.mark.timeout(300)

@@ -17,6 +17,7 @@ from ftis_node.telemetry.status import (
     SwarmStatus,
     starting,
     stopped,
+    stopping,
 )
 
 NOW = 1_000_000.0
@@ -99,9 +100,21 @@ def test_a_stopped_and_a_starting_node() -> None:
     assert words == [NOT_YET, NOT_YET, NOT_YET]
 
 
+def test_a_stopping_node_says_what_it_waits_for() -> None:
+    for waits_for, said in (("the checkpoint of step 7", "it waits for the checkpoint of step 7"), ("", "wait")):
+        document = _document(node={"state": "stopping", "waits_for": waits_for})
+        answers = [answer for _, answer in summarize_health(document, now=NOW).items()]
+        assert [(answer.word, answer.why) for answer in answers] == [(NOT_YET, "the node is stopping")] * 3
+        assert all(said in answer.advice for answer in answers)
+    assert summarize_health(json.loads(stopping(WELL).to_json()), now=NOW).healthy.word is NOT_YET
+    problem = _document(node={"state": "stopping"}, health={"problems": ["the pull loop is stuck"]})
+    assert summarize_health(problem, now=NOW).healthy.word is NO
+
+
 @pytest.mark.parametrize(
     ("node", "word", "said"),
     [
+        ({"state": "stopping", "waits_for": "its end"}, NO, "did not end by itself: killed"),
         ({"state": "running"}, NO, "did not end by itself: killed, or a fault: start it again with C"),
         ({"state": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),  # as an older version left it
         ({"state": "stopped", "end": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),
@@ -114,7 +127,7 @@ def test_a_stopped_and_a_starting_node() -> None:
 def test_how_a_node_ended(node: dict[str, str], word: AnswerWord, said: str) -> None:
     saved = _document(node=node, budget={"learn_steps": {"used": 10, "limit": 10, "left": 0}})
     left = stopped(Status.from_json(json.dumps(saved).encode()), resume="C")
-    assert left.node.state == "stopped" and left.node.resume == "C"
+    assert (left.node.state, left.node.resume, left.node.waits_for) == ("stopped", "C", "")
     verdict = summarize_health(json.loads(left.to_json()), now=NOW)
     for answer in (verdict.contributing, verdict.learning, verdict.healthy):
         assert answer.word is word and said in f"{answer.why}: {answer.advice}"

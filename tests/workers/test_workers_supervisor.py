@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import os
 import signal
 import time
@@ -27,12 +28,12 @@ from ftis_node.errors import (
 )
 from ftis_node.telemetry.faults import unhandled_errors
 from ftis_node.workers.liveness import RestartPolicy
+from ftis_node.workers.process import WorkerProcess
 from ftis_node.workers.supervisor import WorkerState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.supervisor import Supervisor
 
 ECHO = Echo(payload=bytes(range(256)))
@@ -393,6 +394,30 @@ async def test_progress_after_stop_prolongs_the_grace_up_to_a_limit(
     assert (tmp_path / "closed").exists() == ends_by_itself
 
 
+@pytest.mark.parametrize("was_as_long_before", [True, False])
+async def test_a_computation_after_stop_has_the_time_that_one_took_before(
+    make_supervisor: MakeSupervisor, tmp_path: Path, was_as_long_before: bool
+) -> None:
+    """It reports no progress. Without a measured one the short grace holds, as for a worker that hangs."""
+    timing = dataclasses.replace(QUICK, stop_grace_s=0.3, save_limit_s=60.0, terminate_grace_s=0.1)
+    slow_stops: list[int] = []
+    supervisor = make_supervisor(timing=timing, on_slow_stop=lambda: slow_stops.append(1))
+    await supervisor.start()
+    if was_as_long_before:
+        await supervisor.call(Sleep(seconds=2.0, blocking=True, num_events=1), EchoReply)
+        (tmp_path / "asleep").unlink()
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=2.0, blocking=True), EchoReply))
+    assert supervisor._life is not None
+    liveness = supervisor._life._liveness
+    await eventually(lambda: liveness.is_busy)
+    assert (liveness.longest_ticks >= 10) == was_as_long_before
+    await asyncio.wait_for(supervisor.stop(), 30)
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await call
+    assert (tmp_path / "closed").exists() == was_as_long_before
+    assert slow_stops, "the owner does not know why the stop takes long"
+
+
 async def test_a_worker_that_is_frozen_while_it_ends_has_the_short_grace(
     make_supervisor: MakeSupervisor, tmp_path: Path
 ) -> None:
@@ -418,6 +443,27 @@ async def test_stop_at_any_moment_of_the_start(make_supervisor: MakeSupervisor) 
         with pytest.raises(WorkerDiedError):
             await asyncio.wait_for(start, 30)
         assert not [child for child in psutil.Process().children() if "echo_worker" in " ".join(child.cmdline())]
+
+
+async def test_a_stop_during_a_spawn_that_fails_ends_the_supervisor(
+    make_supervisor: MakeSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error does not replace the cancellation: else the supervisor would start the next process."""
+    begun = asyncio.Event()
+
+    async def spawn(process: WorkerProcess) -> NoReturn:
+        begun.set()
+        await asyncio.sleep(0.2)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(WorkerProcess, "_spawn", spawn)
+    supervisor = make_supervisor()
+    start = asyncio.create_task(supervisor.start())
+    await begun.wait()
+    await asyncio.wait_for(supervisor.stop(), 10)
+    assert supervisor.state is WorkerState.STOPPED
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await start
 
 
 async def test_run_ends_with_its_task_group(make_supervisor: MakeSupervisor) -> None:

@@ -139,7 +139,7 @@ def join(
     if log_format is LogFormat.JSON:
         log_as_json()
     from ftis_node.config.node import load_node_settings
-    from ftis_node.models import check_name
+    from ftis_node.models.source import check_name
 
     if peers and no_peers:
         raise UsageError("--peers and --no-peers contradict each other: omit one of the two")

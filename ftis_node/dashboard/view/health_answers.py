@@ -134,6 +134,8 @@ def healthy(snapshot: NodeSnapshot) -> Line:
     answer = health_of(snapshot).healthy
     if not snapshot.is_live:
         return _not_running(snapshot, answer)
+    if answer.word is AnswerWord.NOT_YET:  # it is stopping
+        return _answer("healthy", answer.word, problem_text(answer))
     if not (found := problems(snapshot)):
         swarm = snapshot.status.swarm
         return _answer("healthy", answer.word, f"{swarm.state}: {printable(swarm.reason)}")
@@ -198,7 +200,8 @@ def _waiting(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     if not waits:
         return ()
     advice = printable(waits[0].advice or "wait")
-    if snapshot.phase is NodePhase.RUNNING and waits[0] is health.learning:
+    is_running = snapshot.phase is NodePhase.RUNNING and snapshot.status.node.state == "running"
+    if is_running and waits[0] is health.learning:
         usual_s = _usual_step_s(snapshot)
         advice += "; its time is not known yet" if usual_s is None else f"; a step usually takes {duration(usual_s)}"
     return (labeled("what now?", Span(advice, Tone.WARN), width=LABEL_WIDTH),)

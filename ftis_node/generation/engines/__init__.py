@@ -8,7 +8,8 @@ from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.errors import ConfigError, EngineError, UnknownArchitectureError
-from ftis_node.models import has_gpu, pick_device, skip_unused_packages
+from ftis_node.models import pick_device, skip_unused_packages
+from ftis_node.models.loading import has_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

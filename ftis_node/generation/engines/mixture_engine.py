@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from ftis_node.algorithms import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
+from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
 from ftis_node.errors import EngineError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, use_grouped_attention

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from ftis_node.errors import ModelError
-from ftis_node.models import read_header, read_json, tied_names
+from ftis_node.models.loading import tied_names
+from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.source import read_json
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.tensor_file import checksums_of, read_tensors
 from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE

@@ -125,13 +125,10 @@ class VllmJob:
         try:
             result = GenerationResult.from_completions(tuple(partial.completion() for partial in self.partials))
         except NonFiniteError as error:
-            self.fail(error)
+            fail(self.result, error)
             return
         if self.result.set_running_or_notify_cancel():
             self.result.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        fail(self.result, error)
 
 
 class CommandQueue:

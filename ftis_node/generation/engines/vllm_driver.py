@@ -113,28 +113,19 @@ class VllmDriver:
             if job.partials and all(partial.token_ids for partial in job.partials):
                 job.finish()
             else:
-                job.fail(WorkerTaskError("the request was cancelled before its first token"))
+                fail(job.result, WorkerTaskError("the request was cancelled before its first token"))
 
-    def load(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Serve other full weights from the next step on. End completions that are too old, or that use an adapter.
+    def load(self, load: Callable[[VllmCore], dict[str, int]], version: int) -> dict[str, int]:
+        """Serve other full weights, which `load` loads, from the next step on. Returns its result, the checksums.
 
-        Returns their checksums, as `VllmCore.load` does.
+        Completions that are too old, or that use an adapter, end.
         """
-        checksums = self._state.load(str(path), version, is_locked=is_locked)
-        self._take_up(version)
-        return checksums
-
-    def load_shared(self, shared: bytes, version: int) -> dict[str, int]:
-        """Serve the learner's own tensors, as `load` does. Raises SharingError as `VllmCore.load_shared` does."""
-        checksums = self._state.load_shared(shared, version)
-        self._take_up(version)
-        return checksums
-
-    def _take_up(self, version: int) -> None:
+        checksums = load(self._state)
         self._end_sleepers()
         self._adapters.current = None
         self._serve(version)
         self._begin_again(self._cut_off(lambda partial: partial.adapter is not None))
+        return checksums
 
     def adapt(self, folder: Path, version: int) -> None:
         """Serve an adapter to all requests that begin from now on; those in flight keep theirs. Raises ModelError."""
@@ -285,9 +276,8 @@ class VllmDriver:
             self._start(partial)
         else:
             self.drop(partial.job)
-            partial.job.fail(
-                WorkerTaskError(f"the model samples no tokens: {MAX_DRAWS} times an id beyond the tokenizer's")
-            )
+            error = f"the model samples no tokens: {MAX_DRAWS} times an id beyond the tokenizer's"
+            fail(partial.job.result, WorkerTaskError(error))
 
     def _serve(self, version: int) -> None:
         """Stamp `version` on tokens from now on. End completions that began too many versions ago."""
@@ -325,9 +315,9 @@ class VllmDriver:
         self._core.abort_requests([partial.request_id for partial in partials])
 
     def _end_all(self, error: WorkerTaskError) -> None:
-        for job in {partial.job for partial in self._running.values()} | set(self._waiting):
-            job.fail(error)
-        answers: list[Future[Any]] = [*(probe.answer for probe in self._probes.values()), *self._sleepers]
+        jobs = {partial.job for partial in self._running.values()} | set(self._waiting)
+        answers: list[Future[Any]] = [job.result for job in jobs]
+        answers += [probe.answer for probe in self._probes.values()] + self._sleepers
         for answer in answers:
             fail(answer, error)
         self.commands.refuse()

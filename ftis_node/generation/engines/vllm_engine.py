@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+    from ftis_node.generation.engines.vllm_core import VllmCore
     from ftis_node.generation.engines.vllm_driver import VllmDriver
     from ftis_node.models import ModelSource
     from ftis_node.workers.shared_weights import SharedWeights
@@ -118,14 +119,14 @@ class VllmEngine:
             await asyncio.wrap_future(self._driver.commands.call(partial(self._driver.adapt, path.parent, version)))
             return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in another form
         await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)
-        load = partial(self._driver.load, path, version, is_locked=is_locked)
-        return await asyncio.wrap_future(self._driver.commands.call(load))
+        return await self._load(lambda core: core.load(str(path), version, is_locked=is_locked), version)
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
         check_shared(shared, self._shapes, optional=self._optional)
-        return await asyncio.wrap_future(
-            self._driver.commands.call(partial(self._driver.load_shared, encode(shared), version))
-        )
+        return await self._load(lambda core: core.load_shared(encode(shared), version), version)
+
+    async def _load(self, load: Callable[[VllmCore], dict[str, int]], version: int) -> dict[str, int]:
+        return await asyncio.wrap_future(self._driver.commands.call(partial(self._driver.load, load, version)))
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return log-probs of fixed tokens under the served weights, computed beside the completions in flight."""

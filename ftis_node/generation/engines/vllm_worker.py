@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.errors import SharingError
-from ftis_node.models import read_header
+from ftis_node.models.safetensors_file import read_header
 from ftis_node.workers.shared_tensors import OpenedWeights
 from ftis_node.workers.shared_weights import decode
 from ftis_node.workers.tensor_file import LockedFiles, checksum, checksums_of, read_tensors

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from ftis_node.algorithms import group_advantages
+from ftis_node.algorithms.loss import group_advantages
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.records.codec import unpack_any

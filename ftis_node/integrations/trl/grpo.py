@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from trl import GRPOTrainer
 
-from ftis_node.algorithms import find_method, is_separable, method_parameters, policy_loss
+from ftis_node.algorithms.loss import policy_loss
+from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit, foreign_rows, join_batches
 from ftis_node.integrations.trl.swarm_exchange import FlushCallback, require_agreement

@@ -216,7 +216,7 @@ class InProcessLearner:
     async def stop(self) -> None:
         """Save the state that is not on disk yet, as the worker does."""
         if self._learner is not None:
-            self._learner.save_if_behind()
+            self._learner.checkpoints.save_if_behind()
 
     def restart(self, how: str) -> None:
         """Drop all state except the checkpoint; the next `start` loads it."""
@@ -257,7 +257,7 @@ class InProcessLearner:
         """Save the state if it is not on disk yet. Return its step."""
         if self._learner is None:
             raise FtisError("the learner was not started")
-        self._learner.save_if_behind()
+        self._learner.checkpoints.save_if_behind()
         return self._learner.state().step
 
     def export(self, out: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from ftis_node.algorithms import find_method, method_parameters
+from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.section import first_problem

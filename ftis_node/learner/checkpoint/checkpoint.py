@@ -6,16 +6,15 @@
         state.json              the rest: the step, the position in the buffer, and the owner
         checksums.json          checksums of each of these
 
-`durable` makes the folder appear atomically. A disk error, or a removed file, can still damage a complete folder. The
-learner renames it to `damaged-step-...` and uses the next older one. If none can be read, it refuses to start rather
-than begin again at the starting model.
+A disk error, or a removed file, can damage a complete folder. The learner renames it to `damaged-step-...` and uses the
+next older one. If none can be read, it refuses to start rather than begin again at the starting model.
 """
 
 from __future__ import annotations
 
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,12 +23,23 @@ import torch
 from ftis_node import __version__
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import read_file
-from ftis_node.learner.checkpoint.checkpoint_files import check_file, read_checksums, write_checksums
+from ftis_node.learner.checkpoint.checkpoint_files import (
+    CHECKPOINT_PREFIX,
+    DAMAGED_PREFIX,
+    FORMAT,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    check_file,
+    read_checksums,
+    write_checksums,
+)
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.model.policy import ADAPTED_LAYERS
 from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
-from ftis_node.models import model_fingerprint, other_model
+from ftis_node.models import model_fingerprint
+from ftis_node.models.fingerprint import other_model
 from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.workers.tensor_file import read_tensors, write_tensors
 
@@ -43,22 +53,12 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
 
-PREFIX = "step-"
-DAMAGED_PREFIX = "damaged-"
-WEIGHTS_FILE = "weights.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-STATE_FILE = "state.json"
-FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE)
 RANDOM_STATE = "random_state"
 CUDA_RANDOM_STATE = "cuda_random_state"  # if the learner is on a GPU
-FORMAT = 2
 
 
 class CheckpointOwner(msgspec.Struct, frozen=True):
-    """The owner of a checkpoint. A learner refuses a checkpoint of another owner. `model` is a name for display only.
-
-    `trains` is the kind of its tensors: "full", or the adapter's shape.
-    """
+    """The owner of a checkpoint, which others refuse. `model` is for display; `trains`: "full", or the adapter."""
 
     run_id: str
     model: str
@@ -111,36 +111,22 @@ def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
 
 
 def state_of(owner: CheckpointOwner, progress: TrainingProgress) -> CheckpointState:
-    """Return the content of `state.json` for a learner."""
     versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-    return CheckpointState(
-        FORMAT,
-        owner,
-        progress.step,
-        progress.policy_version,
-        progress.last_report,
-        progress.last_groups,
-        versions,
-    )
+    return CheckpointState(format=FORMAT, owner=owner, versions=versions, **asdict(progress))
 
 
 def write_checkpoint(
     folder: Path, state: CheckpointState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], *, keep: int
 ) -> Path:
     """Write the gathered tensors one by one, without a copy in memory. Raises OSError if the disk refuses."""
-    target = folder / name_of(state.step)
+    target = folder / f"{CHECKPOINT_PREFIX}{state.step:08d}"
     with complete_folder(target) as temporary:
         write_tensors(temporary / WEIGHTS_FILE, weights)
         write_tensors(temporary / OPTIMIZER_FILE, moments)
         (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        write_checksums(temporary, FILES)
-    keep_newest(folder, PREFIX, keep)
+        write_checksums(temporary, (WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE))
+    keep_newest(folder, CHECKPOINT_PREFIX, keep)
     return target
-
-
-def name_of(step: int) -> str:
-    """Return the name of the folder."""
-    return f"{PREFIX}{step:08d}"
 
 
 @torch.no_grad()
@@ -166,7 +152,11 @@ def gather(
                 on_gathered()
             if keep:
                 into[key] = value.cpu() if is_sharded(part) else value
-    return weights, moments | _random_states() if keep else moments
+    if keep:
+        moments[RANDOM_STATE] = torch.get_rng_state()
+        if _uses_gpu():
+            moments[CUDA_RANDOM_STATE] = torch.cuda.get_rng_state()
+    return weights, moments
 
 
 def read_checkpoint(path: Path, *, owner: CheckpointOwner, shapes: Mapping[str, torch.Size]) -> Checkpoint:
@@ -197,10 +187,9 @@ def newest_usable(
 ) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
     """Return the newest readable checkpoint (None in a home without any), and the newer ones that cannot be read.
 
-    Changes nothing on disk. Raises ModelError if none of the existing ones can be read, and ConfigError if they have
-    another owner.
+    Raises ModelError if none of the existing ones can be read, and ConfigError if they have another owner.
     """
-    complete = [path for path in folder.glob(f"{PREFIX}*") if is_complete(path)]
+    complete = [path for path in folder.glob(f"{CHECKPOINT_PREFIX}*") if is_complete(path)]
     damaged: list[CheckpointSkipped] = []
     for path in sorted(complete, reverse=True):
         try:
@@ -218,7 +207,7 @@ def newest_usable(
 
 def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
     """Rename `damaged` ones and remove partial writes of a crash. Only the home's one writer calls it, at its start."""
-    remove_leftovers(folder, PREFIX)
+    remove_leftovers(folder, CHECKPOINT_PREFIX)
     for skipped in damaged:
         aside = folder / f"{DAMAGED_PREFIX}{skipped.name}"
         shutil.rmtree(aside, ignore_errors=True)
@@ -227,7 +216,6 @@ def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
 
 @torch.no_grad()
 def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) -> None:
-    """Copy the weights of a checkpoint into the model."""
     for name, parameter in trainable.items():
         parameter.copy_(part_like(parameter, checkpoint.weights[name]))
 
@@ -240,14 +228,6 @@ def restore_optimizer(
     torch.set_rng_state(checkpoint.random_state.clone())  # a view would read the base's bytes (torch 2.13)
     if checkpoint.cuda_random_state is not None and _uses_gpu():
         torch.cuda.set_rng_state(checkpoint.cuda_random_state.clone())
-
-
-def _random_states() -> dict[str, Tensor]:
-    """Return the random states of the CPU, and of the GPU if this process uses one."""
-    states = {RANDOM_STATE: torch.get_rng_state()}
-    if _uses_gpu():
-        states[CUDA_RANDOM_STATE] = torch.cuda.get_rng_state()
-    return states
 
 
 def _uses_gpu() -> bool:

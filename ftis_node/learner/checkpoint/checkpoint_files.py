@@ -1,21 +1,13 @@
 """Files of a checkpoint: their checksums, which detect disk errors, and the migration of former formats. No torch.
 
-safetensors validates only its header and its length. A flipped bit in a tensor would load without an error. So
-`checksums.json` beside the files has a checksum for each: BLAKE2b over the CRC-32 of each chunk of 16 MiB.
+safetensors validates only its header and its length: a flipped bit in a tensor would load without an error. So
+`checksums.json` has a checksum for each file: BLAKE2b over the CRC-32 of each chunk of 16 MiB. It detects disk errors,
+not forgery, and misses a damaged chunk one time in four billion. CRC-32 takes 0.6 s of a core for a gigabyte, BLAKE2b
+2 s; a model of 3B parameters has 36 GB of weights and moments.
 
-The checksums detect disk errors, not forgery: a forger could write them as well. A damaged chunk passes one time in
-four billion. The checksum must be cheap: a model of 3B parameters has 36 GB of weights and moments. CRC-32 takes 0.6 s
-of a core for a gigabyte, BLAKE2b 2 s. Several threads process the chunks, so hashing overlaps with reading.
-
-The migration converts checkpoints in place to the format that `checkpoint.py` reads:
-
-    format 1    no `last_groups` in state.json, no checksums.json
-    format 2    both
-
-A checkpoint names its owner by the run's id, a hash of the manifest with every default written. So a new setting
-changes the id of an older manifest. A home belongs to one run, so migration writes the manifest's present id into its
-checkpoints. The tensors are not touched. `state.json` is replaced last and atomically. Until then the checkpoint keeps
-its old format, and the next start repeats an interrupted migration.
+The migration converts checkpoints in place. Format 1 has no `last_groups` in state.json and no checksums.json. The id
+of an older manifest may have changed (`config/manifest.py`), so a checkpoint gets the present id. The tensors are not
+touched. `state.json` is replaced last and atomically, so the next start repeats an interrupted migration.
 """
 
 from __future__ import annotations
@@ -42,9 +34,10 @@ if TYPE_CHECKING:
 CHECKSUMS_FILE = "checksums.json"
 PIECE_BYTES = 16 << 20
 MAX_THREADS = 8
-PREFIX = "step-"
+CHECKPOINT_PREFIX, DAMAGED_PREFIX = "step-", "damaged-"
 STATE_FILE = "state.json"
-TENSOR_FILES = ("weights.safetensors", "optimizer.safetensors")
+WEIGHTS_FILE = "weights.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
 FORMAT = 2
 
 
@@ -87,14 +80,16 @@ def _piece_sum(descriptor: int, offset: int) -> bytes:
 
 def older_checkpoints(folder: Path, *, run_id: str | None) -> list[Path]:
     """Return the checkpoints in `folder` that `renew` would change. `run_id` None: their stored id is correct."""
-    complete = [path for path in sorted(folder.glob(f"{PREFIX}*")) if is_complete(path)]
-    return [path for path in complete if _is_older(path, run_id)]
+    states = {path: _read(path) for path in sorted(folder.glob(f"{CHECKPOINT_PREFIX}*")) if is_complete(path)}
+    return [
+        path
+        for path, state in states.items()
+        if state and (state["format"] < FORMAT or run_id not in (None, state["owner"]["run_id"]))
+    ]
 
 
 def renew(path: Path, *, run_id: str | None, groups_of: Callable[[int], Sequence[str]]) -> None:
-    """Convert a checkpoint to the present format. `groups_of` returns the ids of the groups that a step took. Raises
-    OSError.
-    """
+    """Convert a checkpoint to the present format. `groups_of` returns the ids of a step's groups. Raises OSError."""
     state = _read(path)
     if state is None:
         return
@@ -104,19 +99,15 @@ def renew(path: Path, *, run_id: str | None, groups_of: Callable[[int], Sequence
     state["format"] = FORMAT
     renewed = path / f"renewed-{STATE_FILE}"
     replace_file(renewed, json.dumps(state, indent=2).encode())
-    known = _sums(path)
-    sums = {name: known.get(name) or checksum_of(path / name) for name in TENSOR_FILES}
+    try:
+        known = read_checksums(path)
+    except ModelError:
+        known = {}
+    sums = {name: known.get(name) or checksum_of(path / name) for name in (WEIGHTS_FILE, OPTIMIZER_FILE)}
     sums |= {STATE_FILE: checksum_of(renewed)}
     replace_file(path / CHECKSUMS_FILE, json.dumps(sums, indent=2).encode())
     renewed.replace(path / STATE_FILE)
     sync_to_disk(path)
-
-
-def _is_older(path: Path, run_id: str | None) -> bool:
-    state = _read(path)
-    if state is None:
-        return False
-    return bool(state["format"] < FORMAT or (run_id is not None and state["owner"]["run_id"] != run_id))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -126,12 +117,5 @@ def _read(path: Path) -> dict[str, Any] | None:
         known = isinstance(state["format"], int) and isinstance(state["step"], int) and "run_id" in state["owner"]
     except (OSError, FileError, KeyError, TypeError):
         return None
-    whole = all((path / name).exists() for name in TENSOR_FILES)
+    whole = (path / WEIGHTS_FILE).exists() and (path / OPTIMIZER_FILE).exists()
     return dict(state) if known and whole and state["format"] <= FORMAT else None
-
-
-def _sums(path: Path) -> dict[str, str]:
-    try:
-        return read_checksums(path)
-    except ModelError:
-        return {}

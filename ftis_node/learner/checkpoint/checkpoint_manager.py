@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -36,15 +37,14 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner
     from ftis_node.learner.distributed.ranks import Ranks
-    from ftis_node.learner.messages import CheckpointEvent, CheckpointSkipped, LearnerBoot
+    from ftis_node.learner.messages import CheckpointEvent, LearnerBoot
     from ftis_node.learner.step.optimizer import MasterWeights
 
+log = logging.getLogger(__name__)
 FREE_SPACE: Final = "free disk space there and start again; the node resumes at the newest checkpoint"
 
 
 class TensorForm(msgspec.Struct, frozen=True):
-    """Number format and shape of a tensor."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -83,49 +83,30 @@ class BroadcastTensors(Mapping[str, "Tensor"]):
         return len(self._forms)
 
 
-def find_checkpoint(
-    folder: Path,
-    *,
-    owner: CheckpointOwner,
-    shapes: Mapping[str, torch.Size],
-    ranks: Ranks,
-    on_skipped: Callable[[CheckpointSkipped], None],
-) -> Checkpoint | None:
-    """Return the newest readable checkpoint, None in a home without any. Rank 0 reads it and cleans up.
-
-    Raises as `newest_usable` does, on every rank.
-    """
-    found: Checkpoint | None = None
-    with ranks.agreed():
-        if ranks.rank == 0:
-            found, damaged = newest_usable(folder, owner=owner, shapes=shapes)
-            for skipped in damaged:
-                on_skipped(skipped)
-            tidy(folder, damaged)
+def on_every_rank(ranks: Ranks, found: Checkpoint | None) -> Checkpoint | None:
+    """Return the checkpoint that rank 0 found. The other ranks pass None."""
     if ranks.size == 1:
         return found
-    data = ranks.broadcast(b"" if found is None else msgspec.msgpack.encode(_header_of(found)))
-    if not data:
+    data = b""
+    if found is not None:
+        cuda = found.cuda_random_state
+        header = CheckpointHeader(
+            found.state,
+            _forms_of(found.weights),
+            _forms_of(found.moments),
+            found.random_state.numpy().tobytes(),
+            None if cuda is None else cuda.numpy().tobytes(),
+        )
+        data = msgspec.msgpack.encode(header)
+    if not (data := ranks.broadcast(data)):
         return None
     header = msgspec.msgpack.decode(data, type=CheckpointHeader)
-    cuda = header.cuda_random_state
     return Checkpoint(
         header.state,
         BroadcastTensors(ranks, header.weights, None if found is None else found.weights),
         BroadcastTensors(ranks, header.moments, None if found is None else found.moments),
         _from_bytes(header.random_state),
-        None if cuda is None else _from_bytes(cuda),
-    )
-
-
-def _header_of(found: Checkpoint) -> CheckpointHeader:
-    cuda = found.cuda_random_state
-    return CheckpointHeader(
-        found.state,
-        _forms_of(found.weights),
-        _forms_of(found.moments),
-        found.random_state.numpy().tobytes(),
-        None if cuda is None else cuda.numpy().tobytes(),
+        None if header.cuda_random_state is None else _from_bytes(header.cuda_random_state),
     )
 
 
@@ -166,11 +147,15 @@ class CheckpointManager:
     def resume(self) -> None:
         """Restore tensors and progress from the newest checkpoint, if there is one. Raises as `newest_usable` does."""
         trainable = self._masters.tensors
-        shapes = {name: value.shape for name, value in trainable.items()}
-        found = find_checkpoint(
-            self._folder, owner=self._owner, shapes=shapes, ranks=self._ranks, on_skipped=self._on_event
-        )
-        if found is None:
+        found: Checkpoint | None = None
+        with self._ranks.agreed():
+            if self._ranks.rank == 0:
+                shapes = {name: value.shape for name, value in trainable.items()}
+                found, damaged = newest_usable(self._folder, owner=self._owner, shapes=shapes)
+                for skipped in damaged:
+                    self._on_event(skipped)
+                tidy(self._folder, damaged)
+        if (found := on_every_rank(self._ranks, found)) is None:
             return
         restore_weights(found, trainable)
         self._masters.write_back()
@@ -182,7 +167,10 @@ class CheckpointManager:
     def save_if_behind(self) -> None:
         """Write a checkpoint unless the newest one is already of this step. Raises MachineError if the disk refuses."""
         with self._disk_errors():
-            self.saver.wait()
+            try:
+                self.saver.wait()
+            except OSError as error:  # the disk may have space again: the newest step is what must not be lost
+                log.warning("the checkpoint of step %d was not written (%s): next try", self.saver.failed_step, error)
             if self.saver.saved_step != self.progress.step:
                 self._begin()
                 self.saver.wait()
@@ -202,10 +190,6 @@ class CheckpointManager:
     def take_part(self) -> None:
         """Contribute the shards of a rank above 0 when rank 0 begins a checkpoint."""
         gather(self._masters.tensors, self._optimizer, keep=False)
-
-    def close(self) -> None:
-        """Finish the current write and end the thread."""
-        self.saver.close()
 
     def _begin(self) -> None:
         with self._ranks.lead(GatherCommand("checkpoint")):

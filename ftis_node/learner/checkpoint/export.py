@@ -3,8 +3,6 @@
 Published weights are in the compute dtype and have a proof. A version is the whole model (with an adapter merged into
 it), or the adapter alone if the engine serves adapters. Version n is the policy after step n. Version 0 is the starting
 model and is not written: the generator has it.
-
-An export comes from the running learner or from its home.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ from msgspec.structs import replace
 from ftis_node.errors import ConfigError, MachineError, SharingError
 from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
-from ftis_node.learner.distributed.ranks import GatherCommand, ProveCommand
-from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded, whole
+from ftis_node.learner.distributed.ranks import ALONE, GatherCommand, ProveCommand
+from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import ADAPTER, adapter_alone, adapter_merger, load_unchecked, own_tensors
-from ftis_node.models import export_adapter, export_model
+from ftis_node.models.loading import export_adapter, export_model
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.shared_tensors import Exporter
@@ -50,19 +48,26 @@ MAX_FILE_BYTES: Final = 5 * 10**9
 
 
 class WeightPublication:
-    """The publisher of one policy's versions. All ranks take part; rank 0 has `weights` and `proof`.
+    """The published versions of one policy, by the planned transport until that fails; `way` is the current one.
 
-    `weights` is None while the policy is the starting model.
+    With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
+    Rank 0 has `weights`, None for the starting model, and `proof`.
     """
 
-    def __init__(self, boot: LearnerBoot, policy: Policy, ranks: Ranks) -> None:
-        self._policy = policy
-        self._ranks = ranks
-        self._folder = Path(boot.weights_dir)
-        self._form = boot.publish_as
-        self._publisher = Publisher(WeightStore(self._folder), way=boot.hand_over, form=boot.publish_as)
+    def __init__(
+        self, policy: Policy, folder: Path, *, way: Way = "file", form: Form = "model", ranks: Ranks = ALONE
+    ) -> None:
+        self.way: Way = way
+        self.fell_back = ""
         self.weights: PublishedWeights | None = None
         self.proof: WeightProof
+        self._policy = policy
+        self._folder = folder
+        self._form: Form = form
+        self._ranks = ranks
+        self._store = WeightStore(folder)
+        self._exporter = Exporter()
+        self._locked = None if way == "file" else LockedFiles()
 
     def begin(self, version: int) -> None:
         """Publish the version from which the learner resumes, and remove all versions of a former process."""
@@ -71,26 +76,28 @@ class WeightPublication:
             self.publish(version)
         self.prove(version)
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int) -> PublishedWeights:
         """Share or write the weights of `version`. Raises OSError if the disk refuses."""
         with self._ranks.lead(GatherCommand("publication")):
-            self.weights = self._publisher.publish(self._policy, version=version)
+            try:
+                self.weights = self._share(version) if self.way == "ipc" else self._write(version)
+            except SharingError as error:
+                self._give_up_sharing(str(error))
+                self.weights = self._write(version)
+        return self.weights
 
     def prove(self, version: int) -> None:
-        """Compute the proof of `version`."""
         with self._ranks.lead(ProveCommand()):
             self.proof = proof_of(self._policy, version=version)
 
     def write(self, version: int, *, refused: str = "") -> PublishedWeights | None:
-        """Write the present weights to a file; return None for the starting model. If `refused` gives a reason why no
-        engine can map shared weights, all later versions go through files too. Raises MachineError if the disk refuses.
-        """
+        """Write the weights as `WriteWeights` says. Raises MachineError if the disk refuses."""
         if refused:
-            self._publisher.give_up_sharing(refused)
+            self._give_up_sharing(refused)
         if version == 0:
             return None
         with self._ranks.lead(GatherCommand("publication")), self.disk_errors(version):
-            written = self._publisher.write(self._policy, version=version)
+            written = self._write(version)
         if refused:
             self.weights = written
         return written
@@ -99,78 +106,38 @@ class WeightPublication:
         """Contribute the shards of a rank above 0 when rank 0 publishes."""
         gathering_of(self._policy, form=self._form).rest()
 
-    def take_part_in_proof(self, version: int) -> None:
-        """Run the passes of a rank above 0 when rank 0 computes a proof."""
-        proof_of(self._policy, version=version)
-
-    def close(self) -> None:
-        """Unlock all pages."""
-        self._publisher.close()
-
-    @contextmanager
-    def disk_errors(self, version: int) -> Iterator[None]:
-        """Convert an OSError inside to a MachineError."""
-        try:
-            yield
-        except OSError as error:
-            raise MachineError(f"weights {version} cannot be written: {error}; {FREE_SPACE}") from error
-
-
-class Publisher:
-    """The publisher of one learner's versions. It uses the planned transport until that fails; `way` is the current
-    one.
-
-    With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
-    If a version cannot be shared, all later versions of this process go through files.
-    """
-
-    def __init__(self, store: WeightStore, *, way: Way = "file", form: Form = "model") -> None:
-        self.way: Way = way
-        self.fell_back = ""
-        self._store = store
-        self._form: Form = form
-        self._exporter = Exporter()
-        self._locked = None if way == "file" else LockedFiles()
-
-    def publish(self, policy: Policy, *, version: int) -> PublishedWeights:
-        """Share or write the weights of `version`. Raises OSError if the disk refuses."""
-        if self.way == "ipc":
-            try:
-                return self._share(policy, version)
-            except SharingError as error:
-                self.give_up_sharing(str(error))
-        return self.write(policy, version=version)
-
-    def give_up_sharing(self, reason: str) -> None:
-        """Switch to files for all later versions; `reason` is the cause."""
-        if self.way == "ipc":
-            log.warning("weights are sent in files from now on: %s", reason)
-            self.way, self.fell_back = "pinned", reason
-
-    def write(self, policy: Policy, *, version: int) -> PublishedWeights:
-        """Write the weights of `version` to a file, even if `way` is "ipc". Raises OSError if the disk refuses."""
-        with gathering_of(policy, form=self._form) as gathering:
-            dtype = policy.compute_dtype
-            if self._form == "adapter":
-                _, config = adapter_alone(policy)
-                return self._store.publish_adapter(
-                    version, gathering.tensors, config, dtype=dtype, change=gathering.take
-                )
-            weights = self._store.publish(
-                version, gathering.tensors, dtype=dtype, change=gathering.take, locked=self._locked
-            )
-        if self._locked is None:
-            return weights
-        why_not = self._locked.why_not
-        return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
-
     def close(self) -> None:
         """Unlock all pages."""
         if self._locked is not None:
             self._locked.close()
 
-    def _share(self, policy: Policy, version: int) -> PublishedWeights:
-        tensors = own_tensors(policy)
+    @contextmanager
+    def disk_errors(self, version: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MachineError(f"weights {version} cannot be written: {error}; {FREE_SPACE}") from error
+
+    def _give_up_sharing(self, reason: str) -> None:
+        if self.way == "ipc":
+            log.warning("weights are sent in files from now on: %s", reason)
+            self.way, self.fell_back = "pinned", reason
+
+    def _write(self, version: int) -> PublishedWeights:
+        dtype = self._policy.compute_dtype
+        with gathering_of(self._policy, form=self._form) as gathering:
+            tensors, change = gathering.tensors, gathering.take
+            if self._form == "adapter":
+                _, config = adapter_alone(self._policy)
+                return self._store.publish_adapter(version, tensors, config, dtype=dtype, change=change)
+            weights = self._store.publish(version, tensors, dtype=dtype, change=change, locked=self._locked)
+        if self._locked is None:
+            return weights
+        why_not = self._locked.why_not
+        return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
+
+    def _share(self, version: int) -> PublishedWeights:
+        policy, tensors = self._policy, own_tensors(self._policy)
         if self._form != "model" or policy.adapted is not None or any(map(is_sharded, tensors.values())):
             raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
@@ -196,10 +163,10 @@ def proof_of(policy: Policy, *, version: int) -> WeightProof:
 
 
 def discard_published(folder: Path) -> None:
-    """Remove all versions that a former process published. The learner calls it at its start.
+    """Remove all versions that a former process published.
 
-    The newest file may not have reached the disk. Versions above the checkpoint's were published before their
-    checkpoints, so a repeated step publishes other weights under the same number.
+    The newest file may not have reached the disk. A version above the checkpoint's is published again, with other
+    weights.
     """
     remove_leftovers(folder, PREFIX)
     for path in folder.glob(f"{PREFIX}*"):
@@ -207,31 +174,25 @@ def discard_published(folder: Path) -> None:
 
 
 def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
-    """Write `policy` to the folder `out`; with `merge` False only the LoRA adapter, if there is one.
-
-    Raises ConfigError if `out` exists and is not an empty folder.
-    """
+    """Write `policy` to the empty folder `out`; with `merge` False only the LoRA adapter. Raises ConfigError."""
     if merge or policy.adapted is None:
         with gathering_of(policy) as gathering:
             write = partial(write_weights, gathering, dtype=policy.compute_dtype)
             export_model(policy.causal_lm, policy.tokenizer, out, dtype=policy.compute_dtype, write=write)
     else:
-        # The model's public name: its id on the hub, else its local folder.
         is_on_hub = "/" in policy.source.name
         base = policy.source.name if is_on_hub else str(policy.source.folder)
         policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base
-        export_adapter(policy.adapted, policy.tokenizer, out, state_dict=adapter_state(policy))
+        export_adapter(policy.adapted, policy.tokenizer, out)
 
 
 @torch.no_grad()
 def write_weights(
     gathering: TensorGatherer, folder: Path, *, dtype: torch.dtype, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """Write a model's tensors into `folder` under the names of its published files: one safetensors file, or shards
-    with an index.
+    """Write a model's tensors into `folder`: one safetensors file, or shards with an index, named as on the hub.
 
-    Each tensor is merged, converted and written before the next one, so memory never holds a second model. Raises
-    OSError if the disk refuses.
+    Each tensor is merged, converted and written before the next one. Raises OSError if the disk refuses.
     """
     files: list[dict[str, Tensor]] = [{}]
     in_file = total_bytes = 0
@@ -253,12 +214,6 @@ def write_weights(
         places |= dict.fromkeys(tensors, file_name)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-
-
-def adapter_state(policy: Policy) -> dict[str, Tensor]:
-    """Return the adapter's full weights, under the names of the adapted model, on every rank. All ranks call it."""
-    assert policy.adapted is not None
-    return {name: whole(value).cpu() for name, value in policy.adapted.state_dict().items() if ".lora_" in name}
 
 
 def export_newest(boot: LearnerBoot, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:

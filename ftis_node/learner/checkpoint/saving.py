@@ -1,12 +1,11 @@
 """The schedule of checkpoints, and a thread that writes them in the background (write-behind).
 
-Between two updates a checkpoint's content does not change. Weights, moments and random states stay those of the last
-step while the next one computes gradients. So a thread writes them without a copy, and the next update waits for it. A
-learner of several processes gathers its shards first, which makes a copy.
+Weights, moments and random states stay those of the last step while the next one computes gradients. So a thread
+writes them without a copy, and the next update waits for it. A learner of several processes gathers its shards first,
+which makes a copy.
 
 Unless the operator sets an interval, writing takes at most `SHARE` of the time. After w seconds of writing, no write
-begins for 19 w seconds. A model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes, a tiny one after each
-step.
+begins for 19 w seconds. A model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ POLL_INTERVAL_S: Final = 0.5
 class CheckpointSaver:
     """A write-behind saver that writes one checkpoint at a time. Not thread-safe.
 
-    `saved_step` is the step of the newest checkpoint on disk, `begun_step` that of the newest begun one. `failed_step`
-    is the step of the last failed write. `waited_s` is the total time that steps have waited, `write_s` the duration of
-    the newest write, both in seconds.
+    `saved_step`, `begun_step` and `failed_step` are those of the newest checkpoint on disk, the newest begun one, and
+    the last failed one. `waited_s` is the total time that steps have waited, `write_s` that of the newest write.
     """
 
     def __init__(
@@ -39,10 +37,7 @@ class CheckpointSaver:
         clock: Callable[[], float] = time.monotonic,
         on_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the schedule. `every_steps` None: as often as `SHARE` allows. `clock` returns monotonic seconds.
-
-        `wait` calls `on_wait` every half second.
-        """
+        """Start the schedule. `every_steps` None: as often as `SHARE` allows. `wait` calls `on_wait` meanwhile."""
         self.saved_step = self.begun_step = self.failed_step = 0
         self.waited_s = self.write_s = 0.0
         self._every_steps = every_steps
@@ -62,7 +57,6 @@ class CheckpointSaver:
         return self._every_steps is None
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint of `step` must begin now."""
         unsaved = step - self.begun_step
         if self._every_steps is not None:
             return unsaved >= self._every_steps
@@ -99,7 +93,6 @@ class CheckpointSaver:
         self.waited_s += self._clock() - began_at
 
     def close(self) -> None:
-        """Finish the current write and end the thread."""
         self._thread.shutdown()
 
     def _write(self, step: int, write: Callable[[], object]) -> None:

@@ -26,6 +26,7 @@ from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import ConfigError, FtisError, MachineError, NetworkError, WorkerDiedError
 from ftis_node.learner.client import worker_environment
 from ftis_node.learner.distributed.host_channel import (
+    BEAT,
     BEAT_EVERY_S,
     Assignment,
     FromHost,
@@ -36,7 +37,6 @@ from ftis_node.learner.distributed.host_channel import (
     Rejoin,
     ToHost,
     decode_to_host,
-    encode,
     interface_environment,
     liveness_of,
     own_address,
@@ -53,16 +53,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BEAT = Heartbeat(num_in_flight=0, progress=0)
 END_WAIT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """The node's rendezvous, and what this host uses. `model` empty: the node's. `threads` 0: all cores, divided.
-
-    `waits_again`: after the node ends, it waits for the next start.
-    """
+    """The node's rendezvous, and what this host uses. `model` empty: the node's. `threads` 0: all cores, divided."""
 
     host: str
     port: int
@@ -75,8 +71,8 @@ class AgentSettings:
 async def run_agent(settings: AgentSettings, secret: bytes) -> None:
     """Take part in the learner of one node until the node ends; with `waits_again` also after its next start.
 
-    Raises NetworkError if the node does not answer for `timeout_s`, and ConfigError if it refuses this host. Raises
-    WorkerDiedError if its learner failed for good, and any error that keeps this host from taking part.
+    Raises NetworkError if the node does not answer for `timeout_s`, ConfigError if it refuses this host, and
+    WorkerDiedError if its learner failed for good. Raises any error that keeps this host from taking part.
     """
     key = HostKey(secret)
     agent = asyncio.current_task()
@@ -170,7 +166,8 @@ class _Life:
         Raises ModelError, NetworkError or ConfigError without the node's model, MachineError without its GPUs.
         """
         boot = assignment.boot
-        source = resolve_model(self._settings.model or _model_of(boot))
+        of_node = boot.model if os.path.isdir(boot.model) else boot.model_name  # the same folder may exist here
+        source = resolve_model(self._settings.model or of_node)
         if model_fingerprint(source) != assignment.model_fingerprint:
             raise ConfigError(
                 f"{source.folder} holds another model than the node's {boot.model_name}: give its --model"
@@ -225,27 +222,18 @@ class _Life:
         return False
 
     async def _receive(self) -> list[ToHost]:
-        """Return the messages of about one heartbeat interval, or those up to the node's end."""
+        """Return the messages of about one heartbeat interval, or those up to the node's end. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         end, messages = loop.time() + BEAT_EVERY_S, []
         while (left_s := end - loop.time()) > 0:
             if await self._channel.poll(int(1000 * left_s) + 1):
-                messages.append(_decoded(await self._channel.recv()))
+                try:
+                    messages.append(decode_to_host(await self._channel.recv()))
+                except msgspec.DecodeError as error:
+                    raise ConfigError(f"the node has another version than {versions()}: {error}") from None
                 if isinstance(messages[-1], HostsEnded):
                     break
         return messages
 
     def _send(self, message: FromHost) -> None:
-        post(self._channel, encode(message))
-
-
-def _decoded(data: bytes) -> ToHost:
-    try:
-        return decode_to_host(data)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"the node has another version than {versions()}: {error}") from None
-
-
-def _model_of(boot: LearnerBoot) -> str:
-    """Return the node's folder if it exists here, too, else the model's public name."""
-    return boot.model if os.path.isdir(boot.model) else boot.model_name
+        post(self._channel, message)

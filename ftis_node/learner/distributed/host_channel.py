@@ -9,9 +9,9 @@
       <-------------------- HostsEnded  the node has ended, or the host was refused
       HostLeft ----------------------->  the answer to HostsEnded: a close right after a message may lose it
 
-All hosts have one secret. Both sides derive the same CURVE key pair from it (ZeroMQ, CurveZMQ RFC 26). A client needs
-the server's public key to connect, and the server accepts that one public key only. But torch.distributed carries
-batches and weights without authentication or encryption, so the network between the hosts must be private.
+All hosts derive the same CURVE key pair (ZeroMQ, CurveZMQ RFC 26) from one secret, and accept that one public key only.
+But torch.distributed carries batches and weights without authentication or encryption, so the network between the hosts
+must be private.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ftis_node.workers.liveness import Liveness
 from ftis_node.workers.wire import Failure, Heartbeat, Message, dec_hook, enc_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -85,29 +85,20 @@ class HostLeft(Message, frozen=True):
 FromHost: TypeAlias = HostHello | Heartbeat | Failure | HostLeft
 ToHost: TypeAlias = Assignment | Heartbeat | Rejoin | HostsEnded
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
-_from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
-_to_host: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost, dec_hook=dec_hook)
+BEAT = Heartbeat(num_in_flight=0, progress=0)
+
+encode = msgspec.msgpack.Encoder(enc_hook=enc_hook).encode
+# Both raise msgspec.DecodeError.
+decode_from_host: Callable[[bytes], FromHost] = msgspec.msgpack.Decoder(FromHost).decode
+decode_to_host: Callable[[bytes], ToHost] = msgspec.msgpack.Decoder(ToHost, dec_hook=dec_hook).decode
 
 
-def encode(message: FromHost | ToHost) -> bytes:
-    """Return the bytes of a message."""
-    return _encoder.encode(message)
+def post(channel: zmq.asyncio.Socket, message: FromHost | ToHost, *to: bytes) -> None:
+    """Queue a message, on the node's side with the socket identity of the host.
 
-
-def decode_from_host(data: bytes) -> FromHost:
-    """Return the message of another host. Raises msgspec.DecodeError."""
-    return _from_host.decode(data)
-
-
-def decode_to_host(data: bytes) -> ToHost:
-    """Return the message of the node's host. Raises msgspec.DecodeError."""
-    return _to_host.decode(data)
-
-
-def post(channel: zmq.asyncio.Socket, *frames: bytes) -> None:
-    """Queue a message. Without a connection, or if the other side reads nothing, there is none: heartbeats find out."""
-    sending = asyncio.ensure_future(channel.send_multipart(frames, flags=zmq.NOBLOCK))
+    Without a connection, or if the other side reads nothing, it is lost: heartbeats find out.
+    """
+    sending = asyncio.ensure_future(channel.send_multipart((*to, encode(message)), flags=zmq.NOBLOCK))
     sending.add_done_callback(_drop_unsent)
 
 

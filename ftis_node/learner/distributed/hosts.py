@@ -4,8 +4,8 @@
        ^  |                              |                      |
        +--+ a silent host is dropped     +----------------------+--> a host is lost: this process ends
 
-The watch runs in the event loop of the learner's worker. If a host is lost, the worker reports which one to the daemon
-and ends. The daemon restarts it at the newest checkpoint, and it waits for all hosts again.
+If a host is lost, the worker reports which one to the daemon and ends. The daemon restarts it at the newest checkpoint,
+and it waits for all hosts again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ import zmq.asyncio
 from ftis_node.config.workers import parse_endpoint
 from ftis_node.errors import FtisError, NetworkError, WorkerDiedError
 from ftis_node.learner.distributed.host_channel import (
+    BEAT,
     BEAT_EVERY_S,
     Assignment,
     FromHost,
@@ -37,7 +38,6 @@ from ftis_node.learner.distributed.host_channel import (
     Rejoin,
     ToHost,
     decode_from_host,
-    encode,
     interface_environment,
     liveness_of,
     post,
@@ -54,14 +54,12 @@ from ftis_node.workers.wire import Failure, Heartbeat, error_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ftis_node.config.workers import LearnerSection
     from ftis_node.learner.distributed.launch import RankAddress
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.workers.worker import Emitter
 
 log = logging.getLogger(__name__)
 
-BEAT = Heartbeat(num_in_flight=0, progress=0)
 BLAME_S = 3.0  # after the first sign of a lost host; the host that caused it may be another one, and silent
 LEAVE_S = 1.5  # below the daemon's limit for a stop
 REPORT_S = 0.5  # for the report to reach the daemon before this process ends
@@ -77,16 +75,6 @@ class _Host:
     failure: FtisError | None = None
 
 
-@dataclass(slots=True)
-class _Watch:
-    """The facts that the watch has: the hosts by socket identity, and whether all are there or have left."""
-
-    hosts: dict[bytes, _Host] = field(default_factory=dict)
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-    all_left: asyncio.Event = field(default_factory=asyncio.Event)
-    troubled_ticks: int = 0
-
-
 class ConnectedHosts(Hosts):
     """The other hosts. Use `connect_hosts`, which also runs the watch."""
 
@@ -96,7 +84,9 @@ class ConnectedHosts(Hosts):
         self._num_wanted = boot.settings.hosts - 1
         self._channel = channel
         self._emit = emit
-        self._watch = _Watch()
+        self._hosts: dict[bytes, _Host] = {}  # by socket identity
+        self._complete, self._all_left = asyncio.Event(), asyncio.Event()
+        self._troubled_ticks = 0
         self._versions = versions()
         self._broken = threading.Event()
 
@@ -106,7 +96,7 @@ class ConnectedHosts(Hosts):
         self._report()
         try:
             async with asyncio.timeout(settings.rendezvous_timeout_s):
-                await self._watch.complete.wait()
+                await self._complete.wait()
         except TimeoutError:
             raise NetworkError(
                 f"the learner has {self._num_connected} of {settings.hosts} hosts after "
@@ -117,7 +107,7 @@ class ConnectedHosts(Hosts):
     def assign(self, address: RankAddress) -> None:
         per_host = self._boot.settings.num_processes
         fingerprint = model_fingerprint(resolve_model(self._boot.model))
-        for number, identity in enumerate(self._watch.hosts, start=2):
+        for number, identity in enumerate(self._hosts, start=2):
             first_rank = (number - 1) * per_host
             self._send(identity, Assignment(number, first_rank, self.listen_on, address.port, fingerprint, self._boot))
 
@@ -127,11 +117,11 @@ class ConnectedHosts(Hosts):
 
     async def end(self, error: str) -> None:
         """Report the end to all hosts, and wait up to LEAVE_S until they have read it."""
-        for identity in self._watch.hosts:
+        for identity in self._hosts:
             self._send(identity, HostsEnded(error))
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S if self._watch.hosts else 0.0):
-                await self._watch.all_left.wait()
+            async with asyncio.timeout(LEAVE_S if self._hosts else 0.0):
+                await self._all_left.wait()
 
     async def run(self) -> None:
         """Read messages and count ticks until canceled, or until a host is lost after all were connected."""
@@ -146,21 +136,21 @@ class ConnectedHosts(Hosts):
             if left_s <= 0:
                 next_tick = loop.time() + BEAT_EVERY_S
                 self._tick()
-                if self._watch.troubled_ticks * BEAT_EVERY_S >= BLAME_S:
+                if self._troubled_ticks * BEAT_EVERY_S >= BLAME_S:
                     await self._end_process()
 
     @property
     def _num_connected(self) -> int:
-        return 1 + len(self._watch.hosts)
+        return 1 + len(self._hosts)
 
     def _take(self, identity: bytes, data: bytes) -> None:
-        """Handle one message. A host that sends anything else is ignored."""
+        """Handle one message, or ignore one that is invalid."""
         try:
             message: FromHost = decode_from_host(data)
         except msgspec.DecodeError as error:
             log.warning("a message of another host of the learner is ignored: %s", error)
             return
-        host = self._watch.hosts.get(identity)
+        host = self._hosts.get(identity)
         match message:
             case HostHello() if host is None:
                 self._admit(identity, message)
@@ -173,9 +163,9 @@ class ConnectedHosts(Hosts):
             case Failure() if host is not None:
                 host.failure = error_of(message, worker=host.name)
             case HostLeft() if host is not None:
-                del self._watch.hosts[identity]
-                if not self._watch.hosts:
-                    self._watch.all_left.set()
+                del self._hosts[identity]
+                if not self._hosts:
+                    self._all_left.set()
 
     def _admit(self, identity: bytes, hello: HostHello) -> None:
         if hello.versions != self._versions:
@@ -183,31 +173,30 @@ class ConnectedHosts(Hosts):
             log.warning("a host of the learner is refused: %s", problem)
             self._send(identity, HostsEnded(problem))
             return
-        if self._watch.complete.is_set():  # it waits until another host is lost and the learner restarts
+        if self._complete.is_set():  # it waits until another host is lost and the learner restarts
             self._send(identity, BEAT)
             return
-        self._watch.hosts[identity] = _Host(hello.name, liveness_of(self._boot.settings.host_timeout_s))
+        self._hosts[identity] = _Host(hello.name, liveness_of(self._boot.settings.host_timeout_s))
         self._report()
-        if len(self._watch.hosts) == self._num_wanted:
-            self._watch.complete.set()
+        if len(self._hosts) == self._num_wanted:
+            self._complete.set()
 
     def _tick(self) -> None:
         """Send heartbeats, and find silent hosts and hosts that failed."""
-        for identity, host in list(self._watch.hosts.items()):
+        for identity, host in list(self._hosts.items()):
             self._send(identity, BEAT)
             if self._broken.is_set():  # the next missing heartbeats are enough
                 host.liveness.max_silent_ticks = 1
             host.is_silent = host.liveness.tick() is not LivenessVerdict.ALIVE
-            if not self._watch.complete.is_set() and (host.is_silent or host.failure):
-                del self._watch.hosts[identity]
+            if not self._complete.is_set() and (host.is_silent or host.failure):
+                del self._hosts[identity]
                 self._report()
-        if not self._watch.complete.is_set():
+        if not self._complete.is_set():
             return
-        if self._broken.is_set() or any(host.is_silent or host.failure for host in self._watch.hosts.values()):
-            self._watch.troubled_ticks += 1
+        if self._broken.is_set() or any(host.is_silent or host.failure for host in self._hosts.values()):
+            self._troubled_ticks += 1
 
     async def _end_process(self) -> None:
-        """Report the lost host and end this process."""
         error = self._blame()
         log.critical("%s; all ranks end", error)
         self._emit.fail(error)
@@ -217,7 +206,7 @@ class ConnectedHosts(Hosts):
 
     def _blame(self) -> FtisError:
         """Return the error of the host that is the likely cause: one that cannot take part, else a silent one."""
-        numbered = list(enumerate(self._watch.hosts.values(), start=2))
+        numbered = list(enumerate(self._hosts.values(), start=2))
         of = self._boot.settings.hosts
         for number, host in numbered:
             if host.failure is not None and not isinstance(host.failure, WorkerDiedError):
@@ -236,21 +225,20 @@ class ConnectedHosts(Hosts):
         self._emit(HostsConnected(self._num_connected, settings.hosts, settings.rendezvous))
 
     def _send(self, identity: bytes, message: ToHost) -> None:
-        post(self._channel, identity, encode(message))
+        post(self._channel, message, identity)
 
 
 @asynccontextmanager
 async def connect_hosts(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Hosts]:
     """Wait for the other hosts and watch them inside the block; for one host yield the null object.
 
-    Raises ConfigError for the secret, and NetworkError if the rendezvous address is not of this host or a host is
-    missing.
+    Raises ConfigError for the secret, NetworkError for the rendezvous address or a missing host.
     """
     settings = boot.settings
     if settings.hosts == 1:
         yield ONE_HOST
         return
-    key = _key_of(settings)
+    key = _key_of(settings.rendezvous_secret_file)
     name, port = parse_endpoint(settings.rendezvous, name="learner.rendezvous")
     address = await _resolve(name, port)
     os.environ.update(interface_environment(address))  # torch and NCCL read it when they connect
@@ -275,9 +263,8 @@ async def connect_hosts(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Hosts
             await asyncio.wait([watch])
 
 
-def _key_of(settings: LearnerSection) -> HostKey:
-    path = Path(settings.rendezvous_secret_file).expanduser()
-    return HostKey(read_secret(path, name="learner.rendezvous_secret_file"))
+def _key_of(secret_file: str) -> HostKey:
+    return HostKey(read_secret(Path(secret_file).expanduser(), name="learner.rendezvous_secret_file"))
 
 
 async def _resolve(name: str, port: int) -> str:

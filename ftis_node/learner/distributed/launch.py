@@ -5,14 +5,11 @@
                  `---- rank 2 ...
 
 Each rank reads its address as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A process that
-torchrun started keeps that address. Otherwise rank 0 starts the other ranks itself, for two reasons. torchrun puts each
-rank into its own session, so the daemon's kill of the worker's process group would miss it. Its rendezvous listens on
-every network interface. With rank 0 as launcher all ranks share one process group, and the port listens on the loopback
-interface only. If the learner has several hosts, `hosts.py` connects them, and an agent (`host_agent.py`) starts the
-ranks of each other host.
+torchrun started keeps that address. Otherwise rank 0 starts the other ranks itself: torchrun puts each rank into its
+own session, which the daemon's kill would miss, and listens on every network interface. If the learner has several
+hosts, `hosts.py` connects them, and an agent (`host_agent.py`) starts the ranks of each other host.
 
-All ranks end together: the others end with rank 0 (`liveness.py`), and rank 0 ends as soon as another rank does. The
-daemon then restarts the whole group, like any worker.
+All ranks end together: the others end with rank 0 (`liveness.py`), and rank 0 ends as soon as another rank does.
 """
 
 from __future__ import annotations
@@ -75,7 +72,6 @@ class RankAddress:
         )
 
     def environment_of(self, rank: int, *, local_rank: int, num_local: int) -> dict[str, str]:
-        """Return the environment variables that give process `rank` its address, as torchrun sets them."""
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(local_rank),
@@ -103,9 +99,7 @@ ONE_HOST = Hosts()
 
 @contextmanager
 def start_ranks(boot: LearnerBoot, hosts: Hosts = ONE_HOST) -> Iterator[RankAddress | None]:
-    """Start the other ranks of this host and yield rank 0's address. Under torchrun yield its address.
-
-    For one process yield None.
+    """Start the other ranks of this host and yield rank 0's address; under torchrun its address, alone None.
 
     Call it in the main thread: on Linux a rank dies with the thread that started it. Send the other ranks `EndCommand`
     before the context ends. They get END_GRACE_S seconds to end, and none after an error.
@@ -132,10 +126,9 @@ def start_ranks(boot: LearnerBoot, hosts: Hosts = ONE_HOST) -> Iterator[RankAddr
 
 
 class LocalRanks:
-    """Rank processes on this host, each with a thread that waits for its exit.
+    """Rank processes on this host, which get `boot` on their standard input.
 
-    Each gets `boot` on its standard input. If one ends with an error before `end`, its thread calls
-    `on_lost(rank, how)`.
+    If one ends with an error before `end`, a thread calls `on_lost(rank, how)`.
     """
 
     def __init__(self, boot: LearnerBoot, *, on_lost: Callable[[int, str], None]) -> None:

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run_rank(address: RankAddress, boot: LearnerBoot) -> None:
-    """Build a learner and execute commands until the last. Raises FtisError if the learner cannot be built."""
-    from ftis_node.learner.core import Learner
-    from ftis_node.learner.distributed.ranks import join
-
-    ranks = join(address, boot)
-    run_commands(Learner(boot, ranks=ranks), ranks)
-    ranks.close()
-
-
 def run_commands(learner: Learner, ranks: RankGroup) -> None:
     """Execute this rank's part of each command, until the last."""
     from ftis_node.learner.distributed.ranks import EndCommand
@@ -64,8 +54,14 @@ def main() -> None:
     set_up_logging()
     address = RankAddress.from_environment()
     assert address is not None, "rank 0 sets the address of each rank"
+    boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LearnerBoot, dec_hook=dec_hook)
+    from ftis_node.learner.core import Learner
+    from ftis_node.learner.distributed.ranks import RankGroup
+
     try:
-        run_rank(address, msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LearnerBoot, dec_hook=dec_hook))
+        ranks = RankGroup(address, boot)
+        run_commands(Learner(boot, ranks=ranks), ranks)
+        ranks.close()
     except FtisError as error:
         # Rank 0 fails with the same error and must stay alive to report it to the daemon. Its end ends this process.
         log.error("rank %d cannot be built: %s", address.rank, error)

@@ -1,7 +1,6 @@
 """The ranks that train one policy together, their messages, and the commands that rank 0 broadcasts.
 
-Rank 0 receives the daemon's requests and broadcasts a command for each piece of work (`rank_worker.py`). All ranks
-execute it in lockstep, each for its part. They take the same decisions because they use the same values:
+Rank 0 broadcasts a command for each piece of work (`rank_worker.py`), and all ranks execute it in lockstep:
 
     micro-batches  --deal-->  forward on each rank  --sum-->  log-probs [N, T] on every rank  -->  loss, its gradient
     gradients      <--sum--   backward on each rank  <--------------------------------------------------'
@@ -9,9 +8,8 @@ execute it in lockstep, each for its part. They take the same decisions because 
 A forward or backward pass gathers each layer's weights from all ranks, so all ranks make the same number of passes. A
 rank with less work runs an empty micro-batch. All ranks agree on whether to stop between two micro-batches.
 
-After an error on one rank (a lost connection, out of memory) the others wait inside a collective operation. They
-receive no message there. So that rank ends its process, all others end with it, and the group restarts at its
-checkpoint. Messages are msgspec bytes, never pickles.
+After an error on one rank (a lost connection, out of memory) the others wait inside a collective operation. So that
+rank ends its process, all others end with it, and the group restarts at its checkpoint. Messages are never pickles.
 """
 
 from __future__ import annotations
@@ -102,17 +100,23 @@ ALONE = Ranks()
 
 
 class RankGroup(Ranks):
-    """Several processes connected by torch.distributed. Create it with `join`."""
+    """Several processes connected by torch.distributed."""
 
-    def __init__(self, address: RankAddress, store: Any, *, on_gpu: bool, on_broken: Callable[[], None]) -> None:
-        """Wait until all ranks are connected. `on_broken` is called before a failure ends this process."""
+    def __init__(
+        self, address: RankAddress, boot: LearnerBoot, *, on_broken: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until all ranks are connected, which have the same `boot`.
+
+        `on_broken` is called before a failure ends this process.
+        """
         self.rank, self.size = address.rank, address.size
+        on_gpu = pick_device(boot.device) != "cpu"
         self._on_broken = on_broken
         if on_gpu:
             torch.cuda.set_device(address.local_rank)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=store,
+            store=_open_store(address),
             rank=address.rank,
             world_size=address.size,
             timeout=COLLECTIVE_TIMEOUT,
@@ -120,7 +124,6 @@ class RankGroup(Ranks):
         self._device_type = "cuda" if on_gpu else "cpu"
 
     def mesh(self) -> DeviceMesh:
-        """Return the one-dimensional device mesh of all ranks."""
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh(self._device_type, (self.size,))
@@ -205,12 +208,6 @@ class RankGroup(Ranks):
         distributed.destroy_process_group()
 
 
-def join(address: RankAddress, boot: LearnerBoot, *, on_broken: Callable[[], None] = lambda: None) -> RankGroup:
-    """Connect to the other ranks, which have the same `boot`."""
-    store = _open_store(address)
-    return RankGroup(address, store, on_gpu=pick_device(boot.device) != "cpu", on_broken=on_broken)
-
-
 def empty_micro_batch() -> MicroBatch:
     """Return one token that predicts nothing: its pass has no log-probs and a zero gradient."""
     nothing = torch.empty(0, dtype=torch.int64)
@@ -261,9 +258,9 @@ class ProveCommand(Message, frozen=True):
 
 
 class GatherCommand(Message, frozen=True):
-    """Send rank 0 the full tensors of a publication, a checkpoint or an export."""
+    """Send rank 0 the full tensors of a publication or a checkpoint."""
 
-    what: Literal["publication", "checkpoint", "merged model", "adapter"]
+    what: Literal["publication", "checkpoint"]
 
 
 class EndCommand(Message, frozen=True):

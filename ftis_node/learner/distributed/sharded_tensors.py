@@ -65,9 +65,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def part_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return this rank's shard of `value`, which every rank holds in full, if `parameter` is sharded and of equal
-    shape.
-    """
+    """Return this rank's shard of `value`, which all ranks hold, if `parameter` is sharded and of equal shape."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     on_device = value.to(parameter.device)
@@ -87,8 +85,7 @@ def gradient_of(output: Tensor, parameter: Tensor, trainable: Iterable[Tensor]) 
 class TensorGatherer:
     """Gathers full tensors one by one, in the same order on every rank, each after `change(name, tensor)` in `dtype`.
 
-    Inside the context rank 0 calls `take`, the others `rest`. If rank 0 stops early, for example at a full disk, the
-    exit gathers the rest, so that no rank waits for another.
+    Inside the context rank 0 calls `take`, the others `rest`. If rank 0 stops early, the exit gathers the rest.
     """
 
     def __init__(
@@ -110,7 +107,6 @@ class TensorGatherer:
         return whole(self._change(name, tensor).detach().to(self._dtype))
 
     def rest(self) -> None:
-        """Gather the remaining tensors, so that the other ranks do not wait."""
         while (entry := next(self._left, None)) is not None:
             whole(self._change(*entry).detach().to(self._dtype))
 

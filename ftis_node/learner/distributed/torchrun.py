@@ -6,8 +6,8 @@
 The two dashes keep torchrun from reading `--run` as an abbreviated option of torchrun.
 
 torchrun only starts one process per host. Each replaces itself: node rank 0 by `ftis-node join`, any other by
-`ftis-node learner-host`, which starts as many ranks as `learner.processes` says. So a lost host restarts the learner
-and not the node, and all messages before the first collective operation are authenticated (`host_channel.py`).
+`ftis-node learner-host`. So a lost host restarts the learner and not the node, and all messages before the first
+collective operation are authenticated (`host_channel.py`).
 """
 
 from __future__ import annotations

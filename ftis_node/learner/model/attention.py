@@ -3,11 +3,9 @@
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        texts: p a, p b, p c
 
 Each text is gathered from the row with its prompt. Texts of similar length form a bucket: right-padded, causal, one
-call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. The outputs return
-to the row. Outputs of a shared prompt are equal in all its texts, and the last text provides them.
-
-Each bucket takes about ten operations forward and as many backward, in every layer. On a GPU the host's processor needs
-longer to launch them than the GPU to compute short texts. So there, similar buckets are merged.
+call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. Outputs of a shared
+prompt are equal in all its texts, and the last text provides them. On a GPU similar buckets are merged, because the
+host needs longer to launch a bucket's operations than the GPU to compute short texts.
 
 transformers calls `attend` under the name `ATTENTION` and passes `plan` through the model's forward arguments. Without
 a plan, rows are plain texts and transformers' own SDPA attention computes them.
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-    from ftis_node.learner.batch import SequenceSpan
 
 ATTENTION = "ftis_packed"
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # terms that other models add to attention
@@ -59,22 +55,19 @@ class AttentionPlan:
     source: Tensor
 
     @classmethod
-    def of(cls, texts: Sequence[tuple[SequenceSpan, ...]], device: torch.device) -> AttentionPlan:
-        """Return the plan for `texts`, each as its spans of the row in order; together they cover the row."""
+    def of(cls, texts: Sequence[tuple[range, ...]], device: torch.device) -> AttentionPlan:
+        """Return the plan for `texts`, each as its columns of the row in order; together they cover the row."""
         by_length: dict[int, list[NDArray[np.int64]]] = {}
         if len(texts) > 1:
-            every = [np.concatenate([np.arange(span.start, span.end) for span in spans]) for spans in texts]
+            every = [np.concatenate([np.arange(part.start, part.stop) for part in parts]) for parts in texts]
             merged = merged_classes(list(map(len, every)), BUCKET_PAIRS.get(device.type, 0))
             for places in every:
                 by_length.setdefault(merged[_length_class(len(places))], []).append(places)
-        sizes = [max(map(len, members)) for members in by_length.values()]
-        buckets = tuple(
-            LengthBucket(len(members), size) for members, size in zip(by_length.values(), sizes, strict=True)
-        )
+        buckets = tuple(LengthBucket(len(members), max(map(len, members))) for members in by_length.values())
         rows = np.zeros(sum(bucket.num_texts * bucket.size for bucket in buckets), dtype=np.int64)
-        source = np.zeros(max(span.end for spans in texts for span in spans) if buckets else 0, dtype=np.int64)
+        source = np.zeros(max(part.stop for parts in texts for part in parts) if buckets else 0, dtype=np.int64)
         column = 0
-        for members, size in zip(by_length.values(), sizes, strict=True):
+        for members, (_, size) in zip(by_length.values(), buckets, strict=True):
             for places in members:
                 rows[column : column + size] = places[-1]
                 rows[column : column + len(places)] = places
@@ -93,8 +86,7 @@ class AttentionPlan:
     def _batches(self, tensor: Tensor) -> list[Tensor]:
         """Gather `[1, h, T, D]` into one `[num_texts, h, size, D]` a bucket.
 
-        One gather serves all buckets: the gradient of each would fill a tensor of the whole row. So would that of
-        `tensor[0]`, while that of `squeeze` is a view.
+        The gradient of a gather fills a tensor of the whole row, as that of `tensor[0]` would; `squeeze` is a view.
         """
         taken = tensor.squeeze(0).transpose(0, 1).index_select(0, self.rows)
         parts = torch.split(taken, [bucket.num_texts * bucket.size for bucket in self.buckets])

@@ -6,9 +6,8 @@
               feed-forward block stays that of `policy.py`, which saves less
     auto      on a GPU the fastest of these, measured; on a CPU plain, because compilation takes half a minute
 
-Norms, rotary angles and activations read and write all of a layer's tensors many times; fused they do so once. The
-chosen kernels must give the log-probs and the gradient of plain kernels, up to rounding (`policy_loading.py`). Kernels
-that do not are skipped with a warning that gives the cause.
+The chosen kernels must give the log-probs and the gradient of plain kernels, up to rounding (`policy_loading.py`).
+Kernels that do not are skipped with a warning that gives the cause.
 """
 
 from __future__ import annotations
@@ -17,23 +16,24 @@ import gc
 import logging
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ftis_node.errors import ConfigError
-from ftis_node.learner.batch import batch_of, make_micro_batches, make_packed_micro_batches
+from ftis_node.errors import ConfigError, first_line
+from ftis_node.learner.batch import batch_of
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import decode
+from ftis_node.learner.model.policy import decoder_layers
 from ftis_node.learner.model.policy_loading import difference_from, probe_group, probe_values
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.messages import LearnerBoot
@@ -74,7 +74,8 @@ def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     if boot.settings.kernels == "plain" or boot.measures_agreement or policy.root is not None:
         return policy
     if boot.settings.kernels != "auto":
-        problem = _problem(policy, boot.settings.kernels)
+        with _switched(policy, boot.settings.kernels) as problem:
+            pass
         if problem is not None:
             log.warning("kernels: plain, because %s cannot be used: %s", boot.settings.kernels, problem)
             return policy
@@ -90,19 +91,16 @@ def _fastest(policy: Policy, boot: LearnerBoot) -> Policy:
     plain = measure(policy, micro_batch)
     words, best, best_s = [f"plain {1e3 * plain.seconds:.1f} ms"], "plain", plain.seconds / GAIN
     for name in ("compile", *(["liger"] if find_spec("liger_kernel") else [])):
-        still_on: list[Callable[[], None]] = []
-        problem = _problem(policy, name, still_on)
-        if problem is None:
-            found = measure(policy, micro_batch)
-            if found.peak_bytes > MORE_MEMORY * plain.peak_bytes:
-                problem = f"a layer takes {found.peak_bytes / plain.peak_bytes:.2f} times the memory"
-            words.append(f"{name} {1e3 * found.seconds:.1f} ms")
-            if problem is None and found.seconds < best_s:
-                best, best_s = name, found.seconds
+        with _switched(policy, name) as problem:
+            if problem is None:
+                found = measure(policy, micro_batch)
+                if found.peak_bytes > MORE_MEMORY * plain.peak_bytes:
+                    problem = f"a layer takes {found.peak_bytes / plain.peak_bytes:.2f} times the memory"
+                words.append(f"{name} {1e3 * found.seconds:.1f} ms")
+                if problem is None and found.seconds < best_s:
+                    best, best_s = name, found.seconds
         if problem is not None:
             log.warning("kernels: %s is skipped: %s", name, problem)
-        for undo in still_on:
-            undo()
     log.info("kernels: %s; a layer of %d tokens: %s", best, micro_batch.token_ids.numel(), ", ".join(words))
     return policy if best == "plain" else _with_kernels(policy, best)
 
@@ -114,34 +112,26 @@ def _with_kernels(policy: Policy, name: str) -> Policy:
     return replace(policy, kernels=name)
 
 
-def _problem(policy: Policy, name: str, still_on: list[Callable[[], None]] | None = None) -> str | None:
-    """Return why these kernels cannot be used, or None. They are off afterwards, unless `still_on` receives the undo
-    function.
-    """
+@contextmanager
+def _switched(policy: Policy, name: str) -> Iterator[str | None]:
+    """Switch these kernels on inside the block. Yields why they cannot be used, or None."""
     expected = probe_values(policy)
+    undo: Callable[[], None] | None = None
     try:
         undo = SWITCHES[name](policy.causal_lm)
-    except Exception as error:  # another version of the package may raise anything
-        return _in_a_line(error)
-    try:
         problem = difference_from(expected, probe_values(policy), dtype=policy.compute_dtype)
-    except Exception as error:  # a compiler may raise anything
-        problem = _in_a_line(error)
-    if problem is None and still_on is not None:
-        still_on.append(undo)
-    else:
-        undo()
-    return problem
-
-
-def _in_a_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    except Exception as error:  # a compiler, or another version of a package, may raise anything
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    try:
+        yield problem
+    finally:
+        if undo is not None:
+            undo()
 
 
 def compile_layers(causal_lm: Any) -> Callable[[], None]:
     """Compile each decoder layer at its first run. Returns the undo function."""
-    layers = _layers(causal_lm)
+    layers = decoder_layers(causal_lm)
     if not layers:
         raise ValueError("its layers are none of transformers' own")
     # Each micro-batch has another plan: compiled, each would be a separate program.
@@ -189,7 +179,12 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     all_layers, on_gpu = decoder.layers, policy.causal_lm.device.type == "cuda"
     decoder.layers = all_layers[:1]
     trainable = [value for value in decoder.layers.parameters() if value.requires_grad]
-    once = partial(_pass, policy, micro_batch, trainable)
+
+    def once() -> None:
+        with torch.enable_grad():
+            hidden = decode(policy.causal_lm, micro_batch)
+            torch.autograd.grad(hidden.float().square().mean(), trainable)
+
     before = 0
     try:
         with one_out_of_memory_error():
@@ -213,12 +208,6 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     return KernelMeasurement(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
 
 
-def _pass(policy: Policy, micro_batch: MicroBatch, trainable: list[torch.Tensor]) -> None:
-    with torch.enable_grad():
-        hidden = decode(policy.causal_lm, micro_batch)
-        torch.autograd.grad(hidden.float().square().mean(), trainable)
-
-
 def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
     """Return a micro-batch in the policy's layout, with about as many positions as the memory plan allows."""
     ids = np.random.default_rng(0).integers(0, policy.tokenizer.vocab_size, PROMPT_TOKENS + COMPLETION_TOKENS)
@@ -227,11 +216,4 @@ def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
         probe_group(str(number), ids.astype("<i4"), PROMPT_TOKENS, (COMPLETION_TOKENS,) * GROUP_SIZE)
         for number in range(num_groups)
     ]
-    make = make_packed_micro_batches if policy.packs else make_micro_batches
-    return max(make(batch_of(groups), max_tokens=num_tokens), key=lambda made: made.token_ids.numel())
-
-
-def _layers(causal_lm: Any) -> list[Any]:
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return max(policy.micro_batches(batch_of(groups), num_tokens), key=lambda made: made.token_ids.numel())

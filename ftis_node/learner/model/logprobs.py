@@ -1,14 +1,10 @@
 """Log-probs of the completion tokens under the model being trained.
 
-The output head needs the most memory: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
-and only the positions that predict a completion token are taken from its output. The head processes them in chunks,
-whose logits are discarded and recomputed in the backward pass. Its gradient is explicit:
-
-    dlp_t / dlogits = onehot(token) - softmax(logits)
-
-so memory holds only one buffer of a chunk's logits. Tokens with a gradient of zero (filtered, or without advantage) are
-skipped. Log-sum-exp is in float32 or better, whatever type the head uses. Log-probs are those of the full softmax at
-the sampling temperature, as generators report them.
+The output head needs the most memory: a vocabulary of 150,000 in float32 is 0.6 MB a token. So only the positions that
+predict a completion token go through it, in chunks, whose logits are recomputed in the backward pass. The gradient
+dlp_t / dlogits = onehot(token) - softmax(logits) is explicit, so memory holds one buffer of a chunk's logits. Tokens
+with a gradient of zero (filtered, or without advantage) are skipped. Log-sum-exp is in float32 or better. Log-probs are
+those of the full softmax at the sampling temperature, as generators report them.
 """
 
 from __future__ import annotations
@@ -40,8 +36,7 @@ def completion_logprobs(
 ) -> Tensor:
     """Return log-probs `[M]` of `micro_batch.target_ids`, float32 or float64, on the model's device, with a gradient.
 
-    `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state (see
-    `policy.check_logits`). `entropies` receives the entropy at each of these tokens.
+    The logits of `causal_lm` are its output head applied to its decoder's last hidden state (`policy.check_logits`).
     """
     device, head = causal_lm.device, causal_lm.get_output_embeddings()
     hidden = decode(causal_lm, micro_batch)
@@ -54,8 +49,11 @@ def completion_logprobs(
 
 def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
     """Return the decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
-    layout = _layout(micro_batch, causal_lm.device)
-    token_ids = on_device(micro_batch.token_ids, causal_lm.device)
+    device, layout = causal_lm.device, {}
+    if micro_batch.texts and micro_batch.positions is not None:  # a packed row
+        plan = AttentionPlan.of(micro_batch.texts, device)
+        layout = {"position_ids": on_device(micro_batch.positions, device), "plan": plan}
+    token_ids = on_device(micro_batch.token_ids, device)
     hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
     return hidden
 
@@ -68,7 +66,6 @@ class EntropyMeter:
         self._num_tokens = 0
 
     def add(self, entropies: Tensor) -> None:
-        """Add the entropies of some tokens, `[M]`."""
         self._sum = self._sum + entropies.double().sum()
         self._num_tokens += entropies.numel()
 
@@ -117,7 +114,6 @@ class HeadLogprobs(Function):
         chunk_tokens: int,
         entropies: EntropyMeter | None = None,
     ) -> Tensor:
-        """Compute log-probs chunk by chunk."""
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = hidden.new_empty(len(target_ids), dtype=exact)
         logsumexp = torch.empty_like(logprobs)
@@ -190,10 +186,9 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 @cache
 def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the device multiplies matrices of `dtype` into a float32 output and accumulates in place (CUDA
-    does).
+    """Return whether the device multiplies matrices of `dtype` into a float32 output and accumulates in place.
 
-    A trial on 16 x 16 matrices decides. A CPU lacks such products, so the result in `dtype` is added.
+    A trial on 16 x 16 matrices decides: CUDA has such products, a CPU lacks them.
     """
     ones = torch.ones((16, 16), device=device, dtype=dtype)
     total = torch.ones((16, 16), device=device, dtype=torch.float32)
@@ -203,14 +198,6 @@ def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
     except (RuntimeError, TypeError):
         return False
     return bool((total == 17).all() and (product == 16).all())
-
-
-def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
-    """Return positions and plan as keyword arguments of the model; empty if rows are plain texts."""
-    if not micro_batch.texts or micro_batch.positions is None:
-        return {}
-    plan = AttentionPlan.of(micro_batch.texts, device)
-    return {"position_ids": on_device(micro_batch.positions, device), "plan": plan}
 
 
 def _any_head(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:

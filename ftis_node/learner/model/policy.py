@@ -1,18 +1,16 @@
 """The model in training: in full, or a LoRA adapter on a frozen model.
 
 The model and its adapter are held and computed in `dtype`, as engines hold them. If that is bfloat16, trained weights
-also have float32 masters (`optimizer.py`). An update at a learning rate of 1e-6 is below the resolution of bfloat16.
+also have float32 masters (`optimizer.py`).
 
 The model stays in eval mode: two passes over a batch must agree, so dropout is off. Layers whose activations are
 recomputed in the backward pass are the exception, since transformers recomputes in training mode only.
 
-Gated feed-forward blocks that save half as much for their backward pass.
+Gated feed-forward blocks save half as much for their backward pass as with autograd's defaults:
 
     down(silu(gate(x)) * up(x))        saved: gate(x), up(x)        recomputed: silu, the product
 
-By default autograd saves the input of every operation. In this block that is four tensors of the model's largest width,
-most of what a layer saves. Recomputing two of them costs two elementwise passes and no matrix product. If the last map
-is not one plain matrix (it has an adapter), it saves its input, the product, and three of four remain.
+If the last map is not one plain matrix (it has an adapter), it saves its input, the product, too.
 """
 
 from __future__ import annotations
@@ -28,19 +26,21 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.batch import MicroBatch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.distributed.sharded_tensors import back_to_meta, hollow, is_sharded, plain_name
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
-from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
+from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.models.loading import tied_names
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.nn import Parameter
 
     from ftis_node.config.workers import LoraSection
+    from ftis_node.learner.batch import TrainBatch
     from ftis_node.learner.messages import LearnerBoot
 
 Result = TypeVar("Result")
@@ -54,20 +54,15 @@ PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 
 
 def save_memory(causal_lm: nn.Module) -> int:
-    """Replace the computation of all gated blocks of `causal_lm` with SiLU, which transformers' names of their parts
-    identify.
+    """Replace the computation of all gated blocks with SiLU, found by transformers' names of their parts.
 
     Returns their number. Values are identical, gradients equal up to rounding.
     """
     found = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
-    gated = [module for module in found if _is_silu(module.act_fn)]
+    gated = [module for module in found if type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")]
     for module in gated:
         module.forward = MethodType(_forward, module)  # one function for all layers, so that it compiles once
     return len(gated)
-
-
-def _is_silu(activation: Any) -> bool:
-    return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
 
 
 def _forward(module: Any, hidden: Tensor) -> Tensor:
@@ -81,33 +76,29 @@ def _forward(module: Any, hidden: Tensor) -> Tensor:
 
 
 class Gated(Function):
-    """An autograd function for silu(gate) * up, all `[..., I]`."""
+    """An autograd function for silu(gate) * up, all `[..., I]`, that saves only its inputs."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        """Save only the inputs."""
         ctx.save_for_backward(gate, up)
         return functional.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Recompute silu."""
         gate, up = ctx.saved_tensors
         return _gated_backward(gradients[0], gate, up, functional.silu(gate))
 
 
 class GatedLinear(Function):
-    """An autograd function for (silu(gate) * up) @ weight.T, `[..., I]` and `[H, I]` to `[..., H]`."""
+    """An autograd function for (silu(gate) * up) @ weight.T, `[..., I]` and `[H, I]` to `[..., H]`, as `Gated`."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-        """Save only the inputs."""
         ctx.save_for_backward(gate, up, weight)
         return functional.linear(functional.silu(gate).mul_(up), weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Recompute silu and the product."""
         gate, up, weight = ctx.saved_tensors
         gradient = gradients[0]
         silu = functional.silu(gate)
@@ -125,13 +116,11 @@ def _gated_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) ->
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The trained model. `causal_lm` is the transformers model; with LoRA its linear layers contain the adapter, and
-    `adapted` is peft's wrapper.
+    """The trained model. With LoRA the linear layers of `causal_lm` contain the adapter; `adapted` is peft's wrapper.
 
     `packs`: it supports packed rows (see `choose_layout`). `entropies`, if set, receives the entropies of all log-probs
     with a gradient. `root` is set if the model is sharded over ranks (`policy_loading.py`): weights are gathered only
-    inside it. `head_chunk_tokens` is the number of tokens in one pass through the head. `kernels` names the
-    implementation of its layers (`kernels.py`).
+    inside it. `kernels` names the implementation of its layers (`kernels.py`).
     """
 
     source: ModelSource
@@ -163,12 +152,16 @@ class Policy:
 
     @property
     def num_trainable_parameters(self) -> int:
-        """Return the number of trained parameters, of the model or of the adapter."""
         return sum(value.numel() for value in self.trainable().values())
 
     def compute(self, work: Callable[[Any], Result]) -> Result:
         """Return `work(causal_lm)`. All code that runs the model calls this, on all ranks at once."""
         return work(self.causal_lm) if self.root is None else self.root(work)
+
+    def micro_batches(self, batch: TrainBatch, max_tokens: int) -> list[MicroBatch]:
+        """Return micro-batches in packed rows if the model supports them, else one row per completion."""
+        make = make_packed_micro_batches if self.packs else make_micro_batches
+        return make(batch, max_tokens=max_tokens)
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Return log-probs `[M]` of a micro-batch's completion tokens."""
@@ -184,10 +177,7 @@ class Policy:
 
 
 def load_unchecked(boot: LearnerBoot) -> Policy:
-    """Return the policy that `boot` describes, without a forward pass: an export needs only its weights.
-
-    Raises as `load_policy` does.
-    """
+    """Return the policy that `boot` describes, without a forward pass. Raises as `load_policy` does."""
     source, tokenizer = find_source(boot)
     return build_policy(boot, source, tokenizer, load_causal_lm(source, dtype=boot.dtype, device=boot.device))
 
@@ -247,26 +237,24 @@ def own_tensors(policy: Policy) -> dict[str, Tensor]:
 
 def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
     """Return a function of a weight's plain name and value that merges the adapter into the value."""
-    layers = {} if policy.adapted is None else dict(_adapted_layers(policy.causal_lm))
+    if policy.adapted is None:
+        return lambda name, value: value
+    from peft.tuners.lora import LoraLayer
 
-    def merge(name: str, value: Tensor) -> Tensor:
-        layer = layers.get(name)
-        return value if layer is None else _merged(layer, value)
-
-    return merge
+    modules = policy.causal_lm.named_modules()
+    layers = {f"{name}.weight": layer for name, layer in modules if isinstance(layer, LoraLayer)}
+    return lambda name, value: _merged(layers[name], value) if name in layers else value
 
 
 def adapter_alone(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the adapter's weights and its configuration, as peft's `save_pretrained` names them.
-
-    The configuration names the base model publicly, never by a local folder.
-    """
+    """Return the adapter's weights and its configuration, as peft's `save_pretrained` names them."""
     from peft import get_peft_model_state_dict
 
     assert policy.adapted is not None, "a policy that is trained in full has no adapter"
     tensors = get_peft_model_state_dict(policy.adapted, adapter_name=ADAPTER, save_embedding_layers=False)
     config = policy.adapted.peft_config[ADAPTER].to_dict()
     plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    # The public name, never a local folder.
     return tensors, plain | {"base_model_name_or_path": policy.source.name, "inference_mode": True}
 
 
@@ -288,9 +276,7 @@ def check_logits(policy: Policy) -> None:
 
 @torch.no_grad()
 def _merged(layer: Any, value: Tensor) -> Tensor:
-    """Return `value` with the adapter of `layer` merged, in float32. A plain layer needs one buffer: peft's own merge
-    makes five, which on a CPU takes three times as long.
-    """
+    """Return `value` with the adapter of `layer` merged, in float32; in one buffer, because peft's merge makes five."""
     if is_sharded(value) or getattr(layer, "fan_in_fan_out", True):
         added: Tensor = layer.get_delta_weight(ADAPTER)
         return value.float() + added.float()
@@ -299,24 +285,19 @@ def _merged(layer: Any, value: Tensor) -> Tensor:
     return merged.addmm_(up.float(), down.float(), alpha=layer.scaling[ADAPTER])
 
 
-def _adapted_layers(causal_lm: Any) -> Iterator[tuple[str, Any]]:
-    """Yield pairs of a weight's plain name and the layer with an adapter that holds it."""
-    from peft.tuners.lora import LoraLayer
+def decoder_layers(causal_lm: Any) -> list[Any]:
+    """Return the layers of transformers' own classes; none for a model with other ones."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for name, module in causal_lm.named_modules():
-        if isinstance(module, LoraLayer):
-            yield f"{name}.weight", module
+    return [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute_activations(causal_lm: Any) -> bool:
     """Enable activation recomputation: save only each layer's input. Costs a third more time, saves most of the memory.
 
-    Returns whether that changed anything: not if layers already recompute, or are none of transformers'. Random states
-    are saved for a layer's second pass only if the layer is random.
+    Returns whether that changed anything: not if layers already recompute, or are none of transformers'.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = decoder_layers(causal_lm)
     if not layers or all(layer.gradient_checkpointing for layer in layers):
         return False
     how = {"use_reentrant": False, "preserve_rng_state": _has_dropout(causal_lm)}

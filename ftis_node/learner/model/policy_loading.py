@@ -5,18 +5,11 @@ output head belong to the root unit. The head runs outside the model's own forwa
 wraps the whole model. All work that needs weights runs inside `Policy.compute`.
 
 Each rank starts with a model on the meta device (`models/loading.py`) and reads only its own rows. No process holds the
-whole model.
+whole model. Trained weights are sharded in float32. With bfloat16 they are cast before they are gathered, and gradients
+are summed in float32. They are summed, not averaged, because each rank's loss is its part of one loss.
 
-Trained weights are sharded in float32. With bfloat16 they are cast before they are gathered, and gradients are summed
-in float32. They are summed, not averaged, because each rank's loss is its part of one loss.
-
-The layout has packed rows if they give the results of padded rows. This is measured at the model's start.
-
-The frozen starting model, for the KL term against it.
-
-Under a LoRA adapter it is the same weights with the adapter off. In full training a frozen copy in the compute dtype is
-loaded from the model's folder, never from a checkpoint. Its log-probs are computed once a step, without a gradient, on
-the learner's micro-batches.
+The KL term needs the frozen starting model. Under a LoRA adapter it is the same weights with the adapter off. In full
+training it is a copy in the compute dtype from the model's folder, never from a checkpoint.
 """
 
 from __future__ import annotations
@@ -32,24 +25,25 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from ftis_node.learner.batch import batch_of, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import batch_of
 from ftis_node.learner.distributed.ranks import ALONE, RankGroup
 from ftis_node.learner.distributed.sharded_tensors import gradient_of, plain_name
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import EntropyMeter
-from ftis_node.learner.model.policy import build_policy, check_logits, find_source, load_unchecked
-from ftis_node.models import WeightRows, empty_causal_lm, load_causal_lm
+from ftis_node.learner.model.policy import build_policy, check_logits, decoder_layers, find_source, load_unchecked
+from ftis_node.models import load_causal_lm
+from ftis_node.models.loading import WeightRows, empty_causal_lm
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import probe_token_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ftis_node.learner.batch import MicroBatch, TrainBatch
+    from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
@@ -72,8 +66,14 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
     `policy` is the learner's, built from `boot`; a copy is sharded over `ranks` in the same way. Raises ModelError or
     MachineError if it cannot be loaded.
     """
-    if policy.adapted is not None:
-        return _without_adapter(policy)
+    if (adapted := policy.adapted) is not None:
+
+        @torch.no_grad()
+        def logprobs(micro_batch: MicroBatch) -> Tensor:
+            with adapted.disable_adapter():
+                return policy.logprobs(micro_batch)
+
+        return logprobs
     if isinstance(ranks, RankGroup):
         untrained = msgspec.structs.replace(boot, recompute_activations=False)
         frozen = load_sharded_policy(untrained, policy.source, policy.tokenizer, ranks, trains=False)
@@ -88,39 +88,21 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
     return torch.no_grad()(alone.logprobs)
 
 
-def _without_adapter(policy: Policy) -> Forward:
-    adapted = policy.adapted
-    assert adapted is not None
-
-    @torch.no_grad()
-    def logprobs(micro_batch: MicroBatch) -> Tensor:
-        with adapted.disable_adapter():
-            return policy.logprobs(micro_batch)
-
-    return logprobs
-
-
-def load_policy(boot: LearnerBoot) -> Policy:
+def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     """Return the policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
 
-    Raises ModelError, ConfigError, MachineError or NetworkError.
+    It is sharded if `ranks` are several. Raises ModelError, ConfigError, MachineError or NetworkError, on all ranks.
     """
-    policy = load_unchecked(boot)
-    check_logits(policy)
-    return _metered(choose_layout(policy), boot)
-
-
-def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
-    """Return the policy as `load_policy` does, sharded if `ranks` are several. All ranks raise the error of one."""
-    if not isinstance(ranks, RankGroup):
-        return load_policy(boot)
-    with ranks.agreed():
-        source, tokenizer = find_source(boot)
-    spread = partial(load_sharded_policy, boot, source, tokenizer, ranks)
-    policy = spread()
+    spread = None
+    if isinstance(ranks, RankGroup):
+        with ranks.agreed():
+            source, tokenizer = find_source(boot)
+        spread = partial(load_sharded_policy, boot, source, tokenizer, ranks)
+    policy = load_unchecked(boot) if spread is None else spread()
     with ranks.agreed():
         check_logits(policy)
-    return _metered(choose_layout(policy, ranks=ranks, open_again=spread), boot)
+    policy = choose_layout(policy, ranks=ranks, open_again=spread)
+    return replace(policy, entropies=EntropyMeter()) if boot.settings.report_entropy else policy
 
 
 def load_sharded_policy(
@@ -146,10 +128,6 @@ def load_sharded_policy(
     return spread
 
 
-def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
-    return replace(policy, entropies=EntropyMeter()) if boot.settings.report_entropy else policy
-
-
 class _Root(nn.Module):
     """The FSDP root unit, with all weights outside of the layers. Its forward runs any work with the model."""
 
@@ -166,27 +144,28 @@ def shard(policy: Policy, ranks: RankGroup) -> Policy:
 
     Replaces its parameters; meta parameters get memory, which `fill` then sets.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
     for parameter in policy.trainable().values():  # whatever its loaded dtype
         parameter.data = parameter.data.float()
     root, mesh = _Root(policy.causal_lm), ranks.mesh()
     precision = MixedPrecisionPolicy()
     if policy.compute_dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
-    layers = [module for module in policy.causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for unit in (*layers, root):
+    for unit in (*decoder_layers(policy.causal_lm), root):
         sharded = fully_shard(unit, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)  # gloo supports no other
-    names = [list(same) for same in _same_parameters(policy.causal_lm)]
+    names: dict[int, list[str]] = {}
+    for name, value in policy.causal_lm.named_parameters(remove_duplicate=False):
+        names.setdefault(id(value), []).append(name)
     device = torch.device(mesh.device_type)
     root._apply(  # type: ignore[no-untyped-call]
         lambda value: torch.empty_like(value, device=device) if value.device.type == "meta" else value
     )
-    for first, *others in names:  # `_apply` unties them
+    for first, *others in names.values():  # `_apply` unties them
         for other in others:
-            _put(policy.causal_lm, other, policy.causal_lm.get_parameter(first))
+            module, _, own_name = other.rpartition(".")
+            tied = policy.causal_lm.get_parameter(first)
+            policy.causal_lm.get_submodule(module)._parameters[own_name] = tied
     return replace(policy, root=root)
 
 
@@ -207,34 +186,20 @@ def fill(policy: Policy, rows: WeightRows, ranks: RankGroup) -> None:
             value.copy_(rows.read(plain_name(name)))
 
 
-def _same_parameters(causal_lm: Any) -> Iterable[list[str]]:
-    """Return the names of each parameter that has several."""
-    by_parameter: dict[int, list[str]] = {}
-    for name, value in causal_lm.named_parameters(remove_duplicate=False):
-        by_parameter.setdefault(id(value), []).append(name)
-    return [names for names in by_parameter.values() if len(names) > 1]
-
-
-def _put(causal_lm: Any, name: str, value: nn.Parameter) -> None:
-    module, _, own_name = name.rpartition(".")
-    causal_lm.get_submodule(module)._parameters[own_name] = value
-
-
 def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None) -> Policy:
     """Return `policy` with packed rows if they give the results of padded rows, else `policy` with padded rows.
 
     Packed rows fail for a model that is recurrent, has special attention, or ignores positions. All of `ranks` take the
     same decision. After an error in a pass a sharded policy cannot be used: `open_again` loads it again.
     """
-    batch = _probe_batch(policy)
     before = policy.causal_lm.config._attn_implementation
-    expected = _values_and_gradient(policy, make_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
+    expected = probe_values(policy)
     attention.register()
     policy.causal_lm.set_attn_implementation(attention.ATTENTION)
     problem: str | None = None
     packing = replace(policy, packs=True)
     try:
-        found = _values_and_gradient(packing, make_packed_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
+        found = probe_values(packing)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
         problem = str(error)
         if open_again is not None:
@@ -260,18 +225,6 @@ def difference_from(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor
     return None
 
 
-def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
-    """Return log-probs `[M]` of fixed tokens, and a gradient, in the policy's own layout."""
-    make = make_packed_micro_batches if policy.packs else make_micro_batches
-    return _values_and_gradient(policy, make(_probe_batch(policy), max_tokens=MAX_PROBE_TOKENS))
-
-
-def _probe_batch(policy: Policy) -> TrainBatch:
-    """Return fixed tokens whose lengths fill several buckets: short and long texts, shared prompts."""
-    ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
-    return batch_of([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
-
-
 def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> UnpackedGroup:
     """Return a group whose prompt and completions, of these lengths, consist of `tokens`, with log-probs of 0."""
     answers = [np.resize(np.roll(tokens, length), length) for length in lengths]
@@ -279,12 +232,15 @@ def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: 
     return UnpackedGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt), batch, (0.0,) * len(lengths))
 
 
-def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
-    """Return log-probs in the batch's order, and the gradient of their mean to the smallest trained tensor.
+def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Return log-probs `[M]` of fixed tokens, and the gradient of their mean to the smallest trained tensor.
 
     That is a norm, a bias or an adapter's matrix, mostly of the first layer, so its gradient depends on all attention.
     """
-    (micro_batch,) = micro_batches
+    ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
+    # Short and long texts, which fill several buckets, with shared prompts.
+    batch = batch_of([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
+    (micro_batch,) = policy.micro_batches(batch, MAX_PROBE_TOKENS)
     smallest = min(policy.trainable().values(), key=lambda parameter: parameter.numel())
     logprobs = policy.logprobs(micro_batch)
     if policy.root is None:

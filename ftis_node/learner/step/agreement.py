@@ -5,10 +5,9 @@ For each sender the gradient of the loss to one matrix, from that sender's compl
     G_s = sum over the sender's tokens t of delta_t h_t^T            [out, in]
     agreement of s = cos(G_s, G_own)
 
-The matrix is the last layer's attention output projection: h_t is its input and delta_t the gradient of its output. In
-the last layer a position's output affects only that position's prediction. So every delta_t belongs to one completion's
-token, and one backward pass over all senders' tokens gives every G_s exactly. With LoRA it is the gradient of the
-matrix that the adapter modifies.
+The matrix is the last layer's attention output projection, with LoRA the one that the adapter modifies. Its input is
+h_t, and delta_t the gradient of its output. In the last layer a position's output affects only that position's
+prediction. So one backward pass over all senders' tokens gives every G_s exactly.
 
 Other nodes cannot forge own completions. The cosine cos(G_a, G_b) between the even and the odd own groups is the
 reference value for good data in so small a batch.
@@ -62,8 +61,7 @@ class AgreementMeter:
         return watched
 
     def take(self) -> tuple[dict[str, float], float | None]:
-        """Return the agreement by sender, and that of the own halves: None with fewer than two own groups with a
-        gradient.
+        """Return the agreement by sender, and that of the own halves, None unless both have a gradient.
 
         Senders without a gradient have no entry. Without a gradient of own completions the result is empty.
         """
@@ -80,15 +78,12 @@ class AgreementMeter:
     def _on_forward(self, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if self._batch is None or not output.requires_grad:
             return
-        micro_batch, features = self._micro_batch, inputs[0].detach()
-        assert micro_batch is not None
-        add = partial(self._add, micro_batch, features)
+        assert self._micro_batch is not None
+        add = partial(self._add, self._micro_batch, inputs[0].detach())
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def _add(self, micro_batch: MicroBatch, features: Tensor, gradient: Tensor) -> None:
-        """Add a micro-batch's gradient, in the backward pass. A repeated micro-batch resets the sums: a new pass has
-        begun.
-        """
+        """Add a micro-batch's gradient, in the backward pass. A repeated micro-batch begins a new pass."""
         if self._batch is None:
             return
         if any(micro_batch is each for each in self._seen):

@@ -6,15 +6,11 @@ completions of one prompt.
 
 Completions that a peer with another tokenizer sent as text have no token ratio. Their advantage is computed in their
 whole group, then weighted or dropped as in `algorithms/importance_weights.py`. The loss gets the learner's own log-
-probs as theirs. That suits `nois`, `tis` and `ftis`. Other methods treat such rows as if the learner had sampled them,
-and lose the ratio that they need. A filter that compares a sender's completions treats them as this node's own. Their
-KL is unknown, so those with A <= 0 are filtered before the loss.
+probs as theirs. That suits `nois`, `tis` and `ftis`; other methods lose the ratio that they need. A filter that
+compares a sender's completions treats them as this node's own. Their KL is unknown, so those with A <= 0 are filtered.
 
-A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/diagnostics.py`). That is
-certain only after all log-probs are computed. Until then it is decided on the completions computed so far
-(`train_step.py`).
-
-If the run sets `kl_coef`, the KL to the starting model is added, over all rows.
+A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/diagnostics.py`). Until
+all log-probs are computed, that is decided on the completions computed so far (`train_step.py`).
 """
 
 from __future__ import annotations
@@ -25,17 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ftis_node.algorithms import (
-    cross_tokenizer_advantages,
-    find_method,
-    group_advantages,
-    is_separable,
-    kl_to_start,
-    likelihood_gain,
-    method_parameters,
-    policy_loss,
-    sender_sums,
-)
+from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
+from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
+from ftis_node.algorithms.loss import group_advantages, kl_to_start, policy_loss
+from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +51,7 @@ class Objective:
     def separates(self, batch: TrainBatch) -> bool:
         """Return whether dL/dlp of a completion's tokens is independent of other completions' learner log-probs.
 
-        A batch with rows sent as text is not: the learner's log-probs then also act as behaviour log-probs of a group.
+        It is not if those also act as behaviour log-probs of a group, for rows sent as text.
         """
         return self.separable and not bool(batch.is_text.any())
 
@@ -100,9 +89,8 @@ class Objective:
 
         `excluded` `[N]` marks completions without advantage. If None, the completions that `learner_logprobs` show to
         be understated are excluded, each by itself. `anchor` `[N, T]` is the learner's log-probs at the first of
-        several updates on this batch. Methods without that parameter use the behaviour log-probs instead. `reference`
-        `[N, T]` is the starting model's log-probs. With it the KL to that model is part of the loss, and `kl_to_start`
-        of the metrics.
+        several updates on this batch, for methods with that parameter. With `reference` `[N, T]`, the starting model's
+        log-probs, the KL to that model is part of the loss and of the metrics.
         """
         if excluded is None:
             excluded = self.understated(learner_logprobs, batch)
@@ -139,8 +127,7 @@ class Objective:
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of a batch with rows sent as text: those with A <= 0 are filtered, the others weighted.
 
-        `kept_fraction` counts the filtered ones among all completions. `mean_kl` covers the other rows, since the KL of
-        text rows is unknown.
+        `kept_fraction` counts all completions, `mean_kl` the rows that are no text.
         """
         settings = method_parameters(self.method) | params
         own_logprobs = learner_logprobs.detach()
@@ -167,10 +154,7 @@ class Objective:
         return loss, metrics
 
     def sender_sums(self, learner_logprobs: Tensor, batch: TrainBatch) -> dict[str, Tensor]:
-        """Return the training statistics of each of `batch.senders`, defined in `algorithms/diagnostics.py`.
-
-        `learner_logprobs` `[N, T]` are those of the first pass. Completions of excluded groups have no advantage.
-        """
+        """Return the statistics of `batch.senders` (`algorithms/diagnostics.py`) from the first pass, `[N, T]`."""
         advantages = torch.where(self.excluded(learner_logprobs, batch), 0.0, self.advantages(batch))
         behaviour_logprobs, texts = batch.behaviour_logprobs, {}
         if batch.is_text.any():
@@ -211,11 +195,9 @@ def make_objective(
     max_logprob_gap_nats: float = math.inf,
 ) -> Objective:
     """Return the objective of `method`; `advantage_scale` None means the method's own, `kl_to_start` is the KL's
-    weight.
+    weight. Raises ConfigError for invalid settings.
 
     `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion may sum below the learner's.
-
-    Raises ConfigError for invalid settings.
     """
     try:
         scale = advantage_scale or find_method(method).advantage_scale

@@ -2,16 +2,11 @@
 
     activations are kept --> they are recomputed (a third more time) --> smaller micro-batches
 
-Before its first update a step has changed nothing and can start over. `MicroBatchBudget` decides on micro-batches;
-`OomRetry` frees memory and repeats the step. The results are equal up to rounding.
-
-The token budget of a micro-batch: it shrinks after out-of-memory errors, and grows slowly after good steps.
+Before its first update a step has changed nothing and can start over. The results are equal up to rounding. The free
+memory of a GPU changes (another process, longer completions, fragments), so the budget of a micro-batch keeps adapting:
 
     ran out     return to the last good budget, if this was a trial of more; else half of the budget in use
     good steps  after `growth_interval` of them a quarter more, up to the setting; a failed trial doubles the interval
-
-The free memory of a GPU changes (another process, longer completions, fragments), so the budget keeps adapting. A pure
-state machine: events in, the next budget out.
 """
 
 from __future__ import annotations
@@ -51,24 +46,21 @@ class MicroBatchBudget:
 
     @classmethod
     def of(cls, setting: int) -> MicroBatchBudget:
-        """Return the initial budget of a learner."""
         return cls(setting=setting, max_tokens=setting)
 
     def after_out_of_memory(self, *, whole: int, longest: int) -> MicroBatchBudget | None:
-        """Return the next budget for a batch of `whole` tokens whose longest sequence has `longest`; None if none is
-        smaller.
+        """Return the next budget for a batch of `whole` tokens; None if none is smaller.
 
-        A sequence is never divided, so a micro-batch cannot be smaller than the longest one.
+        A sequence is never divided, so a micro-batch cannot be smaller than the `longest` one.
         """
         in_use = max(min(self.max_tokens, whole), longest)
         if in_use <= longest:
             return None
-        if self.good_tokens is not None and self.good_tokens < in_use:
-            growth_interval = min(2 * self.growth_interval, LONGEST_GROWTH_INTERVAL)
-            return replace(
-                self, max_tokens=self.good_tokens, good_tokens=None, num_good_steps=0, growth_interval=growth_interval
-            )
-        return replace(self, max_tokens=max(in_use // 2, longest), good_tokens=None, num_good_steps=0)
+        smaller = replace(self, max_tokens=max(in_use // 2, longest), good_tokens=None, num_good_steps=0)
+        if self.good_tokens is None or self.good_tokens >= in_use:
+            return smaller
+        growth_interval = min(2 * self.growth_interval, LONGEST_GROWTH_INTERVAL)
+        return replace(smaller, max_tokens=self.good_tokens, growth_interval=growth_interval)
 
     def after_good_step(self, *, whole: int) -> MicroBatchBudget:
         """Return the next step's budget. A batch of `whole` tokens that fits in one micro-batch tests no budget."""
@@ -96,19 +88,14 @@ def one_out_of_memory_error() -> Iterator[None]:
 def keep_to_share(share: float | None) -> None:
     """Limit this process's tensors to this share of the GPU; None: all of it.
 
-    Beyond the limit torch raises OutOfMemoryError in this process, and the step is repeated with less. Without a limit
-    the generator on the same GPU would fail.
+    Beyond it the step is repeated with less memory. Without a limit the generator on the same GPU would fail.
     """
     if share is not None:
         torch.cuda.set_per_process_memory_fraction(share)
 
 
 def grow_segments_after_weights(boot: LearnerBoot) -> None:
-    """Enable expandable segments from now on, if the weights had to be allocated without them to be shared with an
-    engine.
-
-    Another process cannot open the handle of an expandable segment (`workers/shared_tensors.py`).
-    """
+    """Enable expandable segments, in which weights that an engine maps cannot be (`workers/shared_tensors.py`)."""
     if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
         log.info("torch's allocator has no expandable segments")
 
@@ -126,12 +113,10 @@ class OomRetry:
 
     @property
     def max_tokens(self) -> int:
-        """Return the present token limit of a micro-batch."""
         return self._budget.max_tokens
 
     def run(self, attempt: Callable[[], Outcome], *, step: int, whole: int, longest: int) -> Outcome:
-        """Return the outcome of `attempt`. While it runs out of memory, repeat it with recomputed activations, then
-        with a smaller `max_tokens`.
+        """Return the outcome of `attempt`, repeated with less memory while it runs out of memory.
 
         The batch has `whole` tokens, its longest sequence `longest`. Raises MachineError if that alone is too much.
         """
@@ -174,7 +159,6 @@ class OomRetry:
         return True
 
     def note_good_step(self, *, whole: int) -> None:
-        """Count a good step; after enough of them the budget grows."""
         before, self._budget = self._budget, self._budget.after_good_step(whole=whole)
         if self._budget.max_tokens != before.max_tokens:
             log.info("micro-batches of %d tokens are tried again", self.max_tokens)

@@ -6,36 +6,19 @@
               4,096 elements keep float32 moments
     offload   8 bytes a weight of host memory, beside masters and gradients that lie there too: fused AdamW on the CPU
 
-Moments are allocated at the start, as zeros, not in the first step. So a lack of memory for them shows at the start,
-and a step that runs out of memory has applied nothing. Without weight decay, the default, AdamW is the paper's Adam.
+Moments are allocated at the start, so a step that runs out of memory has applied nothing. Without weight decay, the
+default, AdamW is the paper's Adam.
 
-Float32 masters of weights that the model computes with in another number format, or on another device.
+Weights that the model computes with in another number format, or on another device, have float32 masters (Micikevicius
+et al., Mixed Precision Training, arXiv 1710.03740):
 
     model's weight (bfloat16) --forward, backward--> gradient (bfloat16) --added up--> master's gradient (float32)
              ^                                                                               |
              +------------------ rounded ------------------ master (float32) <--optimizer----+
 
 At a learning rate of 1e-6 an update is below the resolution of bfloat16 for most weights: rounding would remove it
-every time. So the optimizer updates the masters, which accumulate such updates, and the model's weights are copies. A
-gradient is added to its master's as soon as the backward pass has finished it, and is freed in the model. So sums over
-micro-batches are in float32, and there is no second set of gradients. (Micikevicius et al., Mixed Precision Training,
-arXiv 1710.03740.)
-
-Masters may be in host memory beside a model on a GPU, with their gradients and Adam's moments. Then 2 bytes a weight
-stay on the GPU. Each gradient, and each weight on its way back, passes through one pinned buffer.
-
-A float32 weight on the masters' device is its own master, without a copy.
-
-A check before an update that all weights stay finite, so that no backup is needed.
-
-Adam changes a weight by at most
-
-    lr / (1 - beta1) * max(|m|, |g|) / eps + lr * decay * |w|
-
-(arXiv 1412.6980, section 2.1; its denominator is never below eps). So the largest weight, moment and gradient bound the
-result. This detects an infinite learning rate, an eps that underflows in float32, and a moment that is not finite. A
-healthy step is 25 orders of magnitude below the limit. A backup of weights and moments would take three times the
-memory of the weights.
+every time. A gradient is added to its master's as soon as the backward pass has finished it, and is freed in the model.
+If masters are in host memory, each gradient, and each weight on its way back, passes through one pinned buffer.
 """
 
 from __future__ import annotations
@@ -72,11 +55,8 @@ class MasterWeights:
     def __init__(self, weights: Mapping[str, Parameter], *, home: torch.device | None = None):
         """Create masters of the present `weights`, on the device `home`; None: on each weight's device."""
         self.tensors = {name: _master_of(weight, home or weight.device) for name, weight in weights.items()}
-        self._followers = [
-            (weight, master)
-            for weight, master in zip(weights.values(), self.tensors.values(), strict=True)
-            if weight is not master
-        ]
+        pairs = zip(weights.values(), self.tensors.values(), strict=True)
+        self._followers = [(weight, master) for weight, master in pairs if weight is not master]
         self._buffer: Tensor | None = None
         for weight, master in self._followers:
             hook = partial(self._take_gradient, master)
@@ -119,14 +99,21 @@ def _master_of(weight: Parameter, home: torch.device) -> Parameter:
 
 @torch.no_grad()
 def stays_finite(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the next step of `optimizer`, an Adam, leaves weights and moments finite on all ranks."""
+    """Return whether the next step of `optimizer`, an Adam, leaves weights and moments finite on all ranks.
+
+    Adam changes a weight by at most lr / (1 - beta1) * max(|m|, |g|) / eps + lr * decay * |w| (arXiv 1412.6980, section
+    2.1), so the largest weight, moment and gradient bound the result. A healthy step is 25 orders of magnitude below
+    the limit. A backup of weights and moments instead would take three times the memory of the weights.
+    """
     return all(_group_stays_finite(optimizer, group) for group in optimizer.param_groups)
 
 
 def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
     weights = [weight for weight in group["params"] if weight.grad is not None]
     gradient = _largest([weight.grad for weight in weights])
-    moment = _largest([moment for weight in weights for moment in _moments(optimizer, weight)])
+    states = [value for weight in weights for value in optimizer.state[weight].values()]
+    tensors = [value for value in states if isinstance(value, torch.Tensor)]
+    moment = _largest([value for value in tensors if value.is_floating_point() and value.ndim])  # or 8-bit scales
     weight, rate = _largest(weights), float(group["lr"])
     smallest = sys.float_info.min
     eps, kept = float(group.get("eps", 1.0)), float(group.get("betas", (0.0,))[0])  # plain SGD has neither
@@ -134,12 +121,6 @@ def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any])
     bound = scale * max(moment, gradient) + weight * (1.0 + rate * float(group["weight_decay"]))
     figures = (gradient, moment, weight, rate, bound)
     return all(map(math.isfinite, figures)) and gradient <= LARGEST_GRADIENT and bound <= LARGEST
-
-
-def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
-    """Return the optimizer's floating-point state of a weight: its moments, or the scales of 8-bit moments."""
-    held = optimizer.state[weight].values()
-    return [value for value in held if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim]
 
 
 def _largest(tensors: Sequence[Tensor]) -> float:
@@ -170,14 +151,11 @@ def check_optimizer_states(boot: LearnerBoot) -> None:
 
 
 def make_masters(weights: Mapping[str, Parameter], boot: LearnerBoot) -> MasterWeights:
-    """Return the masters of a policy's trainable weights, on the device that the optimizer's form needs."""
     return MasterWeights(weights, home=torch.device("cpu") if boot.settings.optimizer_states == "offload" else None)
 
 
 def make_optimizer(masters: MasterWeights, boot: LearnerBoot) -> torch.optim.Optimizer:
-    """Return AdamW over `masters` with the boot's settings and zero moments. Each of its steps also updates the
-    weights.
-    """
+    """Return AdamW over `masters` with the boot's settings and zero moments. Its steps also update the weights."""
     optimizer = _adam(list(masters.tensors.values()), boot)
     optimizer.register_step_post_hook(lambda *_: masters.write_back())
     return optimizer

@@ -1,26 +1,23 @@
 """One training step, exact for every method although the batch does not fit in memory at once.
 
-A loss depends on the model only through the log-probs, a small matrix, and the chain rule does the rest:
-
-    for each micro-batch: log-probs lp;  dL/dlp;  lp.backward(dL/dlp)               -> dL/dweights
-
-If a completion's part of dL/dlp depends on its own log-probs alone (`Objective.separates`: nearly all methods), it is
-known once its micro-batch is computed. So one forward and one backward pass suffice. A loss that ties completions
-together needs all log-probs first: a pass without gradient for the whole matrix, then one with it. Parts of dL/dlp that
-are zero (filtered, or no advantage) cost no backward pass.
+A loss depends on the model only through the log-probs lp, a small matrix. So each micro-batch computes lp, dL/dlp, and
+lp.backward(dL/dlp). If a completion's part of dL/dlp depends on its own log-probs alone (`Objective.separates`: nearly
+all methods), one forward and one backward pass suffice. Other losses need a pass without gradient for the whole matrix
+first. Parts of dL/dlp that are zero (filtered, or no advantage) cost no backward pass.
 
 If the log-probs show that a group is understated, its other completions may already be in the gradient. The passes are
 then repeated without that group.
 
-A step ends in one of three ways: it is applied, *skipped* or *refused*. It is skipped if no token has a gradient,
-because an Adam step would still move the weights by its momentum. It is refused if a value or a new weight would not be
-finite. In both cases weights and optimizer are unchanged.
+A step is applied, *skipped* or *refused*. It is skipped if no token has a gradient, because an Adam step would still
+move the weights by its momentum. It is refused if a value or a new weight would not be finite. In both cases weights
+and optimizer are unchanged.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -59,7 +56,6 @@ class Gradients:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether there is a gradient to apply."""
         return self.skipped is None and self.refused is None
 
 
@@ -84,9 +80,7 @@ class _NotFinite(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _BatchLoss:
-    """The loss of a batch as a function of its learner log-probs `[N, T]`. The other fields are as in
-    `Objective.loss`.
-    """
+    """The loss of a batch as a function of its learner log-probs `[N, T]`; the fields are as in `Objective.loss`."""
 
     objective: Objective
     batch: TrainBatch
@@ -118,8 +112,7 @@ class _BatchLoss:
     def gradient_in(self, micro_batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """Return dL/dlp `[M]` of a micro-batch's tokens.
 
-        A separable loss is computed of their groups alone: the whole matrix for each micro-batch would take longer than
-        the model on a GPU.
+        A separable loss is computed of their groups alone: the whole matrix would take longer than the model on a GPU.
         """
         cells, num_columns = micro_batch.cell_index, logprobs.shape[1]
         completions, group_ids = cells // max(1, num_columns), self.batch.group_ids
@@ -151,21 +144,17 @@ def compute_gradients(
     between: StepCallback = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Gradients:
-    """Add dL/dweights of the whole batch to the `.grad` of the tensors that `forward` depends on.
-
-    `anchor`, `reference` and `excluded` are as in `Objective.loss`.
-    """
+    """Add dL/dweights of the batch to the `.grad` of what `forward` depends on. Options are as in `Objective.loss`."""
     logprobs = batch.behaviour_logprobs.clone()
     try:
-        _check_batch(batch)
+        _check(batch.rewards, "a reward")
+        _check(batch.behaviour_logprobs, "a behaviour log-prob")
+        _check(batch.behaviour_means, "a behaviour log-prob")
         advantages = objective.advantages(batch)
         loss_of = _BatchLoss(objective, batch, advantages, anchor, reference, excluded)
-        if objective.separates(batch) or len(micro_batches) == 1:
-            shares = _one_pass(forward, logprobs, micro_batches, loss_of, between, ranks)
-        else:
-            shares = _two_passes(forward, logprobs, micro_batches, loss_of, between, ranks)
+        passes = _one_pass if objective.separates(batch) or len(micro_batches) == 1 else _two_passes
         has_signal = False
-        for output, share in shares:
+        for output, share in passes(forward, logprobs, micro_batches, loss_of, between, ranks):
             has_signal = True
             between()
             torch.autograd.backward(output, share.to(output.device))
@@ -224,12 +213,6 @@ def _check(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def _check_batch(batch: TrainBatch) -> None:
-    _check(batch.rewards, "a reward")
-    _check(batch.behaviour_logprobs, "a behaviour log-prob")
-    _check(batch.behaviour_means, "a behaviour log-prob")
-
-
 @torch.no_grad()
 def _fill(
     logprobs: Tensor, forward: Forward, micro_batches: Sequence[MicroBatch], between: StepCallback, ranks: Ranks
@@ -274,29 +257,19 @@ def take_step(
     (of a callback, or for lack of memory) leaves weights and optimizer unchanged. After it, a stop or a lack of memory
     ends the step with fewer updates.
     """
-
-    def passes(anchor: Tensor | None, excluded: Tensor | None) -> Gradients:
-        return compute_gradients(
-            forward,
-            batch,
-            micro_batches,
-            objective,
-            anchor=anchor,
-            reference=reference,
-            excluded=excluded,
-            between=between,
-            ranks=ranks,
-        )
+    passes = partial(
+        compute_gradients, forward, batch, micro_batches, objective, reference=reference, between=between, ranks=ranks
+    )
 
     def update(anchor: Tensor | None) -> Gradients:
         with one_out_of_memory_error():
             excluded = None if anchor is None else objective.excluded(anchor, batch)
-            gradients = passes(anchor, excluded)
+            gradients = passes(anchor=anchor, excluded=excluded)
             if excluded is None and gradients.is_usable:
                 excluded = objective.excluded(gradients.learner_logprobs, batch)
                 if excluded.any():
                     optimizer.zero_grad(set_to_none=True)
-                    gradients = passes(anchor, excluded)
+                    gradients = passes(anchor=anchor, excluded=excluded)
             between()
             if anchor is None:
                 before_update()
@@ -321,9 +294,7 @@ def take_step(
 
 
 def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Gradients:
-    """Clip and step if there is something to apply. Returns `gradients` with the norm, or with the reason for a
-    refusal.
-    """
+    """Clip and step if there is something to apply. Returns `gradients` with the norm, or the reason for a refusal."""
     if not gradients.is_usable:
         return gradients
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

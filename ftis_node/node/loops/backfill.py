@@ -24,15 +24,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
-from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.loops.pull_slots import ANSWERED, Pace, QuerySlots
+from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.demand import pulls_all
@@ -42,6 +45,8 @@ from ftis_node.swarm.sequence import BackfillProgress
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
@@ -56,12 +61,11 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 SILENCE_S = 3.0  # time without a new number after which a member is queried, if a step lacks foreign groups
-MAX_QUERIED_AT_ONCE = 8  # silent members
+MAX_AT_ONCE = 8  # silent members, senders with gaps, and queries, each for peers of one pace (`QuerySlots`)
 MAX_PAGES = 16
-ASK_S = 5.0  # for one complete answer: a slow peer must not delay requests to others
 FAILED_REST_S = 10.0
 PAGE = 256  # announcements in one answer
-GAPS_PER_PERIOD = 16
+GAPS_PER_TURN = 16  # of one sender
 EVERYBODYS_PER_MINUTE = 3.0
 SHARDS_INTERVAL_S = 10.0
 
@@ -83,24 +87,21 @@ class BackfillLoop:
         self._caught_up: dict[str, None] = {}  # peers with a complete answer by time, oldest first
         self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
         self._catching_up = BackfillProgress()
-        self._querying: set[str] = set()  # silent members with a request in flight
+        self._slots = QuerySlots(MAX_AT_ONCE)
+        self._querying: dict[str, Pace] = {}  # silent members that are queried
+        self._filling: dict[str, Pace] = {}  # senders whose gaps are queried
         self._shards: frozenset[int] | None = None  # the shards that this node reads; None: all
 
     async def run(self) -> None:
-        """Run until canceled. A slow peer delays no request to a silent one."""
+        """Run until canceled. A slow peer delays no request to a quick one."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_filling_gaps(), name="repair-gaps")
             while True:
                 await pause(PERIOD_S)
+                self._fill_gaps(tasks)
                 for peer_id in await self._silent_members():
-                    self._querying.add(peer_id)
-                    tasks.create_task(self._query_silent(peer_id), name=f"repair-silent-{peer_id[-6:]}")
-
-    async def _keep_filling_gaps(self) -> None:
-        while True:
-            await pause(PERIOD_S)
-            await self._fill_gaps()
-            self._report_progress()
+                    if self._slots.takes_turn(self._querying, peer_id):
+                        tasks.create_task(self._query_silent(peer_id), name=f"repair-silent-{peer_id[-6:]}")
+                self._report_progress()
 
     def read_shards(self, shards: frozenset[int]) -> None:
         """Track and query only the senders in these gossip shards from now on."""
@@ -163,49 +164,59 @@ class BackfillLoop:
                 "catching up: %d of %d missed groups, about %.0f s left", report.num_here, whole, report.time_left_s
             )
 
-    async def _fill_gaps(self) -> None:
-        members = await self.gossip.members()
-        num_queries = 0
+    def _fill_gaps(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to query gaps, a few of each sender. Senders with many gaps, or that answer slowly, delay no others."""
         for sender in self.announcements.senders():
             with self.gossip.guard.work_for(sender, Place.CATCH_UP):
-                for gap in self.announcements.tracker_of(sender).gaps if members and self._follows(sender) else ():
-                    if num_queries >= GAPS_PER_PERIOD:
-                        return
-                    num_queries += 1
-                    await self._fill(sender, gap, members)
+                gaps = self.announcements.tracker_of(sender).gaps if self._follows(sender) else ()
+                if gaps and self._slots.takes_turn(self._filling, sender):
+                    filling = self._fill_all(sender, gaps[:GAPS_PER_TURN])
+                    tasks.create_task(filling, name=f"repair-gaps-{sender[-6:]}")
+
+    async def _fill_all(self, sender: str, gaps: Sequence[SequenceGap]) -> None:
+        try:
+            for gap in gaps:
+                with self.gossip.guard.work_for(sender, Place.CATCH_UP) as work:
+                    await self._fill(sender, gap, await self.gossip.members())
+                if work.failed or self._slots.pace_of(sender) is Pace.SLOW:
+                    return  # one gap in a turn of a slow sender
+        finally:
+            del self._filling[sender]
 
     async def _fill(self, sender: str, gap: SequenceGap, members: list[str]) -> None:
         """Query the sender first if it is a member; after a try without result, query any member."""
         able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
         if not able:
             return
-        peer_id = sender if sender in able and not gap.tries else random.choice(able)
+        others = [peer for peer in able if self._slots.pace_of(peer) is not Pace.SLOW]
+        peer_id = sender if sender in able and not gap.tries else random.choice(others or able)
         question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
         _, _, outcome = await self._ask(peer_id, question)
         tracker = self.announcements.tracker_of(sender)
         tracker.note_query(gap, is_final=peer_id == sender and outcome is FetchOutcome.COMPLETE)
 
     async def _silent_members(self) -> list[str]:
-        """Return a few members to query: without a higher number for SILENCE_S, if a step lacks foreign groups."""
+        """Return the members to query, the longest silent first; none if the next step lacks no foreign groups."""
         _, foreign_ready = self.reader.ready_counts()
         if foreign_ready >= self.step_shares.of_next_step()[1]:
             return []
-        silent = [peer_id for peer_id in await self.gossip.members() if self._is_silent(peer_id)]
-        return silent[: max(0, MAX_QUERIED_AT_ONCE - len(self._querying))]
+        silent = {peer_id: self._silent_since(peer_id) for peer_id in await self.gossip.members()}
+        due = time.monotonic() - SILENCE_S
+        return sorted((peer for peer, since in silent.items() if since < due), key=silent.__getitem__)
 
-    def _is_silent(self, peer_id: str) -> bool:
-        is_silent = False
+    def _silent_since(self, peer_id: str) -> float:
+        """Return when a member last announced a higher number or was queried; infinity if it is not to be queried."""
+        since = math.inf
         with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
             if peer_id not in self._querying and self._follows(peer_id) and self._may_ask(peer_id):
-                is_silent = time.monotonic() - self.announcements.tracker_of(peer_id).at > SILENCE_S
-        return is_silent
+                since = self.announcements.tracker_of(peer_id).at
+        return since
 
     async def _query_silent(self, peer_id: str) -> None:
         try:
-            with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-                await self.catch_up(peer_id)
+            await self.catch_up(peer_id)
         finally:
-            self._querying.discard(peer_id)
+            self._querying.pop(peer_id, None)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
         """Send a request and handle the announcements in the answer.
@@ -213,9 +224,9 @@ class BackfillLoop:
         Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
         """
         fetched = Fetched((), FetchOutcome.BROKEN)
-        guarded = self.gossip.guard.work_for(peer_id, Place.CATCH_UP)
-        with waiting_for("a peer's answer", endless=False), guarded:
-            fetched = await self.gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=ASK_S)
+        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
+            send = partial(self.gossip.request_backfill, peer_id, question.to_bytes())
+            fetched = await self._slots.query(peer_id, send)
         newest = 0.0
         for payload in fetched.bodies:
             with self.gossip.guard.work_for(peer_id, Place.ANNOUNCEMENT):
@@ -223,7 +234,7 @@ class BackfillLoop:
                     newest = max(newest, announcement.created_at)
                     if announcement.sender is None:
                         self.announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
-        is_answered = fetched.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
+        is_answered = fetched.outcome in ANSWERED
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:
             self._pauses.succeeded(peer_id)
@@ -271,14 +282,15 @@ class ShardsLoop:
 
     async def run(self) -> None:
         """Run until canceled."""
-        await self._choose(count=min(FIRST_SHARDS, self._num_shards))
-        while True:
-            before, counted_at = self._num_announcements(), time.monotonic()
-            await pause(SHARDS_INTERVAL_S)
-            announcements_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
-            count = self._num_shards if await self._pulls_all() else self._num_affordable(announcements_per_s)
-            if count != len(self._read) or not self._required() <= self._read:
-                await self._choose(count=count)
+        async with asyncio.TaskGroup() as tasks:
+            await self._choose(tasks, count=min(FIRST_SHARDS, self._num_shards))
+            while True:
+                before, counted_at = self._num_announcements(), time.monotonic()
+                await pause(SHARDS_INTERVAL_S)
+                announcements_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
+                count = self._num_shards if await self._pulls_all() else self._num_affordable(announcements_per_s)
+                if count != len(self._read) or not self._required() <= self._read:
+                    await self._choose(tasks, count=count)
 
     async def _pulls_all(self) -> bool:
         swarm, num_members = self._context.settings.swarm, len(await self._gossip.known_members())
@@ -301,7 +313,8 @@ class ShardsLoop:
         known = self._registry.peers
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in known if peers.is_trusted(peer_id))
 
-    async def _choose(self, *, count: int) -> None:
+    async def _choose(self, tasks: asyncio.TaskGroup, *, count: int) -> None:
+        """Subscribe to `count` shards, and catch up with the members of the new ones in separate tasks."""
         readers = Counter(
             shard for peer in self._registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
@@ -323,4 +336,4 @@ class ShardsLoop:
         for peer_id in await self._gossip.members():
             with self._guard.work_for(peer_id, Place.CATCH_UP):
                 if shard_of(peer_id, self._num_shards) in news:
-                    await self._backfill.catch_up(peer_id)
+                    tasks.create_task(self._backfill.catch_up(peer_id), name=f"shard-catch-up-{peer_id[-6:]}")

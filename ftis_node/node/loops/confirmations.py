@@ -1,7 +1,8 @@
 """Confirmations of accepted groups: the loop that sends them, and the deliver loop, which waits for those of peers.
 
 A confirmation goes to the sender of accepted groups, with the ids of the groups that this node stores.
-The first ones to a sender go at once. Under load those of half a second go together in one message.
+The first ones to a sender go at once. Under load those of half a second go together in one message. At most one of
+these is in flight to each sender, and senders that answer slowly delay only one another.
 
 The deliver loop frees the slots of a generator's own groups once a peer has confirmed them.
 It replaces the train loop in a node that does not learn: a generator or an exchange node. Learners pull only groups
@@ -16,9 +17,9 @@ import logging
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
+from ftis_node.node.loops.pull_slots import Pace, QuerySlots
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.delivery import ReconfirmQueue
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 
 BURST = 4  # to one sender at once: a node that ends after a few groups has its confirmations
 WINDOW_S = 0.5  # no peer waits for a confirmation; a repeated announcement is due after 10 s
-MAX_SENDING = 16  # confirmations to different senders in flight
+MAX_SENDING = 8  # confirmations in flight to senders of one pace
 POLL_INTERVAL_S = 0.2
 
 
@@ -58,29 +59,53 @@ class ConfirmationLoop:
         self._window = SendWindow(window_s=WINDOW_S, burst=BURST)
         self._gathered = ReconfirmQueue()
         self._has_gathered = asyncio.Event()
+        self._slots = QuerySlots(MAX_SENDING)
+        self._sending: dict[str, Pace] = {}  # senders with a confirmation of one of the queues in flight
 
     async def run(self) -> None:
         """Send gathered confirmations, and confirm stored groups that are announced again, until canceled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._send_gathered(), name="confirm-gathered")
-            tasks.create_task(self._confirm_again(), name="confirm-again")
+            tasks.create_task(self._send_gathered(tasks), name="confirm-gathered")
+            tasks.create_task(self._confirm_again(tasks), name="confirm-again")
 
-    async def _send_gathered(self) -> None:
+    async def _send_gathered(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             with waiting_for("a gathered confirmation"):
                 await self._has_gathered.wait()
             await pause(WINDOW_S)
             self._has_gathered.clear()
-            while due := [*islice(iter(self._gathered.take, None), MAX_SENDING)]:
-                await asyncio.gather(*(self._send(sender, ids) for sender, ids in due))
+            self._send_all(self._gathered, tasks)
 
-    async def _confirm_again(self) -> None:
+    async def _confirm_again(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             with waiting_for("a group that is here already"):
                 await self.announcements.reminded.wait()
             self.announcements.reminded.clear()
-            while (due := self.announcements.reminders.take()) is not None:
-                await self._send(*due)
+            self._send_all(self.announcements.reminders, tasks)
+
+    def _send_all(self, queue: ReconfirmQueue, tasks: asyncio.TaskGroup) -> None:
+        """Begin to send what waits in a queue, except to senders whose turn comes when another call has ended."""
+        while (due := queue.take(lambda sender: self._slots.takes_turn(self._sending, sender))) is not None:
+            tasks.create_task(self._send_in_turn(queue, *due), name=f"confirm-{due[0][-6:]}")
+
+    async def _send_in_turn(self, queue: ReconfirmQueue, sender: str, ids: Sequence[bytes]) -> None:
+        """Send a confirmation. If that shows that the sender is slow, queue it again for a turn among slow ones."""
+        began_at, is_sent = time.monotonic(), False
+        limit_s = self._slots.limit_s(self._sending[sender])
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._send(sender, ids)
+                is_sent = True
+        except TimeoutError:
+            log.debug("%s did not answer a confirmation in %g s", sender, limit_s)
+        finally:
+            was_slow = self._sending.pop(sender) is Pace.SLOW
+            self._slots.note(sender, took_s=time.monotonic() - began_at, is_answered=is_sent)
+        if not is_sent and not was_slow:
+            for group_id in ids:
+                queue.add(sender, group_id)
+        self._has_gathered.set()
+        self.announcements.reminded.set()
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
         """Send each sender the ids of its accepted groups. `source` is the peer that sent the bodies."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MEMBER_LOOKUP_INTERVAL_S = 1.0
-MAX_CATCHING_UP = 8
+MAX_READS_IN_FLIGHT = 8  # of records in the directory
 MAX_NAMED = 4  # peers in one log line
 ID_TAIL = 8
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
@@ -143,7 +144,7 @@ class DirectoryLoop:
     def __post_init__(self) -> None:
         self._members: set[str] = set()
         self._words = SwarmLogMessages()
-        self._catching_up = asyncio.Semaphore(MAX_CATCHING_UP)
+        self._late: dict[str, None] = {}  # members whose records were not read in time
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -192,11 +193,10 @@ class DirectoryLoop:
             log.log(level, "%s", text)
 
     async def _catch_up(self, peer_id: str) -> None:
-        """Catch up with a few members at a time, so that a slow one delays no other."""
-        async with self._catching_up:
-            with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-                if self.backfill is not None:
-                    await self.backfill.catch_up(peer_id)
+        """Catch up with a new member. The backfill loop limits requests in flight, so a slow one delays no other."""
+        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
+            if self.backfill is not None:
+                await self.backfill.catch_up(peer_id)
 
     async def _renew_records(self) -> None:
         period_s = self.context.settings.swarm.directory_period_s
@@ -206,11 +206,29 @@ class DirectoryLoop:
             if not await self.gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self.gossip.publish_manifest(self.context.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s)
-            for peer_id in self._members:
-                guarded = self.gossip.guard.work_for(peer_id, Place.RECORD)
-                with waiting_for("a peer's record", endless=False), guarded:
-                    await self._read_record(peer_id)
+            await self._read_records(limit_s=period_s)
             await pause(period_s)
+
+    async def _read_records(self, *, limit_s: float) -> None:
+        """Read the members' records, for `limit_s` at most: this node's own one must be renewed before it expires.
+
+        Those that were not read in time come first the next time.
+        """
+        in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
+        present, late = dict.fromkeys(self._members), self._late
+        self._late = {peer: None for peer in (*late, *present) if peer in present}
+
+        async def read(peer_id: str) -> None:
+            async with in_flight:
+                with waiting_for("a peer's record", endless=False), self.gossip.guard.work_for(peer_id, Place.RECORD):
+                    await self._read_record(peer_id)
+            del self._late[peer_id]
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+                for peer_id in list(self._late):
+                    tasks.create_task(read(peer_id), name=f"record-{peer_id[-6:]}")
+        self._late = dict(reversed(self._late.items()))  # those that hung come after those that waited for them
 
     async def _read_record(self, peer_id: str) -> None:
         data = await self.gossip.get_record(peer_id)

@@ -178,15 +178,19 @@ class PullLoop:
         return is_near
 
     async def _pull_and_release(self, batch: PullRequest) -> None:
+        source = batch.source.peer_id
+        verdicts: list[ValidationResult] = []
         try:
-            with self.gossip.guard.work_for(batch.source.peer_id, Place.PULL) as work:
+            with self.gossip.guard.work_for(source, Place.PULL) as work:
                 async with self._in_memory.of(len(batch.items) * self.context.manifest.wire.max_envelope_bytes):
-                    await self._pull(batch)
+                    verdicts = await self._pull(batch)
             if work.failed:  # do not request the unsettled groups from this peer again
                 self._queue.missed(batch, missing=[item.id for item in batch.items])
         finally:
-            self._slots.release(batch.source.peer_id)
+            self._slots.release(source)
             self.announcements.changed.set()  # this peer can take the next request
+        with self.gossip.guard.work_for(source, Place.CONFIRM):  # without a slot: a sender may answer slowly
+            await self._confirmations.confirm(verdicts, source=source)
 
     async def _demand(self) -> PullDemand:
         """Return the present demand; set the members among whom groups are assigned."""
@@ -221,7 +225,8 @@ class PullLoop:
             more_bytes = sum(map(len, bodies)) - _announced_bytes(batch)
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
 
-    async def _pull(self, batch: PullRequest) -> None:
+    async def _pull(self, batch: PullRequest) -> list[ValidationResult]:
+        """Request the groups of a batch, and return the verdicts on those that arrived."""
         peer_id, as_text = batch.source
         ids = [item.id for item in batch.items]
         timeout_s = self.context.settings.swarm.pull_timeout_s
@@ -245,7 +250,7 @@ class PullLoop:
             await self._request_from_others(
                 batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE
             )
-        await self._confirmations.confirm(verdicts, source=peer_id)
+        return verdicts
 
     def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
         """Remove accepted and refused groups from the queue; return their ids."""

@@ -35,7 +35,7 @@ from ftis_node.telemetry.status import (
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from ftis_node.config.home import Home
     from ftis_node.gossip import Gossip
@@ -216,6 +216,7 @@ class StatusLoop:
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
+        self._stop_waits_for: Callable[[], str] | None = None  # None: the node is not stopping
         self.latest = Status()
         self.first: Status | None = None
 
@@ -226,17 +227,29 @@ class StatusLoop:
                 await pause(PERIOD_S)
             await self._shortage.passed_over(partial(self.disk, self.save))
 
-    async def refresh(self, *, state: str = "running", end: EndWord | None = None) -> Status:
+    async def show_stop(self, waits_for: Callable[[], str]) -> None:
+        """Show the node as stopping, with what it waits for, until canceled. `run` may have ended."""
+        self._stop_waits_for = waits_for
+        while True:
+            await self._shortage.passed_over(self.refresh)
+            await pause(PERIOD_S)
+
+    async def refresh(self, *, end: EndWord | None = None) -> Status:
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""
         self._members = await self.gossip.members()
         counts = await self.buffer.counts()
         self.workers.note(counts)
+        state = "stopped" if end is not None else "running" if self._stop_waits_for is None else "stopping"
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is already down, so keep its state from before
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
             end = EndWord.FAILED if self.health.has_fault else end
             node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
             now = msgspec.structs.replace(now, swarm=swarm, node=node)
+        elif self._stop_waits_for is not None:
+            node = msgspec.structs.replace(now.node, waits_for=self._stop_waits_for())
+            health = msgspec.structs.replace(now.health, ready=False, waits_for="the node is stopping")
+            now = msgspec.structs.replace(now, node=node, health=health)
         self.latest = now
         self.first = self.first or now
         self._refreshed_at = time.monotonic()

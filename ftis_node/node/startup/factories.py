@@ -24,7 +24,8 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import CheckpointInProgress, HostsConnected, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
-from ftis_node.models import pick_device, read_json
+from ftis_node.models import pick_device
+from ftis_node.models.source import read_json
 from ftis_node.node.protocols import dtype_of, serves_adapters, threads_of
 from ftis_node.node.supervision.background import delay_forced_end
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
@@ -188,6 +189,7 @@ class ProcessNodeFactory:
             timing=learner_timing(of.settings.learner),
             environment=visible_gpus(of.arrangement.learner_gpus),
             on_event=lambda event: _report_learner_event(of.events, event),
+            on_slow_stop=lambda: delay_forced_end("the learner's computation in progress"),
             preloading=self._preloading,
         )
 
@@ -299,7 +301,7 @@ def learner_timing(settings: LearnerSection) -> Timing:
 
 def _report_learner_event(events: EventLog, event: CheckpointEvent | HostsConnected) -> None:
     if isinstance(event, CheckpointInProgress):
-        delay_forced_end(f"the checkpoint of step {event.step}")
+        delay_forced_end(f"the checkpoint of step {event.step}, which is being written")
         return
     if isinstance(event, HostsConnected):
         if event.num_connected < event.num_hosts:

@@ -14,8 +14,10 @@ from ftis_node.config.home_files import HOME_SCHEMA, last_settings, marked_schem
 from ftis_node.errors import ConfigError, FileError, MachineError, UsageError
 from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.process import check_free
-from ftis_node.memory.choice import CHECKPOINT_PREFIX, checkpoint_owner
-from ftis_node.models import model_fingerprint, other_model, resolve_model
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
+from ftis_node.memory.choice import checkpoint_owner
+from ftis_node.models import model_fingerprint, resolve_model
+from ftis_node.models.fingerprint import other_model
 from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step
 from ftis_node.workers.durable import newest_complete
 

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import free_bytes, is_disk_full
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.memory.choice import CHECKPOINT_PREFIX
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, DAMAGED_PREFIX
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.node.supervision.background import in_background
@@ -59,7 +59,6 @@ CHECKPOINT = re.compile(r"step-\d+")
 CUSHION_SHARE = 16  # of the limit
 MAX_CUSHION_BYTES = 1 << 30
 UNLIMITED_BYTES = 1 << 60
-DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}

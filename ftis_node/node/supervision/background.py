@@ -6,8 +6,8 @@ executor, so a long download would keep a stopped node alive. It does not wait f
 A signal is a clean end. Of several errors, the first FtisError is raised. An error in a task that no code awaits also
 stops the command like a signal, and is raised after everything is saved. A shutdown that takes too long is forced.
 
-A checkpoint of a large model takes minutes. While it is written, `delay_forced_end` moves the deadline, and a second
-signal ends the process at once.
+A checkpoint of a large model takes minutes, a computation on a slow machine many seconds. `delay_forced_end` then moves
+the deadline, and a second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -128,6 +128,12 @@ def delay_forced_end(what: str) -> None:
         ending.delay(what)
 
 
+def stop_waits_for() -> str:
+    """Return what a stop waits for, as `delay_forced_end` reported it last; "" before any report."""
+    ending = _ending.get()
+    return "" if ending is None else ending.waits_for
+
+
 class _Ending:
     """Cancellation of a task, once and with a deadline."""
 
@@ -136,7 +142,8 @@ class _Ending:
     def __init__(self, *, stop_limit_s: float) -> None:
         self._limit_s = stop_limit_s
         self._began_at = self._deadline = 0.0
-        self._waits_for = ""
+        self._logged = ""
+        self.waits_for = ""
         self._is_over = threading.Event()
         self.has_begun = False
         self.fault: BaseException | None = None
@@ -151,13 +158,13 @@ class _Ending:
             self.task.cancel()
 
     def delay(self, what: str) -> None:
-        """Move the deadline. In a slow stop, log once what it waits for, and let the next signal end the process."""
+        """Move the deadline. In a slow stop, log what it waits for, and let the next signal end the process."""
         now = time.monotonic()
-        self._deadline = now + self._limit_s
-        if not self._waits_for and now - self._began_at >= SLOW_STOP_S:
-            self._waits_for = what
+        self._deadline, self.waits_for = now + self._limit_s, what
+        if self._logged != what and now - self._began_at >= SLOW_STOP_S:
+            self._logged = what
             again = "ctrl-C again ends the node without it, and the next start resumes from an older checkpoint"
-            log.info("stopping: %s is still being written; %s", what, again)
+            log.info("stopping: waiting for %s; %s", what, again)
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
@@ -171,8 +178,8 @@ class _Ending:
             self._is_over.set()
 
     def _take_signal(self, name: str) -> None:
-        if self._waits_for:
-            log.error("%s: ended without waiting for %s; the next start resumes from disk", name, self._waits_for)
+        if self._logged:
+            log.error("%s: ended without waiting for %s; the next start resumes from disk", name, self._logged)
             os._exit(FORCED_EXIT_CODE)
         self.begin(name)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.algorithms import pass_rates
+from ftis_node.algorithms.group_choice import pass_rates
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
     StepInputs,

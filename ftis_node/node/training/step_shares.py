@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.algorithms import SignalCount, division_shares, has_signal, keep_chances
+from ftis_node.algorithms.group_choice import SignalCount, division_shares, has_signal, keep_chances
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import proportions
 

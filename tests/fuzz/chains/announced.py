@@ -61,7 +61,8 @@ async def _repair(made: World) -> None:
     repair = made.wiring.backfill
     for member in made.members:
         await repair.catch_up(member.peer_id)
-    await repair._fill_gaps()
+    async with asyncio.TaskGroup() as tasks:
+        repair._fill_gaps(tasks)
     for peer_id in await repair._silent_members():
         await repair._query_silent(peer_id)
     repair._report_progress()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ async def chain(items: Sequence[Item]) -> None:
             with made.parts.gossip.guard.work_for(identity.peer_id, Place.RECORD):
                 await loop._read_record(identity.peer_id)
         loop._report_changes([one.peer_id for one in HOSTILE])
-        await made.wiring.backfill._fill_gaps()
+        async with asyncio.TaskGroup() as tasks:
+            made.wiring.backfill._fill_gaps(tasks)
         for one in HOSTILE:
             made.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, SEEDS_MADE_AT))
             made.wiring.announcements._pulls(one.peer_id)

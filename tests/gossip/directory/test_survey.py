@@ -7,6 +7,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from aiohttp import ClientSession
 
 from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
@@ -26,8 +27,6 @@ from tests.gossip.helpers import eventually, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from ftis_node.gossip.directory.lookup import RunSurvey
 
@@ -172,3 +171,24 @@ async def test_runs_with_low_ids_and_one_member_hide_no_larger_run_and_no_pinned
         seen = [survey.run_id for survey in await bootstrap.survey()]
     assert seen == [pinned, larger, *low[: MAX_RUNS_SURVEYED - 2]]
     assert bootstrap.num_runs_omitted == len(low) + 2 - MAX_RUNS_SURVEYED
+
+
+async def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone may store a run of which the directory then has no answer."""
+    unreadable, get_manifest = "cd" * 16, Directory.get_manifest
+
+    async def get_or_time_out(directory: Directory, run_id: str) -> bytes | None:
+        if run_id == unreadable:
+            raise TimeoutError("no answer")
+        return await get_manifest(directory, run_id)
+
+    monkeypatch.setattr(Directory, "get_manifest", get_or_time_out)
+    bootstrap = BootstrapNode(settings(tmp_path), identity=Identity.generate(), pinned_runs=(unreadable, RUN))
+    await bootstrap.start()
+    try:
+        assert [survey.run_id for survey in await bootstrap.survey()] == [RUN]
+        bootstrap._pinned_runs = (unreadable,)
+        with pytest.raises(TimeoutError, match="no run in the directory could be read"):
+            await bootstrap.survey()
+    finally:
+        await bootstrap.close()

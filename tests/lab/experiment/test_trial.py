@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from ftis_node.algorithms import has_signal
+from ftis_node.algorithms.group_choice import has_signal
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError

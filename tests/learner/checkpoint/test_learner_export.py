@@ -61,7 +61,7 @@ def test_an_export_computes_nothing(tmp_path, model_folder, monkeypatch, lora):
     boot = make_boot(model_folder, tmp_path, lora=lora)
     learner = Learner(boot)
     learner.train(random_groups(), step=1)
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     learner.close()
 
     def refuse(*_, **__):

@@ -16,7 +16,7 @@ from learner_rig import make_group, random_groups
 from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed.launch import RankAddress
 from ftis_node.learner.distributed.rank_worker import run_commands
-from ftis_node.learner.distributed.ranks import EndCommand, join
+from ftis_node.learner.distributed.ranks import EndCommand, RankGroup
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
@@ -51,7 +51,7 @@ def main():
     ]
     done = []
     seat = RankAddress.from_environment()
-    ranks = join(seat, tasks[0][0])
+    ranks = RankGroup(seat, tasks[0][0])
     for boot, first, last in tasks:
         learner = Learner(boot, ranks=ranks)
         if ranks.rank:

@@ -23,12 +23,12 @@ from transformers import AttentionInterface
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.batch import make_batch, make_packed_micro_batches
 from ftis_node.learner.distributed.launch import RankAddress
-from ftis_node.learner.distributed.ranks import join
+from ftis_node.learner.distributed.ranks import RankGroup
 from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy_loading as policies
-from ftis_node.learner.model.policy_loading import load_policy, open_policy
+from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
 
@@ -67,7 +67,7 @@ def measured(boot, ranks):
         return policy
 
     policies.load_sharded_policy = load_sharded_policy
-    policy = open_policy(boot, ranks)
+    policy = load_policy(boot, ranks)
     peak = torch.tensor([peaks[0] if rank == ranks.rank else 0 for rank in range(2)])
     ranks.add_up(peak)
     different = differing(boot, policy)
@@ -102,7 +102,7 @@ def main():
     boots = [msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook) for boot in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
     seat = RankAddress.from_environment()
-    ranks = join(seat, boots[0])
+    ranks = RankGroup(seat, boots[0])
     done = [measured(boot, ranks) for boot in boots]
     ranks.close()
     if seat.rank == 0:

@@ -14,7 +14,8 @@ from tiny_models import EMBEDDING_ROWS, make_tokenizer, save_tiny
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.workers import LoraSection
-from ftis_node.models import ModelSource, WeightRows, empty_causal_lm, load_causal_lm
+from ftis_node.models import ModelSource, load_causal_lm
+from ftis_node.models.loading import WeightRows, empty_causal_lm
 
 LORA = LoraSection(rank=4, alpha=8)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftis_node.learner.batch import SequenceSpan
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.attention import AttentionPlan, attend, merged_classes
 
-PROMPT, LONG_PROMPT, SHORT_PROMPT = SequenceSpan(0, 30), SequenceSpan(178, 268), SequenceSpan(270, 273)
+PROMPT, LONG_PROMPT, SHORT_PROMPT = range(0, 30), range(178, 268), range(270, 273)
 # A family with a long completion, a text alone, two short families, and a prompt whose completions have one token.
 TEXTS = [
-    *((PROMPT, SequenceSpan(30, 31)), (PROMPT, SequenceSpan(31, 131)), (PROMPT, SequenceSpan(131, 138))),
-    *((SequenceSpan(138, 178),), (LONG_PROMPT, SequenceSpan(268, 270)), (SHORT_PROMPT, SequenceSpan(273, 277))),
-    *((SHORT_PROMPT, SequenceSpan(277, 278)), (SHORT_PROMPT, SequenceSpan(278, 283)), (SequenceSpan(283, 285),)),
+    *((PROMPT, range(30, 31)), (PROMPT, range(31, 131)), (PROMPT, range(131, 138))),
+    *((range(138, 178),), (LONG_PROMPT, range(268, 270)), (SHORT_PROMPT, range(273, 277))),
+    *((SHORT_PROMPT, range(277, 278)), (SHORT_PROMPT, range(278, 283)), (range(283, 285),)),
 ]
 SIZE = 285
 
@@ -23,7 +22,7 @@ def seen():
     """`[T, T]` bool, written down pair by pair."""
     matrix = torch.zeros(SIZE, SIZE, dtype=torch.bool)
     for text in TEXTS:
-        places = [place for span in text for place in range(span.start, span.end)]
+        places = [place for span in text for place in range(span.start, span.stop)]
         for number, place in enumerate(places):
             matrix[place, places[: number + 1]] = True
     return matrix
@@ -84,7 +83,7 @@ def test_merged_buckets_are_the_whole(monkeypatch, key_heads):
 
 
 def test_a_text_alone_is_not_gathered():
-    assert AttentionPlan.of([(SequenceSpan(0, 30),)], torch.device("cpu")).buckets == ()
+    assert AttentionPlan.of([(range(0, 30),)], torch.device("cpu")).buckets == ()
 
 
 def test_half_precision_keeps_scores_in_float32():

@@ -17,7 +17,8 @@ from learner_rig import random_groups
 from tiny_models import make_model
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from ftis_node.algorithms import METHODS, group_advantages, policy_loss
+from ftis_node.algorithms import group_advantages, policy_loss
+from ftis_node.algorithms.methods import METHODS
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
@@ -30,13 +31,13 @@ PARAMS = {
     "f-nois": {"kl_threshold": 0.05, "denominator": "kept"},
     "gepo": {"k3_beta": 0.005},
 }
-LAYOUTS = ("shared", "packed", "rows")
+LAYOUTS = ("packed", "rows")
 
 
 def micro_batches_of(layout, batch):
     if layout == "rows":
         return make_micro_batches(batch, max_tokens=400)
-    return make_packed_micro_batches(batch, max_tokens=400, shares_prompts=layout == "shared")
+    return make_packed_micro_batches(batch, max_tokens=400)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from learner_rig import make_group, one_by_one_logprobs, random_groups
 from msgspec.structs import replace
 from tiny_models import make_model
 
-from ftis_node.algorithms import METHODS, group_advantages, policy_loss
+from ftis_node.algorithms import group_advantages, policy_loss
+from ftis_node.algorithms.methods import METHODS
 from ftis_node.errors import ConfigError, WorkerTaskError
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs

@@ -1,0 +1,223 @@
+"""Peers that answer slowly, or not at all, delay no request to others: the backfill loop over the loopback swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.gossip import Fetched, FetchOutcome
+from ftis_node.gossip.loopback import LoopbackGossip
+from ftis_node.node.loops import backfill, confirmations, pull_slots
+from ftis_node.node.loops.pull_slots import Pace, QuerySlots
+from tests.gossip.helpers import eventually
+from tests.node.loops.test_pull import ANNOUNCED, ASKED, LightSwarm, held, identity_of, manifest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ftis_node.lab.stub_node import StubNode
+
+ANSWER_S = 1.8
+SLOW = [identity_of(number).peer_id for number in range(10, 26)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks that tests can wait for."""
+    monkeypatch.setattr(backfill, "PERIOD_S", 0.05)
+    monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
+    monkeypatch.setattr(pull_slots, "QUICK_S", 0.2)
+    monkeypatch.setattr(pull_slots, "SLOW_S", 2.0)
+
+
+def add_slow_members(node: StubNode, monkeypatch: pytest.MonkeyPatch, slow: Sequence[str]) -> Counter[str]:
+    """Members in a node's list, which complete each empty answer after `ANSWER_S`. Returns the number of answers."""
+    request, members, answers = node.gossip.request_backfill, node.gossip.members, Counter[str]()
+
+    async def request_backfill(peer_id: str, question: bytes, **how: Any) -> Fetched:
+        if peer_id not in slow:
+            return await request(peer_id, question, **how)
+        limit_s = how["timeout_s"]
+        await asyncio.sleep(min(limit_s, ANSWER_S))
+        answers[peer_id] += limit_s > ANSWER_S
+        return Fetched((), FetchOutcome.COMPLETE if limit_s > ANSWER_S else FetchOutcome.TIMED_OUT)
+
+    async def with_slow() -> list[str]:
+        return [*slow, *await members()]
+
+    monkeypatch.setattr(node.gossip, "request_backfill", request_backfill)
+    monkeypatch.setattr(node.gossip, "members", with_slow)
+    return answers
+
+
+def add_stuck_confirmation(node: StubNode, monkeypatch: pytest.MonkeyPatch, stuck: str) -> list[str]:
+    """A peer that never answers a confirmation. Returns the peers to which one was sent."""
+    confirm, sent = node.gossip.confirm, list[str]()
+
+    async def confirm_or_hang(peer_id: str, ids: Sequence[bytes]) -> bool:
+        sent.append(peer_id)
+        if peer_id == stuck:
+            await asyncio.sleep(3600)
+        return await confirm(peer_id, ids)
+
+    monkeypatch.setattr(node.gossip, "confirm", confirm_or_hang)
+    return sent
+
+
+async def test_a_silent_member_is_queried_again_and_again_beside_many_slow_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are twice as many as the queries at once, and silent, too."""
+    swarm, asked = LightSwarm(tmp_path, manifest_of()), Counter[str]()
+
+    def decide(sender: int, receiver: int, kind: str, said: Any) -> bool:
+        asked["alice"] += kind == ASKED and (sender, receiver) == (2, 1)
+        return False
+
+    swarm.loses = decide
+    async with swarm.node(1, directory_period_s=150), swarm.node(2, directory_period_s=150) as bob:
+        await eventually(lambda: bob.parts.registry.peers)
+        answers = add_slow_members(bob, monkeypatch, SLOW)
+        await eventually(lambda: min(answers[peer_id] for peer_id in SLOW) >= 1)
+        begun, asked["alice"] = answers.total(), 0
+        await eventually(lambda: asked["alice"] >= 5)
+        assert answers.total() - begun <= 24, "a slow member was queried in every slot before"
+
+
+async def test_gaps_of_a_slow_sender_do_not_delay_the_gap_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
+    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150) as bob:
+        await eventually(lambda: bob.parts.registry.peers)
+        await asyncio.sleep(0.2)
+        answers = add_slow_members(bob, monkeypatch, SLOW[:1])
+        for number in range(1, 128, 2):
+            bob.wiring.announcements.tracker_of(SLOW[0]).note(number, at=time.monotonic())
+        await swarm.publish(alice, 3)
+        await eventually(lambda: held(bob) == 3)
+        assert answers.total() <= 4, "its gaps were queried first"
+
+
+async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    slow = [identity_of(number).peer_id for number in range(64, 128)]
+    members, present = LoopbackGossip.members, list[str]()
+
+    async def only_present(gossip: LoopbackGossip) -> list[str]:
+        return [peer_id for peer_id in await members(gossip) if peer_id in present]
+
+    async with swarm.node(1, directory_period_s=150) as alice:
+        await swarm.publish(alice, 3)
+        monkeypatch.setattr(LoopbackGossip, "members", only_present)
+        async with swarm.node(2, directory_period_s=150) as bob:
+            answers = add_slow_members(bob, monkeypatch, slow)
+            await eventually(lambda: all(peer_id in bob.parts.registry.peers for peer_id in slow))
+            present.append(alice.gossip.peer_id)
+            await eventually(lambda: held(bob) == 3)
+            assert answers.total() < len(slow), "the slow ones were queried first"
+
+
+async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the_pulls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, stuck = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), identity_of(1).peer_id
+    async with swarm.node(1) as alice, swarm.node(3) as carol, swarm.node(2, pulls_in_flight=1) as bob:
+        sent = add_stuck_confirmation(bob, monkeypatch, stuck)
+        await swarm.publish(alice, 1)
+        await eventually(lambda: stuck in sent)
+        await swarm.publish(carol, 1)
+        await eventually(lambda: carol.parts.confirmations.num_confirmed == 1)
+        assert held(bob) == 2
+
+
+@pytest.mark.parametrize("is_again", [False, True], ids=["gathered", "repeated"])
+async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_again: bool
+) -> None:
+    monkeypatch.setattr(confirmations, "WINDOW_S", 0.05)
+    swarm, stuck, other = LightSwarm(tmp_path, manifest_of()), identity_of(4).peer_id, identity_of(5).peer_id
+    async with swarm.node(2) as bob:
+        sent = add_stuck_confirmation(bob, monkeypatch, stuck)
+        loop = bob.pull._confirmations
+        queue = loop.announcements.reminders if is_again else loop._gathered
+        event = loop.announcements.reminded if is_again else loop._has_gathered
+        queue.add(stuck, bytes(32))
+        event.set()
+        await eventually(lambda: stuck in sent)
+        queue.add(other, bytes(32))
+        event.set()
+        await eventually(lambda: other in sent)
+        await eventually(lambda: sent.count(stuck) == 2 and not loop._sending)
+        assert loop._slots.pace_of(stuck) is Pace.SLOW
+        assert sent.count(stuck) == 2 and not queue.take(), "once more, with the time that a slow peer has"
+
+
+async def test_records_that_the_directory_does_not_give_delay_neither_others_nor_the_own_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        add_slow_members(bob, monkeypatch, SLOW)
+        get_record, publish_record, published = bob.gossip.get_record, bob.gossip.publish_record, list[float]()
+
+        async def get_or_hang(peer_id: str) -> bytes | None:
+            return await (asyncio.Future() if peer_id in SLOW else get_record(peer_id))
+
+        async def publish(value: bytes, *, ttl_s: float) -> bool:
+            published.append(ttl_s)
+            return await publish_record(value, ttl_s=ttl_s)
+
+        monkeypatch.setattr(bob.gossip, "get_record", get_or_hang)
+        monkeypatch.setattr(bob.gossip, "publish_record", publish)
+        await eventually(lambda: all(peer_id in bob.parts.registry.peers for peer_id in SLOW))
+        num_before = len(published)
+        await eventually(lambda: len(published) >= num_before + 5)
+        await swarm.publish(alice, 1)
+        record_of = bob.parts.registry.record_of
+        await eventually(lambda: (record := record_of(identity_of(1).peer_id)) is not None and record.last_number == 1)
+
+
+def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:
+    slots = QuerySlots(2)
+    assert slots.pace_of("p") is Pace.UNKNOWN
+    assert slots.note("p", took_s=0.01, is_answered=True) is Pace.QUICK
+    assert slots.note("p", took_s=pull_slots.QUICK_S, is_answered=False) is Pace.SLOW
+    assert slots.note("p", took_s=0.01, is_answered=False) is Pace.UNKNOWN, "it broke at once, which says nothing"
+    assert slots.note("p", took_s=9.0, is_answered=True) is Pace.SLOW
+
+
+async def test_a_slot_of_each_pace_is_free_while_those_of_the_others_are_held() -> None:
+    slots, limits = QuerySlots(1), []
+    slots.note("quick", took_s=0.0, is_answered=True)
+    slots.note("slow", took_s=9.0, is_answered=True)
+    async with slots.of("slow") as slow_s, slots.of("quick") as quick_s, slots.of("new") as new_s:
+        limits += [slow_s, quick_s, new_s]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), slots.of("another new one"):
+                pass
+    assert limits == [pull_slots.SLOW_S, pull_slots.QUICK_S, pull_slots.QUICK_S]
+    async with asyncio.timeout(1), slots.of("another new one"):
+        pass
+
+
+def test_a_turn_is_one_of_a_few_of_each_pace() -> None:
+    slots, busy = QuerySlots(1), dict[str, Pace]()
+    slots.note("slow", took_s=9.0, is_answered=True)
+    assert [peer for peer in ("slow", "slow", "new", "newer") if slots.takes_turn(busy, peer)] == ["slow", "new"]
+
+
+def test_a_thousand_peers_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull_slots, "MAX_PEERS", 1000)
+    slots = QuerySlots(1)
+    for number in range(1001):
+        slots.note(str(number), took_s=9.0, is_answered=True)
+    assert (slots.pace_of("0"), slots.pace_of("1"), slots.pace_of("1000")) == (Pace.UNKNOWN, Pace.SLOW, Pace.SLOW)
