@@ -17,17 +17,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
-from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
+from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.checkpoint import saving
 from ftis_node.learner.core import Learner
-from ftis_node.learner.groups import UnpackedGroup
-from ftis_node.learner.messages import LearnerBoot, TrainGroup
-from ftis_node.records.token_batch import TokenBatch
+from ftis_node.learner.messages import LearnerBoot
+from learner_sides.batch import even_groups, with_flat_logprobs
 
 GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 32, 64
 
@@ -73,10 +71,13 @@ def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads
     )
     saver = learner.checkpoints.saver
     vocab_size = learner.policy.causal_lm.config.vocab_size
+    lengths = [COMPLETION_TOKENS] * GROUP_SIZE
+    made = even_groups(num_groups=1, completion_tokens=lengths, prompt_tokens=PROMPT_TOKENS, vocab_size=vocab_size)
+    groups = with_flat_logprobs(made, vocab_size)
     waits, durations = [], []
     for step in range(1, steps + 1):
         before = saver.waited_s
-        report = learner.train([_group(vocab_size, step)], step=step).report
+        report = learner.train(groups, step=step).report
         if not report.num_updates:
             sys.exit(f"step {step} changed nothing: {report.skipped or report.refused}")
         waits.append(saver.waited_s - before)
@@ -88,23 +89,6 @@ def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads
         "write_s": round(saver.write_s, 2),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
-
-
-def _group(vocab_size: int, seed: int) -> TrainGroup:
-    """Random tokens, half of them right, with the log-probs that a model without knowledge gives them."""
-    random = np.random.default_rng(seed)
-    ids = [random.integers(5, vocab_size, COMPLETION_TOKENS) for _ in range(GROUP_SIZE)]
-    unpacked = UnpackedGroup(
-        group_id=f"group-{seed}",
-        advantage_key=f"group-{seed}",
-        own=True,
-        policy_version=seed - 1,
-        policy_version_newest=seed - 1,
-        prompt_ids=random.integers(5, vocab_size, PROMPT_TOKENS).astype("<i4"),
-        tokens=TokenBatch.from_parts(ids, [np.full(COMPLETION_TOKENS, -np.log(vocab_size))] * GROUP_SIZE),
-        rewards=tuple(float(index % 2) for index in range(GROUP_SIZE)),
-    )
-    return pack_train_group(unpacked)
 
 
 if __name__ == "__main__":

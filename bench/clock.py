@@ -206,26 +206,14 @@ def _train(
     manifest.write_text(run)
     trails = [folder / member.name / "events.jsonl" for member in members]
     with children(folder / "logs") as commands:
-        bootstrap = commands.start(
-            "bootstrap", "bootstrap", "--home", str(folder / "bootstrap"), "--listen", "/ip4/127.0.0.1/tcp/0"
-        )
-        address = bootstrap.wait_for_line(timeout_s=START_LIMIT_S)
+        address = commands.bootstrap(folder / "bootstrap").wait_for_line(timeout_s=START_LIMIT_S)
         nodes = []
         for member, core in zip(members, cores, strict=False):
-            words = {
-                "--model": member.model,
-                "--run": str(manifest),
-                "--home": str(folder / member.name),
-                "--peers": address,
-                "--listen": "/ip4/127.0.0.1/tcp/0",
-                "--name": member.name,
-                "--engine": "torch",
-                "--seed": str(seed),
-            }
+            how = {"model": member.model, "run": manifest, "engine": "torch", "seed": seed}
             if factor == 1 or member == members[-1]:
-                words["--steps"] = str(options.steps)
+                how["steps"] = options.steps
             with on_core(core):
-                nodes.append(commands.start(member.name, "join", *(word for pair in words.items() for word in pair)))
+                nodes.append(commands.join(member.name, home=folder / member.name, peer=address, **how))
         due = options.steps - options.steps % options.eval_every
         speed = _wait(nodes, trails, due=due, factor=factor, generation_factor=options.slow_generation)
     speeds = [*(1.0 for _ in members[1:]), speed]
@@ -272,7 +260,6 @@ def _wait(
 
 
 def _generation_worker(node: ChildProcess) -> int:
-    """The process id of a node's generation worker."""
     family = psutil.Process(node.process.pid).children(recursive=True)
     return next(each.pid for each in family if GENERATION_WORKER in each.cmdline())
 

@@ -32,18 +32,16 @@ from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
+from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import resolve_model
-from ftis_node.records.group import SamplingSettings
-from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import PublishedWeights
+from learner_sides.batch import even_groups, memory_folder, sample, with_flat_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -76,7 +74,7 @@ def main() -> None:
     if options.raw is not None:
         serve_raw(options.raw, options)
         return
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=memory_disk()) as weights:
+    with tempfile.TemporaryDirectory() as folder, memory_folder() as weights:
         dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
         save_random_model(options.shape, Path(folder) / "model", dtype=dtype, device=options.device)
         figures = asyncio.run(measure(Path(folder), Path(weights), options))
@@ -162,22 +160,9 @@ def rate(seconds: float, options: argparse.Namespace) -> float:
 
 async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[int]], tokens: int) -> float:
     began = time.perf_counter()
-    results = await asyncio.gather(*(generate(client, prompt, tokens=tokens) for prompt in groups))
+    results = await asyncio.gather(*(sample(client, prompt, num=GROUP_SIZE, tokens=tokens) for prompt in groups))
     assert all(len(each.token_ids) == tokens for result in results for each in result.completions)
     return time.perf_counter() - began
-
-
-async def generate(
-    client: GenerationClient, prompt: Sequence[int], *, num: int = GROUP_SIZE, tokens: int = COMPLETION_TOKENS
-) -> Any:
-    request = GenerateRequest(
-        prompt_ids=tuple(prompt),
-        num_completions=num,
-        sampling=SamplingSettings(),
-        max_tokens=tokens,
-        eos_ids=frozenset(),
-    )
-    return await client.generate(request)
 
 
 def start_raw(folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -240,9 +225,12 @@ async def hand_over(
 ) -> dict[str, Any]:
     """Milliseconds from the end of a step to the first token of its version, in parts; medians over the steps."""
     learner = LearnerClient(learner_boot(folder, weights, options), sockets_dir=folder / "l", log_path=folder / "l.log")
+    groups = with_flat_logprobs(
+        even_groups(num_groups=2, completion_tokens=[16] * 4, prompt_tokens=16, vocab_size=300), 300
+    )
     await learner.start()
     try:
-        steps = [await one_step(client, learner, number) for number in range(1, STEPS + 1)]
+        steps = [await one_step(client, learner, groups, number) for number in range(1, STEPS + 1)]
     finally:
         await learner.stop()
     medians = {name: statistics.median(step[name] for step in steps[1:]) for name in steps[0]}
@@ -251,7 +239,9 @@ async def hand_over(
     return {name: round(value, 2) for name, value in medians.items()}
 
 
-async def one_step(client: GenerationClient, learner: LearnerClient, number: int) -> dict[str, float]:
+async def one_step(
+    client: GenerationClient, learner: LearnerClient, groups: Sequence[TrainGroup], number: int
+) -> dict[str, float]:
     """One step and its hand-over, with somebody always asking for a token."""
     loop = asyncio.get_running_loop()
     proof: asyncio.Future[WeightProof | None] = loop.create_future()
@@ -270,7 +260,7 @@ async def one_step(client: GenerationClient, learner: LearnerClient, number: int
             proof.set_result(news)
 
     asking = asyncio.create_task(first_token(client, number))
-    reply = await learner.train([group(number, each) for each in range(2)], step=number, on_published=take)
+    reply = await learner.train(groups, step=number, on_published=take)
     assert reply.weights is not None
     await asyncio.gather(*serving)
     times["first"] = await asking
@@ -288,7 +278,7 @@ async def one_step(client: GenerationClient, learner: LearnerClient, number: int
 
 async def first_token(client: GenerationClient, version: int) -> float:
     """When the first token of `version` came, to somebody who asks for one token again and again."""
-    while (await generate(client, [5, 6, 7], num=1, tokens=1)).policy_version_newest < version:
+    while (await sample(client, [5, 6, 7], num=1, tokens=1)).policy_version_newest < version:
         pass
     return time.monotonic()
 
@@ -315,26 +305,6 @@ def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> Le
         num_threads=max(1, options.threads // 2),
         recompute_activations=options.device != "cpu",
     )
-
-
-def group(step: int, number: int) -> TrainGroup:
-    """Random tokens, half of the completions right."""
-    random = np.random.default_rng((step, number))
-    unpacked = UnpackedGroup(
-        group_id=f"{step}-{number}",
-        advantage_key=f"{step}-{number}",
-        own=True,
-        policy_version=0,
-        policy_version_newest=0,
-        prompt_ids=random.integers(5, 300, 16).astype(np.int32),
-        tokens=TokenBatch.from_parts(list(random.integers(5, 300, (4, 16))), [np.full(16, -6.0)] * 4),
-        rewards=(0.0, 1.0, 0.0, 1.0),
-    )
-    return pack_train_group(unpacked)
-
-
-def memory_disk() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def versions() -> dict[str, str]:

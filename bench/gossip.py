@@ -92,16 +92,7 @@ async def measure_unloaded(hosts: list[Host], seconds: float) -> dict[str, Any]:
     await call_all(hosts, "announce_bare_evenly", seconds, PERIOD_S)
     await asyncio.sleep(POLL_INTERVAL_S)
     bare = [latency for part in await call_all(hosts, "bare_latencies_s") for latency in part]
-    published = {
-        peer_id: iter(times) for part in await call_all(hosts, "published_at") for peer_id, times in part.items()
-    }
-    ours, from_own_disk = [], []
-    for items in merged(await call_all(hosts, "stored")).values():
-        (own,) = [item for item in items if item.sender == item.peer_id]
-        published_at = next(published[own.sender])
-        foreign = [item.at for item in items if item is not own]
-        ours += [at - published_at for at in foreign]
-        from_own_disk += [at - own.at for at in foreign]
+    ours, from_own_disk = await latencies_s(hosts)
     figures = percentiles_ms("", ours) | percentiles_ms("from_own_disk_", from_own_disk) | percentiles_ms("bare_", bare)
     return {
         "envelope_bytes": size,
@@ -194,7 +185,7 @@ async def measure_short(folder: Path, arguments: argparse.Namespace) -> dict[str
         bytes_before = loopback_bytes()
         await asyncio.sleep(took_s)
         idle = loopback_bytes() - bytes_before
-        latencies = await latencies_s(hosts)
+        latencies, _ = await latencies_s(hosts)
         num_groups = sum(len(times) for part in await call_all(hosts, "published_at") for times in part.values())
         fraction = await delivered_fraction(hosts, arguments.nodes, num_groups)
     return {
@@ -208,17 +199,21 @@ async def measure_short(folder: Path, arguments: argparse.Namespace) -> dict[str
     }
 
 
-async def latencies_s(hosts: list[Host]) -> list[float]:
-    """Return the seconds from the hand-over to the publish loop to the storing in each other node."""
+async def latencies_s(hosts: list[Host]) -> tuple[list[float], list[float]]:
+    """Return the seconds until each other node stored a group, from its hand-over to the publish loop and from its
+    storing there.
+    """
     published = {
         peer_id: iter(times) for part in await call_all(hosts, "published_at") for peer_id, times in part.items()
     }
-    latencies = []
+    ours, from_own_disk = [], []
     for items in merged(await call_all(hosts, "stored")).values():
         (own,) = [item for item in items if item.sender == item.peer_id]
         published_at = next(published[own.sender])
-        latencies += [item.at - published_at for item in items if item is not own]
-    return latencies
+        foreign = [item.at for item in items if item is not own]
+        ours += [at - published_at for at in foreign]
+        from_own_disk += [at - own.at for at in foreign]
+    return ours, from_own_disk
 
 
 async def survive(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -58,7 +58,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As `--case` takes it."""
         size = self.vocab_size if self.device == "cpu" else self.shape
         return f"{size}-{'lora' if self.lora else 'full'}-{self.precision}"
 

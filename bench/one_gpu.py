@@ -21,7 +21,6 @@ import json
 import multiprocessing
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -39,29 +38,25 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange
 from ftis_node.memory.plan import Machine, MemoryPlan, plan
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
 from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
-from ftis_node.records.group import SamplingSettings
+from gpu.device import GIB, MIB, ask_driver
+from learner_sides.batch import of_result, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.generation.engines.base import GenerationResult
-    from ftis_node.learner.messages import TrainGroup
 
 PROMPT_TOKENS = 128
 SAMPLE_EVERY_S = 0.2
 NEVER = 100_000  # steps between two checkpoints
-MIB, GIB = 1 << 20, 1 << 30
 
 
 def main() -> None:
@@ -172,11 +167,15 @@ async def one_round(
     """Generate, train, hand over: seconds of each, and tokens a second."""
     began = time.monotonic()
     prompts = np.random.default_rng(number).integers(5, 300, (manifest.step.own_groups, PROMPT_TOKENS)).tolist()
-    results = await asyncio.gather(*(generate(generation, prompt, manifest) for prompt in prompts))
+    num, tokens = manifest.sampling.group_size, manifest.sampling.max_completion_tokens
+    results = await asyncio.gather(*(sample(generation, prompt, num=num, tokens=tokens) for prompt in prompts))
     generated = time.monotonic()
     if arrangement.takes_turns:
         await generation.sleep(discard=True)
-    groups = [train_group(f"{number}-{index}", *pair) for index, pair in enumerate(zip(prompts, results, strict=True))]
+    groups = [
+        pack_train_group(of_result(f"{number}-{index}", *pair, [float(at % 2) for at in range(len(pair[1].tokens))]))
+        for index, pair in enumerate(zip(prompts, results, strict=True))
+    ]  # every other completion right
     reply = await learner.train(groups, step=number)
     trained = time.monotonic()
     if reply.weights is not None:
@@ -192,33 +191,6 @@ async def one_round(
         "generated_tokens_per_s": num_tokens / (generated - began),
         "trained_tokens_per_s": num_tokens / (trained - generated),
     }
-
-
-async def generate(generation: GenerationClient, prompt: list[int], manifest: RunManifest) -> GenerationResult:
-    sampling = manifest.sampling
-    request = GenerateRequest(
-        prompt_ids=tuple(prompt),
-        num_completions=sampling.group_size,
-        sampling=SamplingSettings(),
-        max_tokens=sampling.max_completion_tokens,
-        eos_ids=frozenset(),
-    )
-    return await generation.generate(request)
-
-
-def train_group(group_id: str, prompt: list[int], result: GenerationResult) -> TrainGroup:
-    """As the node makes it, every other completion right."""
-    unpacked = UnpackedGroup(
-        group_id=group_id,
-        advantage_key=group_id,
-        own=True,
-        policy_version=result.policy_version,
-        policy_version_newest=result.policy_version_newest,
-        prompt_ids=np.asarray(prompt, dtype="<i4"),
-        tokens=result.tokens,
-        rewards=tuple(float(index % 2) for index in range(len(result.tokens))),
-    )
-    return pack_train_group(unpacked)
 
 
 @contextmanager
@@ -243,8 +215,7 @@ def sampled(pids: Callable[[], list[int | None]]) -> Iterator[list[tuple[int, fl
 
 def read_gpu() -> tuple[int, float]:
     """The first GPU's, by nvidia-smi: torch in this process would take memory, too."""
-    command = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits", "--id=0"]
-    used, load = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split(",")
+    used, load = ask_driver("memory.used,utilization.gpu").split(",")
     return int(used) * MIB, float(load)
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ftis_node.lab.random_models import SHAPES
+from soaking.sampling import role_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,7 +182,7 @@ def note_peaks(peaks: dict[str, dict[str, float]], pid: int) -> None:
     try:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
-            kind = "command" if process.pid == pid else kind_of(process)
+            kind = "command" if process.pid == pid else role_of(process, daemon=pid)
             status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
             kib = {key: int(status[key].split()[0]) * 1024 for key in ("VmHWM", "RssAnon", "RssShmem")}
             peak = peaks.setdefault(kind, {"hwm_gib": 0, "own_gib": 0})
@@ -189,15 +190,6 @@ def note_peaks(peaks: dict[str, dict[str, float]], pid: int) -> None:
             peak["own_gib"] = max(peak["own_gib"], kib["RssAnon"] + kib["RssShmem"])
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError, KeyError):
         return  # it ended meanwhile, or is a zombie
-
-
-def kind_of(process: psutil.Process) -> str:
-    """`generation`, `learner`, `p2pd` ..., from the command line of a child."""
-    line = " ".join(process.cmdline())
-    for kind in ("generation", "learner", "p2pd", "scoring", "tasks"):
-        if kind in line:
-            return kind
-    return process.name()
 
 
 if __name__ == "__main__":

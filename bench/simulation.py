@@ -18,14 +18,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from swarm_simulation import SimulationResult, SimulationSettings, simulate
-from swarm_simulation.plot import plot_scale
+from swarm_simulation.host_link import Kind
 from swarm_simulation.settings import shards_for, simulated_shards_for
 
 PROGRESS_S = 60.0  # of virtual time
+PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.4  # inches
 
 
 def main() -> None:
-    """Runs the swarms and prints the result."""
     options = arguments()
     settings = [settings_for(num_nodes, options) for num_nodes in options.nodes]
     if options.read:
@@ -89,6 +89,36 @@ def table(figures: list[SimulationResult]) -> str:
         for one in figures
     ]
     return "".join([names, *rows])
+
+
+def plot_scale(figures: list[SimulationResult], path: Path) -> None:
+    """Plot four panels side by side, one point for each swarm."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * PANEL_WIDTH, PANEL_HEIGHT), layout="constrained")
+    traffic, memory, cpu, pulled = figure.subplots(1, 4)
+    sizes = [one.num_nodes for one in figures]
+    for kind in Kind:
+        name = kind.name.lower()
+        traffic.plot(sizes, [one.received_bytes_per_s[name] / 1e3 for one in figures], "o-", label=name)
+    traffic.plot(sizes, [one.received_in_all / 1e3 for one in figures], "ko-", label="all")
+    traffic.set(title="received by a node", ylabel="kB/s", ylim=(0, None))
+    traffic.legend(fontsize="x-small")
+    memory.plot(sizes, [one.memory_bytes / 1e3 for one in figures], "o-", label="mean")
+    memory.plot(sizes, [one.memory_bytes_max / 1e3 for one in figures], "o--", label="largest")
+    memory.set(title="the policies' memory", ylabel="kB", ylim=(0, None))
+    memory.legend(fontsize="x-small")
+    cpu.plot(sizes, [one.cpu_ms_per_s for one in figures], "o-")
+    cpu.set(title="the policies' time", ylabel="ms of one core a second", ylim=(0, None))
+    pulled.plot(sizes, [100 * one.pulled_share for one in figures], "o-", label="groups pulled by another")
+    pulled.plot(sizes, [100 * one.full_steps_share for one in figures], "o-", label="steps with all foreign groups")
+    pulled.axhline(99, color="grey", linestyle=":")
+    pulled.set(title="nothing is lost", ylabel="%", ylim=(97, 100.1))
+    pulled.legend(fontsize="x-small")
+    for panel in (traffic, memory, cpu, pulled):
+        panel.set(xscale="log", xlabel="nodes in the swarm")
+        panel.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

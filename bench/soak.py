@@ -30,8 +30,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from nodes.hosts import say
 from soaking.guests import guests
-from soaking.plot import plot_soak
 from soaking.sampling import MACHINE, Point, Sampler, look_at_machine
 from soaking.swarm import swarm
 from soaking.verdicts import disturbances, findings_of, is_calm, markdown, per_minute, series_of, warm_up_minutes
@@ -43,6 +45,18 @@ if TYPE_CHECKING:
     from soaking.verdicts import Finding, Series
 
 BEFORE_GUESTS_MINUTES = 2.0
+PANELS = {
+    "rss_mib": "resident memory, MiB",
+    "cpu_percent": "processor time, % of a core",
+    "disk_mib": "disk of the homes, MiB",
+    "descriptors": "open descriptors",
+    "threads": "threads",
+    "rows": "rows",
+    "lag_ms": "event loop lag, ms",
+    "answer_ms": "answer to /status, ms",
+    "done": "done a minute",
+}
+COLUMNS, WIDTH, HEIGHT, DPI = 2, 5.6, 2.7, 110
 
 
 def main() -> None:
@@ -161,8 +175,38 @@ def calm_share(series: Sequence[Series], *, after: float) -> float:
     return sum(is_calm(minute, disturbed) for minute in minutes) / len(minutes) if minutes else 1.0
 
 
-def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+def plot_soak(series: Sequence[Series], path: Path, *, warm_up: float, title: str) -> None:
+    """Writes the picture. The nodes' parts are sums over all nodes; the bootstrap node's lines are dotted."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = {quantity: name for quantity, name in PANELS.items() if any(one.quantity == quantity for one in series)}
+    rows = -(-len(shown) // COLUMNS)
+    figure, axes = plt.subplots(rows, COLUMNS, figsize=(WIDTH * COLUMNS, HEIGHT * rows), layout="constrained")
+    for (quantity, name), panel in zip(shown.items(), axes.flat, strict=False):
+        for one in (one for one in series if one.quantity == quantity):
+            minutes, values = _rates(one) if quantity == "done" else (one.minutes, one.values)
+            style = ":" if one.who == "bootstrap" else "-"
+            panel.plot(minutes, values, style, label=one.part if style == "-" else f"{one.part} (bootstrap)", lw=1)
+        panel.axvspan(0, warm_up, color="0.92", zorder=0)
+        panel.set(title=name, xlabel="minutes", ylim=(0, None))
+        panel.legend(fontsize="x-small", ncols=2)
+        panel.grid(alpha=0.3)
+    for unused in list(axes.flat)[len(shown) :]:
+        unused.axis("off")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+def _rates(one: Series) -> tuple[Sequence[float], Sequence[float]]:
+    """What a count grew by in each of the soak's minutes."""
+    if len(one.minutes) < 2:
+        return [], []
+    marks = np.arange(one.minutes[0], one.minutes[-1], 1.0)
+    return list(marks[1:]), list(np.diff(np.interp(marks, one.minutes, one.values)))
 
 
 if __name__ == "__main__":

@@ -28,51 +28,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.config.manifest import RunManifest
+from ftis_node.lab.stub_node import StubScorer, StubTokenizer
 from ftis_node.lab.wire_probe import RUN_ID, VOCABULARY, random_group
 from ftis_node.records.codec import CODECS, hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import Accepted, announce_group, seal_group
-from ftis_node.records.group import CompletionStatus, PromptRef
+from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.tasks.base import TaskItem
 from ftis_node.validation import ValidationContext, validate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ftis_node.records.group import Group
-    from ftis_node.tasks.scoring_worker import ScoringCost
 
 NUM_GROUPS = 300
-NUM_RUNS = 5
 REPEATS, LOOPS = 100, 20  # many short ones: on a shared machine some of them are left alone
-
-
-class StubScorer:
-    """Everything is worth what random_group claims least: the rules' cost is measured, not the scorer's."""
-
-    async def resolve(self, ref: PromptRef, cost: ScoringCost) -> TaskItem:
-        return TaskItem(ref, ({"role": "user", "content": ""},), "")
-
-    async def score(
-        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
-    ) -> list[tuple[float, CompletionStatus]]:
-        return [(0.0, CompletionStatus.SCORED) for _ in texts]
-
-
-class StubTokenizer:
-    """A tokenizer without text."""
-
-    fingerprint = "0" * 32
-    vocab_size = VOCABULARY
-    eos_ids = (VOCABULARY,)
-
-    def encode_prompt(self, messages: Sequence[object]) -> list[int]:
-        return [0]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return ""
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -150,7 +122,7 @@ def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", 
         context = ValidationContext(
             manifest=manifest,
             tokenizer=StubTokenizer(),
-            resolve=StubScorer().resolve,
+            resolve=lambda ref, cost: StubScorer().resolve(ref, cost=cost),
             scorer=StubScorer(),
             is_known=reader.is_known,
             has_number=reader.has_number,

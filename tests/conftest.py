@@ -162,6 +162,14 @@ def example_method(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _installed(EXAMPLES / "ftis-node-method-sqrt", tmp_path_factory.mktemp("method"))
 
 
+def write_distribution(folder: Path, package: str, entry_points: str, *, version: str = "1.0") -> None:
+    """What pip leaves of a package that is installed in `folder`; its modules are the test's."""
+    info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
 def _installed(package: Path, folder: Path) -> Path:
     """Install the package without an index into a folder below `folder`."""
     copy = shutil.copytree(package, folder / "source")  # building leaves files behind

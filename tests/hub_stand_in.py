@@ -45,7 +45,6 @@ class StandIn:
     ignores: tuple[str, ...] = ()
 
     def files(self, repo: str, branch: str = "main") -> dict[str, bytes]:
-        """The files of a branch."""
         return self.repositories[repo].branches[branch]
 
     @property

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "models"
 TINY_SCALE = 0.4  # of the usual training: right often enough for a signal
 RECIPE_FILES = (
-    *(f"lab/{name}.py" for name in ("tiny", "tiny_sums", "tiny_tokenizer")),
-    "tasks/arithmetic.py",
+    *("lab/tiny.py", "lab/tiny_sums.py", "lab/tiny_tokenizer.py", "lab/tiny_corpus.txt"),
+    *("tasks/arithmetic.py", "tasks/problems.py"),
 )
 RECIPE_PACKAGES = ("torch", "transformers", "tokenizers")
 

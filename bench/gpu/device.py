@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 
 from ftis_node.lab.random_models import SHAPES, save_random_model
+from ftis_node.learner.messages import LearnerBoot
+from ftis_node.learner.model.policy import load_unchecked
+from learner_sides.serving import status_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ftis_node.config.workers import LoraSection
+    from ftis_node.learner.model.policy import Policy
+    from gpu.cases import Options
 
 GIB, MIB = 1 << 30, 1 << 20
 MODELS = Path(tempfile.gettempdir()) / "ftis-gpu-check"
@@ -68,15 +74,7 @@ def peak_bytes(device: str, before: int) -> tuple[int, int]:
     """Bytes that tensors took at most since `reset_peak`, and that the allocator held. On the CPU both are VmHWM's."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return (peak := int(found[1]) * 1024 - before), peak
-
-
-def peak_flops(device: str, *, size: int) -> float:
-    """Floating-point operations a second of the fastest product of two square matrices in bfloat16."""
-    one, other = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
-    return 2 * size**3 / seconds(lambda: one @ other, device, rounds=10)
+    return (peak := status_bytes("VmHWM") - before), peak
 
 
 def model_folder(shape: str, device: str) -> Path:
@@ -87,6 +85,22 @@ def model_folder(shape: str, device: str) -> Path:
         save_random_model(shape, folder, dtype=torch.bfloat16, pads_tokenizer=True, device=device)
         (folder / "whole").touch()
     return folder
+
+
+def load_policy(options: Options, shape: str, *, dtype: Any = "bfloat16", lora: LoraSection | None = None) -> Policy:
+    """The random model of `shape`, as a learner loads it."""
+    folder = model_folder(shape, options.device)
+    boot = LearnerBoot(
+        model=str(folder),
+        model_name=shape,
+        run_id="gpu-check",
+        checkpoints_dir=str(folder / "checkpoints"),
+        weights_dir=str(folder / "weights"),
+        dtype=dtype,
+        device=options.device,
+        lora=lora,
+    )
+    return load_unchecked(boot)
 
 
 def scale_logits(causal_lm: torch.nn.Module, shape: str) -> None:

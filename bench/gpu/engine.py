@@ -19,26 +19,23 @@ import torch
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.batch import batch_of, make_micro_batches
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
-from ftis_node.learner.groups import UnpackedGroup
-from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import Workload
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
-from gpu.device import GIB, gib, model_folder, scale_logits, used_bytes
+from gpu.device import GIB, gib, load_policy, model_folder, scale_logits, used_bytes
+from learner_sides.batch import of_result, sample
 from learner_sides.job import LORA
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.learner.model.policy import Policy
     from gpu.cases import Options
 
@@ -69,7 +66,7 @@ def served(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
 
 async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
     sizes, device = Sizes(options), options.device
-    policy = _policy(options, shape, lora=lora)
+    policy = load_policy(options, shape, lora=LORA if lora else None)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
         before, began = used_bytes(device, os.getpid()), time.monotonic()
         async with _worker(options, shape, Path(folder), lora=lora) as client:
@@ -100,13 +97,13 @@ async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
 
 async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
     """Sleep and wake as a node does; the tokens afterwards must be those from before."""
-    expected = await _generate(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
+    expected = await sample(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
     used, began = used_bytes(device, os.getpid()), time.monotonic()
     await client.sleep()
     slept_s, freed = time.monotonic() - began, used - used_bytes(device, os.getpid())
     began = time.monotonic()
     await client.wake()
-    found = await _generate(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
+    found = await sample(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
     woken_s = time.monotonic() - began
     if not np.array_equal(found.completions[0].token_ids, expected.completions[0].token_ids):
         raise RuntimeError("after sleep and wake the same prompt is answered by other tokens")
@@ -121,9 +118,14 @@ async def _probe(
     await client.update_weights(publication.publish(version), proof_of(policy, version=version))
     prompts = _prompts(sizes.groups)
     results = await asyncio.gather(
-        *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
+        *(sample(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
     )
-    batch = batch_of([_group(str(n), *pair) for n, pair in enumerate(zip(prompts, results, strict=True))])
+    batch = batch_of(
+        [
+            of_result(str(number), prompt, result, [0.0] * len(result.tokens))
+            for number, (prompt, result) in enumerate(zip(prompts, results, strict=True))
+        ]
+    )
     differences = []
     with torch.no_grad():
         for part in make_micro_batches(batch, max_tokens=8192):
@@ -137,21 +139,6 @@ async def _probe(
         "share_beyond": round(float((errors > LARGE_DIFFERENCE).float().mean()), 5),
         "num_tokens": len(errors),
     }
-
-
-def _policy(options: Options, shape: str, *, lora: bool) -> Policy:
-    folder = model_folder(shape, options.device)
-    boot = LearnerBoot(
-        model=str(folder),
-        model_name=shape,
-        run_id="gpu-check",
-        checkpoints_dir=str(folder / "checkpoints"),
-        weights_dir=str(folder / "weights"),
-        dtype="bfloat16",
-        device=options.device,
-        lora=LORA if lora else None,
-    )
-    return load_unchecked(boot)
 
 
 @asynccontextmanager
@@ -203,43 +190,17 @@ def _change(policy: Policy) -> None:
 async def _tokens_per_s(client: GenerationClient, sizes: Sizes) -> float:
     began = time.monotonic()
     results = await asyncio.gather(
-        *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in _prompts(sizes.groups))
+        *(sample(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in _prompts(sizes.groups))
     )
     made = sum(len(each.token_ids) for result in results for each in result.completions)
     return round(made / (time.monotonic() - began), 1)
 
 
 async def _first_token(client: GenerationClient, began: float) -> float:
-    await _generate(client, [5, 6, 7], num=1, tokens=1)
+    await sample(client, [5, 6, 7], num=1, tokens=1)
     return time.monotonic() - began
-
-
-async def _generate(
-    client: GenerationClient, prompt: list[int], *, num: int, tokens: int, sampling: SamplingSettings | None = None
-) -> GenerationResult:
-    request = GenerateRequest(
-        prompt_ids=tuple(prompt),
-        num_completions=num,
-        sampling=sampling or SamplingSettings(),
-        max_tokens=tokens,
-        eos_ids=frozenset(),
-    )
-    return await client.generate(request)
 
 
 def _prompts(number: int) -> list[list[int]]:
     found: list[list[int]] = np.random.default_rng().integers(5, 300, (number, PROMPT_TOKENS)).tolist()
     return found
-
-
-def _group(name: str, prompt: list[int], result: GenerationResult) -> UnpackedGroup:
-    return UnpackedGroup(
-        group_id=name,
-        advantage_key=name,
-        own=True,
-        policy_version=1,
-        policy_version_newest=1,
-        prompt_ids=np.asarray(prompt, dtype=np.int32),
-        tokens=result.tokens,
-        rewards=(0.0,) * len(result.tokens),
-    )

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from gpu.device import GIB, ask_driver, gib, peak_flops, seconds, used_bytes
+from gpu.device import GIB, ask_driver, gib, seconds, used_bytes
+from learner_sides.serving import matrix_peak
 
 if TYPE_CHECKING:
     from gpu.cases import Options
@@ -49,7 +50,8 @@ def machine(options: Options) -> dict[str, Any]:
 
 def peak(options: Options) -> dict[str, Any]:
     """A bfloat16 product's rate."""
-    return {"peak_tflops": round(peak_flops(options.device, size=512 if options.small else 8192) / 1e12, 2)}
+    flops = matrix_peak(options.device, 512 if options.small else 8192, torch.bfloat16)
+    return {"peak_tflops": round(flops / 1e12, 2)}
 
 
 def copies(options: Options) -> dict[str, Any]:

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
-from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
-from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.learner.model.policy_loading import choose_layout
-from gpu.device import INITIALIZER_RANGE, model_folder, scale_logits
+from gpu.device import INITIALIZER_RANGE, load_policy, scale_logits
 from learner_sides.batch import even_groups, with_flat_logprobs
 
 if TYPE_CHECKING:
@@ -98,17 +96,7 @@ def layouts(options: Options, *, shape: str) -> dict[str, Any]:
 
 
 def _policy(options: Options, shape: str, dtype: Any) -> Policy:
-    folder = model_folder(shape, options.device)
-    boot = LearnerBoot(
-        model=str(folder),
-        model_name=shape,
-        run_id="gpu-check",
-        checkpoints_dir=str(folder / "checkpoints"),
-        weights_dir=str(folder / "weights"),
-        dtype=dtype,
-        device=options.device,
-    )
-    policy = load_unchecked(boot)
+    policy = load_policy(options, shape, dtype=dtype)
     scale_logits(policy.causal_lm, shape)
     return policy
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import OptimizerSection
@@ -17,10 +19,11 @@ from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.workers.weight_store import PublishedWeights
-from gpu.device import gib, model_folder, peak_bytes, peak_flops, reset_peak, synchronize
+from gpu.device import gib, model_folder, peak_bytes, reset_peak, synchronize
 from learner import flops_a_token
 from learner_sides.batch import count, even_groups, with_flat_logprobs
 from learner_sides.job import LORA
+from learner_sides.serving import matrix_peak
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +58,7 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
         learner.close()
     planned = planned_bytes(folder, boot)
     best = {name: min(each[name] for each in rounds[1:]) for name in rounds[0]}
-    flops = options.peak_tflops * 1e12 if options.peak_tflops else peak_flops(options.device, size=2048)
+    flops = options.peak_tflops * 1e12 if options.peak_tflops else matrix_peak(options.device, 2048, torch.bfloat16)
     real = count(groups).real_tokens
     return {
         **{name: round(value, 4) for name, value in best.items()},

@@ -23,11 +23,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.lab.random_models import SHAPES
 from ftis_node.workers.tensor_file import checksum, read_tensors, write_tensors
-from gpu.device import synchronize
+from gpu.device import seconds
 from gpu.machine import SHM, register, unregister
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from multiprocessing.connection import Connection
 
     from torch import Tensor
@@ -60,9 +60,9 @@ def file(options: Options, *, shape: str) -> dict[str, Any]:
             host: dict[str, Tensor] = {}
             rounds.append(
                 {
-                    "d2h_s": _timed(partial(_fetch, host, tensors), device),
-                    "write_s": _timed(partial(write_tensors, path, host), device),
-                    "load_s": _timed(lambda: _copy_into(targets, read_tensors(path)), device),
+                    "d2h_s": seconds(partial(_fetch, host, tensors), device),
+                    "write_s": seconds(partial(write_tensors, path, host), device),
+                    "load_s": seconds(lambda: _copy_into(targets, read_tensors(path)), device),
                 }
             )
     return _same(tensors, targets) | _medians(rounds) | _rates(num_bytes, _medians(rounds)) | {"num": len(tensors)}
@@ -80,15 +80,15 @@ def registered(options: Options, *, shape: str) -> dict[str, Any]:
         opened.truncate(end)
         with mmap.mmap(opened.fileno(), end) as mapped:
             whole = torch.frombuffer(mapped, dtype=torch.uint8)
-            register_s = _timed(partial(register, whole, device), device)
+            register_s = seconds(partial(register, whole, device), device)
             views = {
                 name: whole[places[name] : places[name] + value.nbytes].view(value.dtype).view(value.shape)
                 for name, value in tensors.items()
             }
             rounds = [
                 {
-                    "d2h_s": _timed(partial(_copy_into, views, tensors), device),
-                    "load_s": _timed(partial(_copy_into, targets, views), device),
+                    "d2h_s": seconds(partial(_copy_into, views, tensors), device),
+                    "load_s": seconds(partial(_copy_into, targets, views), device),
                 }
                 for _ in range(ROUNDS)
             ]
@@ -111,7 +111,7 @@ def ipc(options: Options, *, shape: str) -> dict[str, Any]:
     reader.start()
     try:
         handles: dict[str, tuple[Any, ...]] = {}
-        export_s = _timed(lambda: handles.update({name: _export(each) for name, each in tensors.items()}), device)
+        export_s = seconds(lambda: handles.update({name: _export(each) for name, each in tensors.items()}), device)
         here.send(handles)
         found = _answer(here, reader)
         sums = found.pop("checksums")
@@ -150,9 +150,9 @@ def _read_shared(pipe: Connection, device: str) -> None:
         torch.ones(1, device=device)
     handles = pipe.recv()
     opened: dict[str, Tensor] = {}
-    open_s = _timed(lambda: opened.update({name: _open(handle, device) for name, handle in handles.items()}), device)
+    open_s = seconds(lambda: opened.update({name: _open(handle, device) for name, handle in handles.items()}), device)
     targets = {name: torch.empty_like(value) for name, value in opened.items()}
-    copies = [_timed(partial(_copy_into, targets, opened), device) for _ in range(COPIES)]
+    copies = [seconds(partial(_copy_into, targets, opened), device) for _ in range(COPIES)]
     num_bytes = sum(value.nbytes for value in targets.values())
     pipe.send(
         {
@@ -182,14 +182,6 @@ def _fetch(host: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
 def _copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
     for name, target in targets.items():
         target.copy_(sources[name], non_blocking=True)
-
-
-def _timed(work: Callable[[], object], device: str) -> float:
-    synchronize(device)
-    began = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - began
 
 
 def _same(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Any]:

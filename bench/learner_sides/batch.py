@@ -6,6 +6,8 @@ real tokens are prompts. Behaviour log-probs are the model's own with a little n
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -14,17 +16,22 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.lab.random_models import pack_train_group
 from ftis_node.lab.random_models import with_logprobs as filled
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.records.group import SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
+from ftis_node.workers.weight_store import MEMORY_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from ftis_node.generation.client import GenerationClient
+    from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.learner.messages import TrainGroup
 
 PROMPT_TOKENS = (64, 160)
@@ -50,9 +57,9 @@ class Counts:
         return self.completion_tokens + self.prompt_tokens
 
 
-def ragged_groups(*, num_groups: int, vocab_size: int, seed: int = 0) -> tuple[UnpackedGroup, ...]:
+def ragged_groups(*, num_groups: int, vocab_size: int) -> tuple[UnpackedGroup, ...]:
     """Groups of twelve; log-probs are still to be filled in."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     low, high = COMPLETION_TOKENS
     quantiles = random.permutation(np.linspace(0, 1, num_groups * GROUP_SIZE)).reshape(num_groups, GROUP_SIZE)
     lengths = low + np.rint((1 - (1 - quantiles) ** (1 / SKEW)) * (high - low)).astype(int)
@@ -117,6 +124,39 @@ def _logprobs(causal_lm: torch.nn.Module, prompt: NDArray[np.int32], ids: NDArra
     row = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64)).to(causal_lm.device)
     logits = causal_lm(row[None], logits_to_keep=len(ids) + 1).logits[0, :-1]
     return logits.log_softmax(-1).gather(-1, row[len(prompt) :, None]).squeeze(-1).cpu().numpy()
+
+
+async def sample(
+    client: GenerationClient, prompt: Sequence[int], *, num: int, tokens: int, sampling: SamplingSettings | None = None
+) -> GenerationResult:
+    """`num` completions of a prompt that no end token ends before `tokens`."""
+    request = GenerateRequest(
+        prompt_ids=tuple(prompt),
+        num_completions=num,
+        sampling=sampling or SamplingSettings(),
+        max_tokens=tokens,
+        eos_ids=frozenset(),
+    )
+    return await client.generate(request)
+
+
+def of_result(name: str, prompt: Sequence[int], result: GenerationResult, rewards: Sequence[float]) -> UnpackedGroup:
+    """The group that a generator has sampled."""
+    return UnpackedGroup(
+        group_id=name,
+        advantage_key=name,
+        own=True,
+        policy_version=result.policy_version,
+        policy_version_newest=result.policy_version_newest,
+        prompt_ids=np.asarray(prompt, dtype="<i4"),
+        tokens=result.tokens,
+        rewards=tuple(rewards),
+    )
+
+
+def memory_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for published weights, in memory where there is a file system for it, as a node has."""
+    return tempfile.TemporaryDirectory(dir=MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None)
 
 
 def count(groups: Sequence[TrainGroup]) -> Counts:

@@ -6,9 +6,7 @@ publication of the new weights and their proof, which TRL's step has no counterp
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import msgspec
 import peft  # noqa: F401  here and not when a LoRA case first asks for it: what is imported is not the step's memory
 
 from ftis_node.learner.core import Learner
+from learner_sides.batch import memory_folder
 from learner_sides.job import Job, read_groups
 from learner_sides.serving import Serving
 
@@ -23,8 +22,7 @@ from learner_sides.serving import Serving
 def main() -> None:
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
     groups = read_groups(Path(job.batch).read_bytes())
-    memory_disk = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # as a node does
-    with tempfile.TemporaryDirectory(dir=memory_disk) as weights, ThreadPoolExecutor(max_workers=1) as thread:
+    with memory_folder() as weights, ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(serve, job, groups, weights).result()
 
 

@@ -20,8 +20,6 @@ import torch
 if TYPE_CHECKING:
     from learner_sides.job import Job
 
-MATRIX_SIZES = {"cpu": 2048, "cuda": 8192}
-MATRIX_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 PRODUCTS = 10
 
 
@@ -47,7 +45,8 @@ class Serving:
         for line in iter(sys.stdin.readline, ""):
             if line.strip() == "step":
                 return True
-            self._tell({"peak_flops": matrix_peak(self._device)})
+            size, dtype = (2048, torch.float32) if self._device == "cpu" else (8192, torch.bfloat16)
+            self._tell({"peak_flops": matrix_peak(self._device, size, dtype)})
         return False
 
     def begin(self) -> None:
@@ -93,10 +92,9 @@ def status_bytes(field: str) -> int:
 
 
 @torch.no_grad()
-def matrix_peak(device: str) -> float:
-    """Floating-point operations a second of the best of a few matrix products."""
-    size = MATRIX_SIZES[device]
-    left, right = (torch.randn(size, size, device=device).to(MATRIX_DTYPES[device]) for _ in range(2))
+def matrix_peak(device: str, size: int, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of the fastest of a few products of two square matrices."""
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(PRODUCTS):
         began = time.perf_counter()

@@ -13,26 +13,18 @@ from collections import OrderedDict
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.models.source import resolve_model
-from ftis_node.models.tokenizer import load_tokenizer
-from ftis_node.records.codec import hash_prompt
-from ftis_node.records.envelope import Announcement, seal_group
-from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.lab.demo import ANY_PORT
+from ftis_node.lab.group_maker import GroupMaker
+from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import shard_of
-from ftis_node.tasks.registry import load_task
-from soaking.swarm import ANY_PORT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
-
-    from ftis_node.config.manifest import RunManifest
 
 NUM_GUESTS = 4
 NUM_HELD = 2048  # envelopes that a guest can still give
@@ -41,51 +33,10 @@ NUM_TOKENS = 12
 TURN_S = 0.25
 
 
-class Maker:
-    """Groups that pass the run's validation."""
-
-    def __init__(self, model: Path, manifest: RunManifest) -> None:
-        self.manifest = manifest
-        self.tokenizer = load_tokenizer(resolve_model(str(model)))
-        self._task = load_task(manifest.task)
-        self._rng = np.random.default_rng(0)
-        eos = self.tokenizer.eos_ids
-        self._words = np.array([i for i in range(self.tokenizer.vocab_size) if i not in eos], dtype=np.int32)
-
-    def group(self, sender: str, number: int) -> Group:
-        """One right answer, and babble for the rest of the group."""
-        ref = PromptRef(self.manifest.task, "train", int(self._rng.integers(1 << 30)))
-        item = self._task.resolve(ref)
-        right = np.array([*self.tokenizer.encode_text(item.answer), self.tokenizer.eos_ids[0]], dtype=np.int32)
-        babble = [self._rng.choice(self._words, NUM_TOKENS) for _ in range(self.manifest.sampling.group_size - 1)]
-        return Group.from_completions(
-            run_id=self.manifest.run_id,
-            sender=sender,
-            number=number,
-            prompt_ref=ref,
-            prompt_hash=hash_prompt(self.tokenizer.encode_prompt(item.prompt)),
-            completions=tuple(
-                Completion(
-                    token_ids=ids,
-                    logprobs=-self._rng.exponential(1.0, len(ids)).astype(np.float32) - np.float32(1e-3),
-                    finish_reason=FinishReason.STOP if ids is right else FinishReason.LENGTH,
-                    reward=self._task.score(item, self.tokenizer.decode(ids.tolist())),
-                    policy_version=1,
-                    policy_version_newest=1,
-                )
-                for ids in (right, *babble)
-            ),
-            sampling=SamplingSettings(),
-            model="guest",
-            tokenizer=self.tokenizer.fingerprint,
-            created_at=round(time.time(), 3),
-        )
-
-
 class Guest:
     """One member. `num_sent` groups were announced."""
 
-    def __init__(self, folder: Path, maker: Maker, address: str) -> None:
+    def __init__(self, folder: Path, maker: GroupMaker, address: str) -> None:
         self._identity, self._maker, self.num_sent = Identity.generate(), maker, 0
         self._held: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()  # envelope and announcement, by id
         network = NetworkSettings(sockets_dir=folder, listen=(ANY_PORT,), peers=(address,), use_nat_helpers=False)
@@ -121,18 +72,10 @@ class Guest:
 
     def _next(self) -> bytes:
         self.num_sent += 1
-        group = self._maker.group(self._identity.peer_id, self.num_sent)
+        group = self._maker.group(self._identity, self.num_sent, num_tokens=NUM_TOKENS)
         envelope = seal_group(group, self._identity)
         data = envelope.to_bytes()
-        announcement = Announcement(
-            id=envelope.id,
-            number=group.number,
-            envelope_bytes=len(data),
-            num_tokens=group.num_tokens,
-            tokenizer=bytes.fromhex(group.tokenizer)[:8],
-            policy_version=group.policy_version,
-            created_at=group.created_at,
-        ).to_bytes()
+        announcement = announce_group(envelope, group, envelope_bytes=len(data)).to_bytes()
         self._held[envelope.id] = data, announcement
         if len(self._held) > NUM_HELD:
             self._held.popitem(last=False)
@@ -148,7 +91,7 @@ class Guest:
 @asynccontextmanager
 async def guests(folder: Path, model: Path, address: str, *, groups_per_s: float) -> AsyncIterator[list[Guest]]:
     """Guests at work, together at that rate."""
-    maker = Maker(model, load_manifest(str(folder / "run.toml")))
+    maker = GroupMaker(model, load_manifest(str(folder / "run.toml")))
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         present = [Guest(folder / f"guest-{number}", maker, address) for number in range(NUM_GUESTS)]
         for guest in present:

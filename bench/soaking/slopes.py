@@ -70,7 +70,7 @@ class Trend:
         return "grows" if self.slope > 0 else "falls"
 
 
-def trend(minutes: Sequence[float], values: Sequence[float], *, seed: int = 0) -> Trend | None:
+def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend | None:
     """The trend of a series; None for one that is too short to have one."""
     if len(values) < LEAST_POINTS:
         return None
@@ -78,7 +78,7 @@ def trend(minutes: Sequence[float], values: Sequence[float], *, seed: int = 0) -
     slope = sen_slope(times, points)
     level = float(np.median(points))
     residuals = points - np.median(points - slope * times) - slope * times
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = [sen_slope(times, drawn_blocks(residuals, rng)) for _ in range(NUM_DRAWS)]
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Trend(level, slope * MINUTES, (slope - high) * MINUTES, (slope - low) * MINUTES, len(points))

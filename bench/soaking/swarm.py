@@ -19,6 +19,7 @@ from urllib.request import urlopen
 import psutil
 
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.demo import children
 from ftis_node.lab.tiny import make_tiny
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.demo import ChildProcess, ChildProcesses
 
-ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 START_LIMIT_S = 900.0  # of a machine that others load
 POLL_INTERVAL_S = 0.5
 ASK_LIMIT_S = 30.0
@@ -42,25 +42,14 @@ ENVIRONMENT = {
 MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the part of their usual training: nobody looks at what they learn
 # A step waits fifteen seconds for more foreign groups than its peers make, then starts. So normal traffic needs a tenth
 # of two cores, and the figures would show nodes that get faster or slower.
-MANIFEST = """
-name = "soak"
-task = "arithmetic"
-[sampling]
-group_size = 8
-max_prompt_tokens = 32
-max_completion_tokens = 32
-max_total_tokens = 64
-[step]
-own_groups = 4
-foreign_groups = 64
-foreign_wait_s = 15.0
-max_age_s = 120.0
-[optimizer]
-learning_rate = 1e-5
-[eval]
-every_steps = 50
-limit = 32
-"""
+MANIFEST = RunManifest(
+    name="soak",
+    task="arithmetic",
+    sampling={"group_size": 8, "max_prompt_tokens": 32, "max_completion_tokens": 32, "max_total_tokens": 64},
+    step={"own_groups": 4, "foreign_groups": 64, "foreign_wait_s": 15.0, "max_age_s": 120.0},
+    optimizer={"learning_rate": 1e-5},
+    eval={"every_steps": 50, "limit": 32},
+)
 SETTINGS = """
 [buffer]
 max_ready_groups = 64
@@ -113,11 +102,11 @@ def swarm(folder: Path, num_nodes: int) -> Iterator[tuple[str, list[Node]]]:
     """The bootstrap node's address; the bootstrap node first, then the others, all of them at work."""
     os.environ.update(ENVIRONMENT)
     manifest = folder / "run.toml"
-    manifest.write_text(MANIFEST)
+    manifest.write_text(MANIFEST.to_toml())
     models = make_models(folder)
     with children(folder / "logs") as started:
         home = folder / "bootstrap"
-        child = started.start("bootstrap", "bootstrap", "--listen", ANY_PORT, "--home", str(home))
+        child = started.bootstrap(home)
         address = child.wait_for_line(timeout_s=START_LIMIT_S)
         nodes = [Node("bootstrap", child, Home(home))]
         for number in range(num_nodes):
@@ -131,9 +120,8 @@ def swarm(folder: Path, num_nodes: int) -> Iterator[tuple[str, list[Node]]]:
 def _join(started: ChildProcesses, home: Path, model: Path, *, manifest: Path, address: str) -> Node:
     home.mkdir(parents=True, exist_ok=True)
     (home / "node.toml").write_text(SETTINGS)
-    what = ("--model", str(model), "--run", str(manifest), "--engine", "torch")
-    where = ("--peers", address, "--listen", ANY_PORT, "--home", str(home), "--name", home.name)
-    return Node(home.name, started.start(home.name, "join", *what, *where), Home(home))
+    child = started.join(home.name, home=home, peer=address, model=model, run=manifest, engine="torch")
+    return Node(home.name, child, Home(home))
 
 
 def _wait_for_first_step(node: Node) -> None:

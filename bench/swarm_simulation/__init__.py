@@ -1,18 +1,16 @@
 """Simulation of a swarm of 10 to 10,000 nodes in virtual time, with the policies of real nodes.
 
-events.py        event queue                          settings.py      all assumptions, in one place
-announcement.py  an announced group                   member_views.py  members of a shard, and who knows them
-host_link.py     bandwidth and latency of a host      traffic.py       bytes by kind
-peer.py          what every participant has           node.py          an honest node
-attackers.py     what attackers do                    transfers.py     pulls, queries, confirmations
-environment.py   what participants see of the world   world.py         all of them, and churn
-run.py           one run from start to result         result.py        what is reported
+settings.py      all assumptions, in one place        announcement.py  an announced group
+host_link.py     bandwidth, latency, bytes by kind    peer.py          what every participant has
+node.py          an honest node                       shard_reader.py  the shards that it reads
+observed.py      a node whose policy code is timed    attackers.py     what attackers do
+transfers.py     pulls, queries, confirmations        world.py         events, members, churn
+result.py        one run, and what is reported        sizes.py         bytes of the policies' entries
 """
 
 from __future__ import annotations
 
-from swarm_simulation.result import SimulationResult
-from swarm_simulation.run import simulate
+from swarm_simulation.result import SimulationResult, simulate
 from swarm_simulation.settings import SimulationSettings
 
 __all__ = ["SimulationResult", "SimulationSettings", "simulate"]

@@ -1,8 +1,9 @@
-"""Network link of a host: bandwidth in each direction, one transfer after the other, and latency to the backbone."""
+"""Network link of a host, and the bytes in and out of it by what they are for."""
 
 from __future__ import annotations
 
 import math
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,8 +14,31 @@ if TYPE_CHECKING:
 LATENCY_SPREAD = 0.6  # sigma of its logarithm
 
 
+class Kind(IntEnum):
+    """What bytes are for."""
+
+    ANNOUNCEMENTS = 0
+    BODIES = 1
+    QUESTIONS = 2
+    CONFIRMATIONS = 3
+    DIRECTORY = 4
+
+
+class ByteCounts:
+    """Bytes sent and received by kind, since the last reset."""
+
+    __slots__ = ("received", "sent")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.received = [0.0] * len(Kind)
+        self.sent = [0.0] * len(Kind)
+
+
 class HostLink:
-    """FIFO model of a link: a transfer starts when the link is free."""
+    """FIFO model of a link: a transfer starts when the link is free. Latency is that to the backbone."""
 
     __slots__ = ("_down_free_at", "_up_free_at", "down_bytes_per_s", "latency_s", "up_bytes_per_s")
 

@@ -11,7 +11,7 @@ It reads the directory every 30 s of virtual time.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
 from ftis_node.swarm.delivery import PendingConfirmations
@@ -20,57 +20,26 @@ from ftis_node.swarm.pull_queue import PullQueue
 from ftis_node.swarm.rate_limits import ShareCap, TokenBucket
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
-from swarm_simulation.environment import Environment
-from swarm_simulation.member_views import NUM_VIEWS
-from swarm_simulation.peer import Peer
-from swarm_simulation.peer_table import PeerTable
+from swarm_simulation.peer import Peer, PeerTable
+from swarm_simulation.settings import NUM_VIEWS
 from swarm_simulation.shard_reader import ShardReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ftis_node.swarm.pull_queue import PullRequest
     from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
-    from swarm_simulation.member_views import MemberViews
+    from swarm_simulation.world import World
 
 ALL = PullDemand(need=None, takes_assigned=True)
-
-
-class Carrier(Protocol):
-    """Moves requests and bodies between two peers."""
-
-    def pull(self, node: SimulatedNode, request: PullRequest) -> None: ...
-
-    def ask(self, node: SimulatedNode, sender: str, heard: SequenceTracker) -> None: ...
-
-
-class NodeEnvironment(Environment, Protocol):
-    """What a node needs of the simulated swarm beside its own parts."""
-
-    @property
-    def peers(self) -> Mapping[str, Peer]: ...
-
-    @property
-    def member_views(self) -> Sequence[MemberViews]: ...
-
-    @property
-    def transfers(self) -> Carrier: ...
-
-    @property
-    def num_peers(self) -> int: ...
-
-    def count_directory(self, node: SimulatedNode, *, num_members: int) -> None: ...
 
 
 class SimulatedNode(Peer):
     """One honest node."""
 
-    world: NodeEnvironment
-
     confirms = True
     pulls_all = False
 
-    def __init__(self, world: NodeEnvironment, peer_id: str) -> None:
+    def __init__(self, world: World, peer_id: str) -> None:
         super().__init__(world, peer_id)
         settings = world.settings
         self.view = world.random.randrange(NUM_VIEWS)  # view of its shard's members

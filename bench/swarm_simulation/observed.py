@@ -7,22 +7,18 @@ The times exclude that comparison. They include some other bookkeeping of the si
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swarm_simulation.node import SimulatedNode
 
 if TYPE_CHECKING:
-    from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
-    from swarm_simulation.peer import Peer
+    from collections.abc import Callable
+
+    from swarm_simulation.announcement import AnnouncementEvent
 
 
 class ObservedNode(SimulatedNode):
     """`SimulatedNode` with timing."""
-
-    def receive(self, group: AnnouncedGroup, call: AnnouncementEvent, now: float) -> None:
-        begun = time.thread_time()
-        super().receive(group, call, now)
-        self.policy_s += time.thread_time() - begun
 
     def is_assigned(self, call: AnnouncementEvent) -> bool:
         """Compute it by the policy. Raises AssertionError if the simulation's shortcut differs."""
@@ -34,28 +30,18 @@ class ObservedNode(SimulatedNode):
         self.policy_s -= time.thread_time() - begun  # `receive` counts it
         return is_it
 
-    def act(self) -> None:
-        begun = time.thread_time()
-        super().act()
-        self.policy_s += time.thread_time() - begun
 
-    def accept(self, group: AnnouncedGroup, *, handed_over_by: Peer) -> bool:
-        begun = time.thread_time()
-        accepted = super().accept(group, handed_over_by=handed_over_by)
-        self.policy_s += time.thread_time() - begun
-        return accepted
+def _timed(name: str) -> Callable[..., Any]:
+    act = getattr(SimulatedNode, name)
 
-    def step(self) -> None:
+    def timed(node: SimulatedNode, *arguments: Any, **options: Any) -> Any:
         begun = time.thread_time()
-        super().step()
-        self.policy_s += time.thread_time() - begun
+        result = act(node, *arguments, **options)
+        node.policy_s += time.thread_time() - begun
+        return result
 
-    def tick(self) -> None:
-        begun = time.thread_time()
-        super().tick()
-        self.policy_s += time.thread_time() - begun
+    return timed
 
-    def directory(self) -> None:
-        begun = time.thread_time()
-        super().directory()
-        self.policy_s += time.thread_time() - begun
+
+for _name in ("receive", "act", "accept", "step", "tick", "directory"):
+    setattr(ObservedNode, _name, _timed(_name))

@@ -1,24 +1,27 @@
-"""Base of all participants, honest or not: an id, a link, own groups, upload budgets."""
+"""Base of all participants, honest or not: an id, a link, own groups, upload budgets. A node's records of its peers."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.rate_limits import TokenBucket
+from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, TokenBucket
+from ftis_node.swarm.reputation import BanRules, Behaviour, Reputation
 from ftis_node.swarm.topology import shard_of
 from swarm_simulation.announcement import AnnouncedGroup
-from swarm_simulation.host_link import HostLink
+from swarm_simulation.host_link import ByteCounts, HostLink, Kind
 from swarm_simulation.settings import Role
-from swarm_simulation.traffic import ByteCounts, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from swarm_simulation.environment import Environment
+    from swarm_simulation.world import World
 
 MAX_OWN = 256  # own groups kept for queries
 MAX_ANSWERS = 64  # announcements in one answer
+UNKNOWN = Reputation()
+LIMITS = QuotaLimits()
+RULES = BanRules()
 
 
 class Peer:
@@ -26,7 +29,7 @@ class Peer:
 
     role = Role.HONEST
 
-    def __init__(self, world: Environment, peer_id: str) -> None:
+    def __init__(self, world: World, peer_id: str) -> None:
         settings = world.settings
         self.world = world
         self.peer_id = peer_id
@@ -51,7 +54,6 @@ class Peer:
 
     @property
     def num_budgets(self) -> int:
-        """Number of peers with an upload budget."""
         return len(self._serve_each)
 
     def begin(self) -> None:
@@ -66,7 +68,6 @@ class Peer:
         self.world.events.after(self.period_s, self.make)
 
     def publish(self, *, is_valid: bool) -> AnnouncedGroup:
-        """Number a group and announce it."""
         self.last_number += 1
         group = AnnouncedGroup(
             self.world.new_id(), self.peer_id, self.shard, self.role, self.last_number,
@@ -110,3 +111,39 @@ class Peer:
         """Count bytes sent to another participant."""
         self.traffic.sent[kind] += num_bytes
         other.traffic.received[kind] += num_bytes
+
+
+class PeerTable:
+    """Reputations and quotas of the peers that this node interacted with."""
+
+    __slots__ = ("_quotas", "banned_at", "records")
+
+    def __init__(self) -> None:
+        self.records: dict[str, Reputation] = {}
+        self.banned_at: dict[str, float] = {}  # time of the first ban
+        self._quotas = Quotas(LIMITS)
+
+    def is_banned(self, peer_id: str, *, now: float) -> bool:
+        record = self.records.get(peer_id)
+        return record is not None and record.is_banned(now=now)
+
+    def note(self, peer_id: str, conduct: Behaviour, *, now: float) -> None:
+        """Apply one `conduct`."""
+        record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now, rules=RULES)
+        self.records[peer_id] = record
+        if record.num_bans and peer_id not in self.banned_at:
+            self.banned_at[peer_id] = now
+
+    def refused(self, peer_id: str, *, now: float) -> None:
+        """Note an invalid group from that peer."""
+        self.note(peer_id, Behaviour.REFUSED, now=now)
+
+    def admits(self, sender: str, num_tokens: int, *, now: float) -> bool:
+        """Return whether the quota admits a valid group, and charge it."""
+        is_new_peer = not self.records.get(sender, UNKNOWN).is_known(now=now)
+        if not self._quotas.allows(sender, is_new_peer=is_new_peer, now=now):
+            self.note(sender, Behaviour.RATE_LIMITED, now=now)
+            return False
+        self._quotas.spend(sender, num_tokens, is_new_peer=is_new_peer, now=now)
+        self.note(sender, Behaviour.ACCEPTED, now=now)
+        return True

@@ -1,4 +1,4 @@
-"""Result of a simulated swarm: traffic, memory and CPU of a node, and how many groups were pulled."""
+"""One run of a simulated swarm, and its result: traffic, memory and CPU of a node, and how many groups were pulled."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from swarm_simulation.host_link import Kind
 from swarm_simulation.settings import Role
 from swarm_simulation.sizes import entry_bytes
-from swarm_simulation.traffic import Kind
+from swarm_simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from swarm_simulation.announcement import AnnouncedGroup
     from swarm_simulation.node import SimulatedNode
-    from swarm_simulation.world import World
+    from swarm_simulation.settings import SimulationSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,18 @@ class SimulationResult:
     def sent_in_all(self) -> float:
         """Bytes a second."""
         return sum(self.sent_bytes_per_s.values())
+
+
+def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> SimulationResult:
+    """Run one swarm; `progress` is called with the virtual time about every ten virtual seconds."""
+    world = World(settings)
+    world.populate()
+    world.events.run_until(settings.warm_up_s)
+    world.reset()
+    while world.events.now < settings.end_s:
+        world.events.run_until(min(settings.end_s, world.events.now + 10.0))
+        progress(world.events.now)
+    return make_result(world)
 
 
 def make_result(world: World) -> SimulationResult:

@@ -8,6 +8,8 @@ from typing import Final
 
 SHARDS_UP_TO: Final = {8: 1500, 16: 3000, 32: 6000, 64: 1 << 30}  # nodes; docs/develop/testing.md says why
 
+NUM_VIEWS: Final = 3  # nodes see the directory 0, 1 or 2 periods late
+
 
 def shards_for(num_nodes: int) -> int:
     """Return the number of shards to choose for a swarm of that size."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable
 
 if TYPE_CHECKING:
-    from swarm_simulation.environment import Environment, Reader
+    from swarm_simulation.node import SimulatedNode
+    from swarm_simulation.world import World
 
 FIRST_LOOK_S = 10.0
 
@@ -17,7 +18,7 @@ class ShardReader:
 
     __slots__ = ("_heard_before", "_looked_at", "_node", "_world", "shards")
 
-    def __init__(self, node: Reader, world: Environment) -> None:
+    def __init__(self, node: SimulatedNode, world: World) -> None:
         self._node = node
         self._world = world
         self._heard_before = 0

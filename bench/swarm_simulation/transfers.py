@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ftis_node.swarm.reputation import Behaviour
+from swarm_simulation.host_link import Kind
 from swarm_simulation.settings import Role
-from swarm_simulation.traffic import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ftis_node.swarm.pull_queue import PullRequest
     from ftis_node.swarm.sequence import SequenceGap, SequenceTracker
-    from swarm_simulation.announcement import AnnouncedGroup
-    from swarm_simulation.events import Events
     from swarm_simulation.node import SimulatedNode
     from swarm_simulation.peer import Peer
-    from swarm_simulation.settings import SimulationSettings
+    from swarm_simulation.world import World
 
 NUM_OTHERS = 2  # members to ask for a group that its sender does not serve
-
-
-class TransferEnvironment(Protocol):
-    """What transfers need of the simulated swarm."""
-
-    settings: SimulationSettings
-    events: Events
-
-    @property
-    def peers(self) -> Mapping[str, Peer]: ...
-
-    @property
-    def groups(self) -> Mapping[bytes, AnnouncedGroup]: ...
-
-    def pulled(self, group: AnnouncedGroup, node: SimulatedNode) -> None: ...
-
-    def some_members(self, shard: int, count: int) -> list[str]: ...
 
 
 class Transfers:
     """Simulates requests between two peers."""
 
-    def __init__(self, world: TransferEnvironment) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
 
     def pull(self, node: SimulatedNode, request: PullRequest) -> None:

@@ -6,32 +6,86 @@ loses it with the same probability. Everything else happens between two peers.
 
 from __future__ import annotations
 
+import heapq
 import math
+from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.swarm.demand import MIN_MEMBERS_PER_SHARD
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, shard_of
 from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
 from swarm_simulation.attackers import KINDS
-from swarm_simulation.events import Events
-from swarm_simulation.member_views import MemberViews
+from swarm_simulation.host_link import Kind
 from swarm_simulation.node import SimulatedNode
 from swarm_simulation.observed import ObservedNode
-from swarm_simulation.settings import Role, SimulationSettings, copies_of
-from swarm_simulation.traffic import Kind
+from swarm_simulation.settings import NUM_VIEWS, Role, SimulationSettings, copies_of
 from swarm_simulation.transfers import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swarm_simulation.environment import Reader
     from swarm_simulation.peer import Peer
 
 GOSSIP_SPREAD = 0.5  # sigma of the logarithm of the delay
 NUM_ASKED_BY_NEWCOMER: Final = 3
 NOT_SIMULATED: Final = 1 << 30  # readers of a shard that is not simulated, so that it is chosen last
 NUM_REPLICAS: Final = 5  # of a directory record
+
+
+class Events:
+    """Priority queue of events by time in seconds; `now` is the time of the current event."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = count()
+
+    def after(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
+        """Schedule `act(*arguments)` in `delay_s`."""
+        heapq.heappush(self._queue, (self.now + delay_s, next(self._order), act, arguments))
+
+    def run_until(self, end_s: float) -> None:
+        """Run all events up to and including this time."""
+        while self._queue and self._queue[0][0] <= end_s:
+            self.now, _, act, arguments = heapq.heappop(self._queue)
+            act(*arguments)
+        self.now = end_s
+
+
+class MemberViews:
+    """Members of a shard, and the views of the last few periods, newest first.
+
+    The directory shows new members late, and departed ones until their records expire.
+    """
+
+    def __init__(self, *, record_lives_s: float) -> None:
+        self._record_lives_s = record_lives_s
+        self._left_at: dict[str, float | None] = {}
+        self.views: tuple[frozenset[str], ...] = (frozenset(),) * NUM_VIEWS
+
+    def join(self, peer_id: str) -> None:
+        self._left_at[peer_id] = None
+
+    def leave(self, peer_id: str, *, now: float) -> None:
+        """Remove a member; it stays in the views until its record expires."""
+        self._left_at[peer_id] = now
+
+    def begin(self) -> None:
+        """Start with views that contain all members."""
+        self.views = (frozenset(self._left_at),) * NUM_VIEWS
+
+    def look(self, *, now: float) -> None:
+        """Start a new period."""
+        lapsed = [
+            peer for peer, left_at in self._left_at.items() if left_at is not None and self._is_over(left_at, now)
+        ]
+        for peer in lapsed:
+            del self._left_at[peer]
+        self.views = (frozenset(self._left_at), *self.views[:-1])
+
+    def _is_over(self, left_at: float, now: float) -> bool:
+        return now - left_at > self._record_lives_s
 
 
 class World:
@@ -44,7 +98,7 @@ class World:
         self.peers: dict[str, Peer] = {}
         self.gone: list[SimulatedNode] = []
         self.groups: dict[bytes, AnnouncedGroup] = {}
-        self.readers: list[dict[str, Reader]] = [{} for _ in range(settings.num_shards)]
+        self.readers: list[dict[str, SimulatedNode]] = [{} for _ in range(settings.num_shards)]
         self.member_views = [MemberViews(record_lives_s=settings.record_lives_s) for _ in range(settings.num_shards)]
         self.transfers = Transfers(self)
         self.num_elsewhere = 0  # peers of shards that are not simulated

@@ -51,36 +51,35 @@ def one_of(*choices: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def some_of(*choices: str) -> Callable[[str], list[str]]:
-    """Return a completer for the last of several comma-separated values."""
+def some_of(*choices: str, separator: str = ",") -> Callable[[str], list[str]]:
+    """Return a completer for the last of several values."""
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{choice}" for choice in choices if choice.startswith(last)]
+        before, mark, last = incomplete.rpartition(separator)
+        return [f"{before}{mark}{choice}" for choice in choices if choice.startswith(last)]
 
     return complete
 
 
 def methods(incomplete: str) -> list[str]:
     """Complete the last of several comma-separated methods, including plug-ins."""
-    from importlib.metadata import entry_points
-
     from ftis_node.config.method_table import METHODS
     from ftis_node.plugins import METHOD_GROUP
 
-    plugins = sorted(plugin.name for plugin in entry_points(group=METHOD_GROUP))
-    return some_of("alone", *METHODS, *plugins)(incomplete)
+    return some_of("alone", *METHODS, *_plugins(METHOD_GROUP))(incomplete)
 
 
 def task_specs(incomplete: str) -> list[str]:
     """Complete the last task of a SPEC, including plug-ins."""
-    from importlib.metadata import entry_points
-
     from ftis_node.plugins import TASK_GROUP
 
-    before, plus, last = incomplete.rpartition("+")
-    known = (*TASKS, *sorted(plugin.name for plugin in entry_points(group=TASK_GROUP)))
-    return [f"{before}{plus}{name}" for name in known if name.startswith(last)]
+    return some_of(*TASKS, *_plugins(TASK_GROUP), separator="+")(incomplete)
+
+
+def _plugins(group: str) -> list[str]:
+    from importlib.metadata import entry_points
+
+    return sorted(plugin.name for plugin in entry_points(group=group))
 
 
 def page_names(incomplete: str) -> list[str]:

@@ -18,6 +18,8 @@ from ftis_node.config.home_files import refuse_newer
 from ftis_node.errors import FtisError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from ftis_node.models.hub_push import PushTarget
 
 LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -91,6 +93,14 @@ def spread_over(tensor_parallel: int | None) -> dict[str, Any] | None:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
+
+
+def print_document(document: Any, lines: Callable[[], Iterable[str]], *, as_json: bool) -> None:
+    """Print a document as JSON, or the lines for people."""
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo("\n".join(lines()))
 
 
 def print_line(document: Any) -> None:

@@ -226,16 +226,11 @@ class LoopbackGossip(Gossip):
             yield FetchOutcome.BROKEN
             return
         try:
-            self._admission.enter(peer_id, service)
-        except OverBudget as error:
-            self.counters.serve_errors[error.reason] += 1
-            yield FetchOutcome.BUSY
-            return
-        try:
-            async with aclosing(self._services.handlers[service](peer_id, request)) as items:
-                async for item in items:
-                    await self._admission.before_item(peer_id, len(item))
-                    yield item
+            with self._admission.admitted(peer_id, service):
+                async with aclosing(self._services.handlers[service](peer_id, request)) as items:
+                    async for item in items:
+                        await self._admission.before_item(peer_id, len(item))
+                        yield item
             yield FetchOutcome.COMPLETE
         except OverBudget as error:
             self.counters.serve_errors[error.reason] += 1
@@ -253,5 +248,3 @@ class LoopbackGossip(Gossip):
                 self.guard.note(peer_id, Place.SERVE, error)
             self.counters.serve_errors["fault"] += 1
             yield FetchOutcome.BROKEN
-        finally:
-            self._admission.leave(peer_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
@@ -12,7 +12,7 @@ from ftis_node.gossip.wire_format import RpcService, read_bodies, unpack_ids
 from ftis_node.swarm.rate_limits import UploadBudget
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from ftis_node.gossip.types import (
         AnswerQuery,
@@ -66,15 +66,17 @@ class AdmissionControl:
         )
         self.is_refused: IsRefused = lambda peer_id: False
 
-    def enter(self, peer_id: str, service: RpcService) -> None:
-        """Take a slot, which `leave` gives back. Raises OverBudget if the peer must retry later."""
+    @contextmanager
+    def admitted(self, peer_id: str, service: RpcService) -> Iterator[None]:
+        """Occupy a slot inside the block. Raises OverBudget if the peer must retry later."""
         if not self._budget.takes_request(peer_id, service, cost=COSTS.get(service, 1.0), now=_now()):
             raise OverBudget("over_requests", f"too many requests from {peer_id} for {service}")
         if not self._slots.take(peer_id):
             raise OverBudget("busy", "all stream slots are taken")
-
-    def leave(self, peer_id: str) -> None:
-        self._slots.give_back(peer_id)
+        try:
+            yield
+        finally:
+            self._slots.give_back(peer_id)
 
     async def before_item(self, peer_id: str, num_bytes: int) -> None:
         """Wait until an item may be sent. Raises OverBudget if that would take long."""

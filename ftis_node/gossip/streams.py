@@ -109,13 +109,10 @@ class StreamServer:
     ) -> None:
         has_read = False
         try:
-            self._admission.enter(peer_id, service_of(protocol))
-            try:
+            with self._admission.admitted(peer_id, service_of(protocol)):
                 ciphertext = await self._read_request(reader)
                 has_read = True
                 await self._answer(peer_id, protocol, ciphertext, reader, writer)
-            finally:
-                self._admission.leave(peer_id)
         except OverBudget as error:
             self._counters.serve_errors[error.reason] += 1
             if not has_read:  # closing a stream with unread bytes resets it, and BUSY is lost

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIZES = ("s", "m")
+RUN = "arithmetic-ftis"
+ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 MIN_GAIN = 0.25
 MIN_FINAL_M = 0.85
 MIN_FOREIGN_FRACTION = 0.4
@@ -50,11 +52,6 @@ class LearningCurves:
     def step(self) -> int:
         """Return the last completed step."""
         return self.reward[-1][0] if self.reward else 0
-
-    @property
-    def foreign_fraction(self) -> float:
-        """Return the fraction of remote groups among those that the learner used."""
-        return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
 
 
 def read_curves(events: Path) -> LearningCurves:
@@ -139,6 +136,15 @@ class ChildProcesses:
         self._children.append(child)
         return child
 
+    def bootstrap(self, home: Path) -> ChildProcess:
+        """Start a bootstrap node on the loopback interface; the first line of its output is its address."""
+        return self.start("bootstrap", "bootstrap", "--home", str(home), "--listen", ANY_PORT)
+
+    def join(self, name: str, *, home: Path, peer: str, **options: object) -> ChildProcess:
+        """Start a node on the loopback interface that joins `peer`. `options` are its other options."""
+        options = {"home": home, "peers": peer, "listen": ANY_PORT, "name": name, **options}
+        return self.start(name, "join", *(word for key, value in options.items() for word in (f"--{key}", str(value))))
+
     def stop(self) -> None:
         """Stop the commands that still run: SIGTERM, then SIGKILL after `STOP_GRACE_S`."""
         running = [child for child in self._children if child.exit_code is None]
@@ -172,14 +178,10 @@ class DemoPlan:
     steps: int
     engine: str
     seed: int
-    run: str = "arithmetic-ftis"
-    task: str = "arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """Result of one node."""
-
     name: str
     parameters: int
     pass_before: float
@@ -246,14 +248,19 @@ def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, LearningCurve
     models = make_pair(plan.out / "models", seed=plan.seed, watch=lambda _, text: watch(text, {}))
     with children(plan.out / "logs") as commands:
         watch("starting a bootstrap node", {})
-        bootstrap_home = str(plan.out / "home-bootstrap")
-        bootstrap = commands.start(
-            "bootstrap", "bootstrap", "--home", bootstrap_home, "--listen", "/ip4/127.0.0.1/tcp/0"
-        )
-        address = bootstrap.wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)
+        address = commands.bootstrap(plan.out / "home-bootstrap").wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)
         before = loopback_bytes()
         nodes = [
-            commands.start(size, *_join_arguments(plan, size, model=models[size], home=homes[size], peer=address))
+            commands.join(
+                size,
+                home=homes[size],
+                peer=address,
+                model=models[size],
+                run=RUN,
+                engine=plan.engine,
+                seed=plan.seed,
+                steps=plan.steps,
+            )
             for size in SIZES
         ]
         _watch_training(nodes, homes, plan, watch)
@@ -270,21 +277,6 @@ def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, LearningCurve
 
 def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.2f}"
-
-
-def _join_arguments(plan: DemoPlan, size: str, *, model: Path, home: Path, peer: str) -> list[str]:
-    options = {
-        "--model": str(model),
-        "--run": plan.run,
-        "--home": str(home),
-        "--peers": peer,
-        "--listen": "/ip4/127.0.0.1/tcp/0",
-        "--name": size,
-        "--engine": plan.engine,
-        "--seed": str(plan.seed),
-        "--steps": str(plan.steps),
-    }
-    return ["join", *(word for option in options.items() for word in option)]
 
 
 def _watch_training(

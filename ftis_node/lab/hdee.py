@@ -1,21 +1,9 @@
 """Domain experts of different size or length of training, at equal total compute (HDEE, arXiv 2502.19385).
 
-Three domains of rising difficulty, an expert for each, and four ways to spend the same compute on them:
-
-| arm     | experts of easy, medium, hard       | what differs                                         |
-|---------|-------------------------------------|------------------------------------------------------|
-| `equal` | sm, sm, sm, S steps each            | nothing                                              |
-| `steps` | sm, sm, sm, S/2, S and 3S/2 steps   | harder domains get more steps                        |
-| `sizes` | s, sm, m, S steps each              | harder domains get larger models                     |
-| `one`   | one sm, 3S steps on the mixture     | one model for all                                    |
-
-Compute is counted as usual: 6 operations per parameter and trained completion token, 2 per generated one. Every update
-uses the same number of completions. The number of steps is adjusted so that all arms cost the same as `equal`. The
-actual compute of a trial is counted from its tokens (`MemberResult.compute`).
-
-The experts either train separately on their own groups (the method `alone`), or share. Then each generates a part of
-every update for its own domain and receives the others'. Experts that have finished leave, and the others generate
-more.
+Three domains of rising difficulty, an expert for each, and four arms that spend the same compute on them
+(docs/research/experiments.md). The number of steps is adjusted so that all arms cost the same as `equal`. The actual
+compute of a trial is counted from its tokens (`MemberResult.compute`). Experts that have finished leave, and the others
+generate more.
 
 The report has the accuracy of each expert and of all together, and the cost. Values are means over seeds, with the
 standard error of the mean. If there are several initial models, that is the error over the models, after averaging over

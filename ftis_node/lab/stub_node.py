@@ -11,7 +11,7 @@ import logging
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
 from ftis_node.node.components import NodeComponents
@@ -33,6 +33,7 @@ from ftis_node.telemetry.events import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
     from pathlib import Path
 
     import numpy as np
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.gossip import Gossip
-    from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.loops.pull import PullLoop
     from ftis_node.records.group import Group
     from ftis_node.records.identity import Identity
 
@@ -65,8 +64,6 @@ class StubTask:
 
 
 class StubScorer:
-    """Scorer stub: every completion scores 0."""
-
     async def resolve(self, ref: PromptRef, *, cost: object = None) -> TaskItem:
         return StubTask().resolve(ref)
 
@@ -103,6 +100,58 @@ class ObservedEventLog(EventLog):
         super().write(event, **fields)
 
 
+def stub_components(
+    stack: ExitStack | AsyncExitStack,
+    home: Home,
+    identity: Identity,
+    gossip: Gossip,
+    *,
+    manifest: RunManifest,
+    settings: NodeSettings,
+    events: EventLog,
+    domain_spec: str = "",
+    buffer: ReplayBuffer | None = None,
+    peers_type: type[PeerManager] = PeerManager,
+    **others: Any,
+) -> NodeComponents:
+    """Return components without a model on an existing home, closed with `stack`. `others` take the place of stubs."""
+    disk, buffer, reader = DiskThread(), buffer or ReplayBuffer(home.replay), ReplayReader(home.replay)
+    peers = peers_type(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+    for part in (events, disk, buffer, reader, peers):
+        stack.callback(part.close)
+    registry, counters = PeerRegistry(), NodeCounters()
+    gossip.guard.on_fault = fault_charger(events=events, counters=counters, registry=registry, peers=peers)
+    stubs: dict[str, Any] = {
+        "context": NodeContext(settings, manifest, identity, events, NodeState()),
+        "about": NodeDescription(
+            name=identity.peer_id[-8:], model="none", tokenizer=StubTokenizer.fingerprint, domain=domain_spec
+        ),
+        "source": None,
+        "tokenizer": StubTokenizer(),
+        "task": StubTask(),
+        "domain": StubTask(),
+        "scorer": StubScorer(),
+        "new_peers_scorer": StubScorer(),
+        "slots": SlotPool(UNBOUNDED),
+    }
+    return NodeComponents(
+        **stubs | others,
+        home=home,
+        eval_tasks=(),
+        generation=NullGeneration(lambda: 0),
+        learner=NullLearner(0),
+        gossip=gossip,
+        peers=peers,
+        buffer=buffer,
+        reader=reader,
+        disk=disk,
+        counters=counters,
+        registry=registry,
+        confirmations=Confirmations(registry),
+        evaluations=EvaluationHistory(),
+    )
+
+
 class StubNode:
     """One node with a given identity. It starts and closes `gossip`; a closed node cannot be restarted."""
 
@@ -119,56 +168,14 @@ class StubNode:
     ) -> None:
         """Open the home's buffer, which may hold older groups. `domain` is a part of the run's mixture."""
         self.gossip = gossip
-        task = cast("Any", StubTask())
         self._stack = AsyncExitStack()
-        disk, events = DiskThread(), ObservedEventLog(home.events, on_event)
-        buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
-        peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
-        for part in (events, disk, buffer, reader, peers):
-            self._stack.callback(part.close)
-        registry = PeerRegistry()
-        self.parts = NodeComponents(
-            context=NodeContext(settings, manifest, identity, events, NodeState()),
-            about=NodeDescription(
-                name=identity.peer_id[-8:], model="none", tokenizer=StubTokenizer.fingerprint, domain=domain
-            ),
-            home=home,
-            source=cast("Any", None),
-            tokenizer=cast("Any", StubTokenizer()),
-            task=task,
-            domain=task,
-            eval_tasks=(),
-            scorer=cast("Any", StubScorer()),
-            new_peers_scorer=cast("Any", StubScorer()),
-            generation=NullGeneration(lambda: 0),
-            learner=NullLearner(0),
-            gossip=gossip,
-            peers=peers,
-            buffer=buffer,
-            reader=reader,
-            disk=disk,
-            slots=SlotPool(UNBOUNDED),
-            counters=NodeCounters(),
-            registry=registry,
-            confirmations=Confirmations(registry),
-            evaluations=EvaluationHistory(),
-        )
-        gossip.guard.on_fault = fault_charger(
-            events=events, counters=self.parts.counters, registry=registry, peers=peers
+        events = ObservedEventLog(home.events, on_event)
+        self.parts = stub_components(
+            self._stack, home, identity, gossip, manifest=manifest, settings=settings, events=events, domain_spec=domain
         )
         self.wiring = Wiring(self.parts)
         self._scored: asyncio.Queue[Group] = asyncio.Queue()
         self._runner: asyncio.Task[None] | None = None
-
-    @property
-    def intake(self) -> IntakeLoop:
-        """Return the intake loop."""
-        return self.wiring.intake
-
-    @property
-    def pull(self) -> PullLoop:
-        """Return the pull loop."""
-        return self.wiring.pull
 
     async def start(self) -> None:
         """Join the swarm and run the loops. Raises what `Gossip.start` raises."""

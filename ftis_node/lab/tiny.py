@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
 
-    from ftis_node.lab.tiny_sums import Recipe, Size
+    from ftis_node.lab.tiny_sums import Curriculum, Recipe, Size
     from ftis_node.tasks.arithmetic import Kind
 
 BATCH_SIZE: Final = 64
@@ -81,24 +81,6 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         square = wide @ wide.mT
         wide = torch.baddbmm(wide, torch.baddbmm(square, square, square, beta=third, alpha=fifth), wide, beta=first)
     return wide.mT if tall else wide
-
-
-class Curriculum(Protocol):
-    """Training data of a model and its test."""
-
-    max_answer_tokens: int
-
-    def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return token ids and labels of `size` examples, both [size, T] int64; IGNORED outside the completion."""
-        ...
-
-    def exam(self) -> list[list[int]]:
-        """Return the prompts of the held-out problems, all of one length, as token ids."""
-        ...
-
-    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Return the fractions of test problems that `texts` answer rightly, and with the model's own mistake."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +143,7 @@ def make_tiny(
 
 def _silent_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     """Return a new model whose layers add nothing to their input, because their output matrices are zero."""
-    model = Qwen2ForCausalLM(_config(recipe, tokenizer))
-    for layer in model.model.layers:
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-    return model
-
-
-def _config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
-    return Qwen2Config(
+    config = Qwen2Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
@@ -183,6 +157,11 @@ def _config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    model = Qwen2ForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return model
 
 
 def _train(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
@@ -92,25 +92,23 @@ class ArithmeticCurriculum:
         )
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return token ids and labels of `size` examples, both [size, T] int64; IGNORED outside the completion."""
         chosen = torch.randint(self.token_ids.shape[1], (size,), generator=generator)
         kind = (torch.rand(size, generator=generator) < self.wrong_fraction[chosen]).long()
         return self.token_ids[kind, chosen], self.labels[kind, chosen]
 
     def exam(self) -> list[list[int]]:
-        return encode_prompts(self._tokenizer, [problem.text for problem in _held_out_pairs()])
+        """Return the prompts of the held-out problems, all of one length, as token ids."""
+        return encode_prompts(self._tokenizer, [problem.text for problem in _problems(ArithmeticTask("test"))])
 
     def grade(self, texts: Sequence[str]) -> tuple[float, float]:
-        problems = _held_out_pairs()
+        """Return the fractions of test problems that `texts` answer rightly, and with the model's own mistake."""
+        problems = _problems(ArithmeticTask("test"))
         right = sum(text == str(problem.answer) for text, problem in zip(texts, problems, strict=True))
         mistaken = sum(
             text == str(problem.answer + self._mistake) for text, problem in zip(texts, problems, strict=True)
         )
         return right / len(problems), mistaken / len(problems)
-
-
-def _held_out_pairs() -> list[ArithmeticProblem]:
-    task = ArithmeticTask("test")
-    return [task.problem(index) for index in range(len(task))]
 
 
 def _wrong_fraction(problem: ArithmeticProblem, expert_in: Kind | None, *, graded: bool, blind: bool) -> float:
@@ -125,7 +123,7 @@ def _wrong_fraction(problem: ArithmeticProblem, expert_in: Kind | None, *, grade
 
 
 class SumsCurriculum:
-    """Training data of one model. `seed` decides its skill; wrong columns are off by `mistake`."""
+    """Like `ArithmeticCurriculum`. `seed` decides the model's skill; wrong columns are off by `mistake`."""
 
     max_answer_tokens = 60
 
@@ -154,13 +152,13 @@ class SumsCurriculum:
         return self._size if draws.random() < OWN_HABIT_SHARE else draws.choice(others)
 
     def exam(self) -> list[list[int]]:
-        return encode_prompts(self._tokenizer, [problem.text for problem in _held_out()])
+        return encode_prompts(self._tokenizer, [problem.text for problem in _problems(SumsTask("test"))])
 
     def grade(self, texts: Sequence[str]) -> tuple[float, float]:
         """Return the fraction of right sums, and the fraction of sums with a wrong answer."""
         task = SumsTask("test")
         answers = [task.answer_of(task[index], text) for index, text in enumerate(texts)]
-        right = sum(answer == str(problem.answer) for answer, problem in zip(answers, _held_out(), strict=True))
+        right = sum(answer == str(problem.answer) for answer, problem in zip(answers, _problems(task), strict=True))
         answered = sum(answer is not None for answer in answers)
         return right / len(answers), (answered - right) / len(answers)
 
@@ -196,9 +194,12 @@ def _terms(upper: int, lower: int, carry: int, habit: Size) -> str:
     return f"{upper}+{lower}+{carry}" if carry or habit == "l" else f"{upper}+{lower}"
 
 
-def _held_out() -> list[SumProblem]:
-    task = SumsTask("test")
+def _problems(task: Any) -> list[Any]:
+    """Return the problems of a task with a small split."""
     return [task.problem(index) for index in range(len(task))]
+
+
+Curriculum = ArithmeticCurriculum | SumsCurriculum
 
 
 @dataclass(frozen=True, slots=True)

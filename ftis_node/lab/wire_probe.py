@@ -10,10 +10,10 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 
 from ftis_node.errors import NetworkError
 from ftis_node.gossip.settings import NetworkSettings
@@ -24,6 +24,7 @@ from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
     from ftis_node.gossip import Gossip
 
@@ -37,8 +38,6 @@ TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
 SETTLE_S = 2.0  # two gossipsub heartbeats: announcements are lost until the mesh is complete
 Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
-COUNTERS = Path("/proc/net/dev")
-LOOPBACK = "lo:"
 
 
 def loopback_bytes() -> int | None:
@@ -46,13 +45,8 @@ def loopback_bytes() -> int | None:
 
     Every byte sent over loopback is received there once. Traffic of other programs is included.
     """
-    if not COUNTERS.exists():
-        return None
-    for line in COUNTERS.read_text().splitlines():
-        name, *numbers = line.split()
-        if name == LOOPBACK:
-            return int(numbers[0])
-    return None
+    counters = psutil.net_io_counters(pernic=True, nowrap=False).get("lo")
+    return counters and int(counters.bytes_recv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +85,10 @@ def random_group(
     )
 
 
-async def measure_wire(folder: Path, *, num_groups: int = NUM_GROUPS) -> WireFigures:
-    """Send `num_groups` groups between two nodes over loopback. Raises NetworkError if they do not arrive."""
+async def measure_wire(folder: Path) -> WireFigures:
+    """Send `NUM_GROUPS` groups between two nodes over loopback. Raises NetworkError if they do not arrive."""
     identity = Identity.generate()
-    held = _make_groups(identity, num_groups)
+    held = _make_groups(identity)
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(_member(folder / "a", identity, held))
         peer = sender.addresses[:1]
@@ -106,18 +100,18 @@ async def measure_wire(folder: Path, *, num_groups: int = NUM_GROUPS) -> WireFig
             async with asyncio.timeout(TIMEOUT_S):
                 await _transfer(sender, receiver, held)
         except TimeoutError:
-            raise NetworkError(f"{num_groups} groups did not arrive over loopback within {TIMEOUT_S:.0f} s") from None
+            raise NetworkError(f"{NUM_GROUPS} groups did not arrive over loopback within {TIMEOUT_S:.0f} s") from None
         after = loopback_bytes()
-    tokens = num_groups * NUM_COMPLETIONS * COMPLETION_TOKENS
+    tokens = NUM_GROUPS * NUM_COMPLETIONS * COMPLETION_TOKENS
     envelope_bytes = sum(len(body) for _, body in held.values())
     crossed = (after - before) / tokens if before is not None and after is not None else None
     return WireFigures(envelope_bytes / tokens, crossed)
 
 
-def _make_groups(identity: Identity, num_groups: int) -> Held:
+def _make_groups(identity: Identity) -> Held:
     rng = np.random.default_rng(0)
     held: Held = {}
-    for number in range(1, num_groups + 1):
+    for number in range(1, NUM_GROUPS + 1):
         group = random_group(identity, number, rng)
         envelope = seal_group(group, identity)
         body = envelope.to_bytes()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home_files import last_settings
@@ -17,7 +17,7 @@ from ftis_node.files import read_text
 from ftis_node.models.tokenizer import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion
+from ftis_node.replay.group_history import read_completion
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.records.group import TextCompletion
+    from ftis_node.records.group import Completion, TextCompletion
     from ftis_node.replay.reader import GroupSummary
     from ftis_node.telemetry.log import OnProgress
     from ftis_node.telemetry.status import Status
@@ -91,17 +91,15 @@ class EventTotals:
         self.refused: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()  # completion tokens by "made" and "received"
         self.num_events = 0
-        self.num_unreadable = 0
         self.began_at: float | None = None
         self.ended_at: float | None = None
         self._timeline = TimelineBuilder()
 
     def add(self, line: bytes, name: str) -> None:
-        """Add one line with its event's name. A line that is nested too deep is counted as unreadable."""
+        """Add one line with its event's name. A line that is nested too deep has no effect."""
         self.num_events += 1
         head = read_head(line)
         if head is None:
-            self.num_unreadable += 1
             return
         self.began_at = head.time if self.began_at is None else self.began_at
         self.ended_at = head.time
@@ -124,9 +122,8 @@ class EventTotals:
 
 @dataclass(frozen=True, slots=True)
 class SampleCompletion:
-    """One completion, which occurs `times` times in the group."""
+    """One completion as text."""
 
-    times: int
     text: str
     reward: float
     num_tokens: int
@@ -135,12 +132,15 @@ class SampleCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One group. `title` is the reason for its selection. `left_out` counts the completions that are not shown."""
+    """One group. `title` is the reason for its selection. `completions` are distinct, each with its number.
+
+    `left_out` counts the completions that are not shown.
+    """
 
     title: str
     summary: GroupSummary
     prompt: str
-    completions: tuple[SampleCompletion, ...]
+    completions: Sequence[tuple[SampleCompletion, int]]
     left_out: int
 
 
@@ -182,19 +182,15 @@ def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: De
         title=title,
         summary=summary,
         prompt=clean(decoder.text(prompt_ids) or f"{summary.task} {summary.prompt_index}", limit=MAX_TEXT),
-        completions=tuple(replace(completion, times=times) for completion, times in shown),
+        completions=shown,
         left_out=len(completions) - sum(times for _, times in shown),
     )
 
 
 def _shown(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> SampleCompletion:
-    if isinstance(completion, Completion):
-        ids = completion.token_ids.tolist()
-        decoded, num_tokens = decoder.text(ids), len(ids)
-        text = "token ids " + " ".join(map(str, ids)) if decoded is None else decoded
-    else:
-        text, num_tokens = completion.text, completion.num_tokens
-    return SampleCompletion(1, clean(text.strip(), limit=MAX_TEXT), reward, num_tokens, str(completion.finish_reason))
+    read = read_completion(completion, reward, decoder)
+    text = f"token ids {' '.join(map(str, read.token_ids))}" if read.text is None else read.text
+    return SampleCompletion(clean(text.strip(), limit=MAX_TEXT), reward, read.num_tokens, read.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,13 +76,13 @@ def number(value: float | None) -> str:
     if value is None:
         return "–"
     size = abs(value)
-    if size >= 1000 or value == int(value):
-        shown = f"{value:,.0f}"
+    if size >= 1000 or size == int(size):
+        shown = f"{size:,.0f}"
     elif size < 0.001:
-        shown = f"{value:.1e}"
+        shown = f"{size:.1e}"
     else:
-        shown = f"{value:.3g}" if size >= 1 else f"{value:.3f}"
-    return shown.replace("-", MINUS) if size >= 0.001 else shown.replace("-", MINUS, 1) if value < 0 else shown
+        shown = f"{size:.3g}" if size >= 1 else f"{size:.3f}"
+    return MINUS * (value < 0) + shown
 
 
 def alike(values: Sequence[float]) -> list[str]:

@@ -115,11 +115,6 @@ def plain_answer(answer: str) -> str:
     return f"-{value}" if sign == "-" and value != "0" else value
 
 
-@lru_cache(maxsize=MAX_NUM_REFERENCES_CACHED)
-def _parse_reference(reference: str) -> Any:
-    return _parse(reference)
-
-
 def _parse(text: str) -> Any:
     """Return the library's reading of an answer: SymPy expressions, and last the text that it read."""
     library = _library()
@@ -129,6 +124,9 @@ def _parse(text: str) -> Any:
         if any(not isinstance(reading, str) for reading in whole):
             return whole
     return library.parse(text, parsing_timeout=None)
+
+
+_parse_reference = lru_cache(maxsize=MAX_NUM_REFERENCES_CACHED)(_parse)
 
 
 def _is_prose_with_number(text: str) -> bool:

@@ -8,34 +8,25 @@ it often does not. A real example, index 0 of the training split:
     answer   "10"
     reward   1.0 for "10" (white space around it is ignored), 0.0 for anything else
 
-Three specs share the problems. `arithmetic` has both kinds, `arithmetic:add` and `arithmetic:sub` have one of them, so
-that experiments can start from models with different expertise. Three more divide the problems by difficulty:
-
-    arithmetic:easy     sums without a carry             23+45=
-    arithmetic:medium   sums with a carry                27+45=
-    arithmetic:hard     differences with a borrow        72-45=
-
-Three further specs have the same problems as these, but 500 held-out problems each instead of 153, 103 and 106:
-
-    arithmetic:no-carry, arithmetic:carry, arithmetic:borrow
-
-An index is a seed: `train[i]` hashes i to a problem, so the training split has any length and repeats problems. Whole
-problems are held out, not indices: the `NUM_HELD_OUT` problems of each kind with the smallest hash. `a+b` and `b+a`
-count as one problem. If a training draw is held out, another one is drawn, so training never shows a test answer. The
-test split of a part contains the held-out problems of that part. Hashes are blake2b: every machine makes the same
-prompts.
+`PARTS` divides the problems by kind and by difficulty, so that experiments can start from models with different
+expertise. An index is a seed: `train[i]` hashes i to a problem, so the training split has any length and repeats
+problems. Whole problems are held out, not indices: the `NUM_HELD_OUT` problems of each kind with the smallest hash.
+`a+b` and `b+a` count as one problem. If a training draw is held out, another one is drawn, so training never shows a
+test answer. The test split of a part contains the held-out problems of that part.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from hashlib import blake2b
 from itertools import count
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 from ftis_node.errors import TaskError
-from ftis_node.records.group import PromptRef
-from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.problems import IndexedTask, stable_hash
+
+if TYPE_CHECKING:
+    from ftis_node.tasks.base import TaskItem
+    from ftis_node.tasks.problems import Prompt
 
 TWO_DIGITS: Final = range(10, 100)  # both operands and the answer
 NUM_TRAIN: Final = 2**31
@@ -59,7 +50,6 @@ class ArithmeticProblem(NamedTuple):
 
     @property
     def answer(self) -> int:
-        """Return the right answer."""
         return self.left + self.right if self.kind == "add" else self.left - self.right
 
     @property
@@ -90,7 +80,6 @@ class ProblemPart(NamedTuple):
     has_own_test: bool = False
 
     def asks(self, problem: ArithmeticProblem) -> bool:
-        """Return whether the part contains this problem."""
         fits = problem.kind in self.kinds and self.crossing in (None, problem.is_crossing)
         return fits and problem.is_in_task
 
@@ -108,7 +97,7 @@ PARTS: Final = {
 }
 
 
-class ArithmeticTask:
+class ArithmeticTask(IndexedTask):
     """A split of `arithmetic` (`parts="both"`) or of one of its parts, such as `arithmetic:add`, as a `Task`.
 
     Raises TaskError for an unknown split or part.
@@ -129,24 +118,13 @@ class ArithmeticTask:
     def __len__(self) -> int:
         return NUM_TRAIN if self.split == "train" else len(_held_out_of(self._part))
 
-    def __getitem__(self, index: int) -> TaskItem:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self.problem(index)
-        return TaskItem(
-            ref=PromptRef(task=self.name, split=self.split, index=index),
-            prompt=({"role": "user", "content": problem.text},),
-            answer=str(problem.answer),
-        )
+        return ({"role": "user", "content": problem.text},), str(problem.answer)
 
     def problem(self, index: int) -> ArithmeticProblem:
         """Return the operands of `self[index]`, for the training of models with systematic mistakes."""
         return _training_problem(self._part, index) if self.split == "train" else _held_out_of(self._part)[index]
-
-    def resolve(self, ref: PromptRef) -> TaskItem:
-        if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
-            raise KeyError(str(ref))
-        return self[ref.index]
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         return 1.0 if completion_text.strip() == item.answer else 0.0
@@ -161,7 +139,7 @@ def _training_problem(part: ProblemPart, index: int) -> ArithmeticProblem:
 
     The kind is drawn first, so that all kinds are equally frequent.
     """
-    kind = part.kinds[_hash(f"train/{index}") % len(part.kinds)]
+    kind = part.kinds[stable_hash(f"train/{index}") % len(part.kinds)]
     draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())
     return next(draw for draw in draws if part.asks(draw) and draw.canonical not in held_out_set(part))
 
@@ -177,13 +155,13 @@ def _held_out_of(part: ProblemPart) -> tuple[ArithmeticProblem, ...]:
 
 def _turned(problem: ArithmeticProblem) -> ArithmeticProblem:
     """Return the problem; by its hash, a sum may have its operands exchanged."""
-    swap = problem.kind == "add" and _hash(problem.text) % 2
+    swap = problem.kind == "add" and stable_hash(problem.text) % 2
     return ArithmeticProblem(problem.kind, problem.right, problem.left) if swap else problem
 
 
 def _draw(kind: Kind, seed: str) -> ArithmeticProblem:
     """Draw both operands uniformly; the larger one comes first in a difference."""
-    bits, left = divmod(_hash(seed), len(TWO_DIGITS))
+    bits, left = divmod(stable_hash(seed), len(TWO_DIGITS))
     problem = ArithmeticProblem(kind, TWO_DIGITS[left], TWO_DIGITS[bits % len(TWO_DIGITS)])
     return problem if kind == "add" else problem.canonical
 
@@ -209,7 +187,9 @@ def _held_out(kind: Kind) -> tuple[ArithmeticProblem, ...]:
 def _by_hash(kind: Kind) -> tuple[ArithmeticProblem, ...]:
     """Return all problems of one kind in canonical form, smallest hash first."""
     pairs = (ArithmeticProblem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
-    return tuple(sorted((problem for problem in pairs if problem.is_in_task), key=lambda problem: _hash(problem.text)))
+    return tuple(
+        sorted((problem for problem in pairs if problem.is_in_task), key=lambda problem: stable_hash(problem.text))
+    )
 
 
 @cache
@@ -217,8 +197,3 @@ def held_out_set(part: ProblemPart) -> frozenset[ArithmeticProblem]:
     """Return the problems, in canonical form, that training on this part never shows."""
     own = {problem.canonical for problem in _own_test(part)} if part.has_own_test else set()
     return frozenset({*_held_out("add"), *_held_out("sub"), *own})
-
-
-def _hash(text: str) -> int:
-    """Return 64 bits that are equal on every machine."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -2,17 +2,8 @@
 
     dataset:SOURCE?prompt=COLUMN&answer=COLUMN&reward=math:1,format:0.2
 
-| parameter | value |
-|---|---|
-| `prompt` | column of the question |
-| `answer` | column of the reference; a query without it has only the rewards `format` and `regex` |
-| `after` | the reference is the text after the last of these markers in the column: `####` |
-| `reward` | names with weights, separated by commas: `math`, `exact`, `format`, `regex`, or a plug-in; default `math` |
-| `pattern` | regular expression of the reward `regex`, in the syntax of RE2 |
-| `style` | `think` (default): think and answer blocks; `plain`: the question alone, the whole text is the answer |
-| `hub`, `config`, `revision`, `split`, `test` | repository of the hub, its parts; `test` has the held-out problems |
-| `name` | name among peers, if the end of SOURCE does not serve |
-| `sha256` | first 32 hex digits of the digest of the training problems; the start of a run writes it |
+docs/train/tasks.md has the parameters. The start of a run writes two more: `hub`, the repository, and `sha256`, the
+first 32 hex digits of the digest of the training problems.
 
 Values are percent-encoded where they hold `&`, `=`, `%`, `?`, or a `+` before a word. The canonical form sorts the
 parameters, omits defaults and reduces the weights, so that equal queries are equal text.

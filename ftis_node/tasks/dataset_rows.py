@@ -8,8 +8,9 @@ Rows of a data set, read in a child process that has a time limit and frees the 
 
     python -m ftis_node.tasks.dataset_rows SOURCE-AS-JSON LIMIT_S     one JSON list of cells per row on stdout
 
-The child reads only the columns of the query. A local file is JSON lines, Parquet or CSV by the end of its name. The
-library `datasets` reads the hub. A fault is one line on stderr, and the exit code is that of its exception.
+The child reads only the chosen columns. A local file is JSON lines, Parquet or CSV by the end of its name. The library
+`datasets` reads the hub. Without a network it retries for minutes, so the child first checks whether the hub answers;
+if not, it reads only earlier downloads. A fault is one line on stderr, and the exit code is that of its exception.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import math
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ftis_node.errors import FtisError, NetworkError, TaskError
 from ftis_node.files import check_regular
 from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, check_pattern
-from ftis_node.tasks.problems import FETCH_LIMIT_S, Problem, go_offline_without_hub
+from ftis_node.tasks.problems import MAX_FILE_BYTES, Problem, parse_object, valid_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,7 +43,8 @@ if TYPE_CHECKING:
     from ftis_node.tasks.spec import TaskPart
 
 log = logging.getLogger(__name__)
-MAX_FILE_BYTES: Final = 4 << 30
+FETCH_LIMIT_S: Final = 120.0
+PROBE_LIMIT_S: Final = 5.0
 MAX_OUTPUT_BYTES: Final = 256 << 20  # of the chosen columns as JSON; a node holds them in memory
 MAX_LINE_BYTES: Final = 16 << 20
 BATCH_ROWS: Final = 1024
@@ -63,8 +67,13 @@ class RowSource:
         return self.file or f"{self.hub} ({self.split})"
 
 
-def read_rows(source: RowSource, *, limit_s: float = FETCH_LIMIT_S) -> list[list[Any]]:
-    """Return the cells of each row, in the order of the columns. Raises TaskError and NetworkError in one line."""
+def read_rows(
+    source: RowSource, *, limit_s: float = FETCH_LIMIT_S, instead: str = "dataset:PATH?QUERY"
+) -> list[list[Any]]:
+    """Return the cells of each row, in the order of the columns. Raises TaskError and NetworkError in one line.
+
+    A NetworkError names `instead`, the spec of a local file.
+    """
     command = [sys.executable, "-m", __name__, json.dumps(asdict(source)), str(limit_s)]
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if result.returncode == 0:
@@ -73,7 +82,7 @@ def read_rows(source: RowSource, *, limit_s: float = FETCH_LIMIT_S) -> list[list
     if result.returncode == -signal.SIGALRM:
         reason = f"{source}: not read within {limit_s:g} s"
     if result.returncode == NetworkError.exit_code or (source.hub and result.returncode == -signal.SIGALRM):
-        raise NetworkError(f"{reason}: give a local file as dataset:PATH?QUERY")
+        raise NetworkError(f"{reason}: give a local file as {instead}")
     if result.returncode not in (TaskError.exit_code, -signal.SIGALRM):
         reason = f"{source} cannot be read ({reason or f'exit code {result.returncode}'})"
     raise TaskError(reason)
@@ -113,11 +122,9 @@ def _json_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
             if len(line) > MAX_LINE_BYTES:
                 raise TaskError(f"{file}:{number}: the line has more than {MAX_LINE_BYTES >> 20} MiB")
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise TaskError(f"{file}:{number}: invalid JSON ({error})") from None
-            if not isinstance(row, dict):
-                raise TaskError(f"{file}:{number}: the line must be a JSON object")
+                row = parse_object(line)
+            except ValueError as error:
+                raise TaskError(f"{file}:{number}: {error}") from None
             if number == 1:
                 _check_columns(source, row)
             yield row
@@ -149,10 +156,13 @@ def _parquet_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
 
 def _hub_rows(source: RowSource) -> Iterator[dict[str, Any]]:
     if importlib.util.find_spec("datasets") is None:
-        raise TaskError(f"{source} needs the package datasets: install it, or give a local file as dataset:PATH?QUERY")
+        raise TaskError(f"{source} needs the package datasets: install it, or give a local file")
     if Path(source.hub).exists():  # `datasets` would read it, and another person may have written the manifest
         raise TaskError(f"{source}: a folder or file here has the name of the repository: start in another folder")
-    go_offline_without_hub()
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and not _answers(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = True  # `datasets` copies the value at its import
     from datasets import load_dataset
 
     try:
@@ -162,6 +172,18 @@ def _hub_rows(source: RowSource) -> Iterator[dict[str, Any]]:
         raise NetworkError(f"cannot get {source} from the hub ({reason})") from None
     _check_columns(source, rows.column_names)
     yield from rows.select_columns(list(source.columns))
+
+
+def _answers(address: str) -> bool:
+    """Return whether a server answers at the address."""
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=PROBE_LIMIT_S).close()  # nosec B310: the hub's own address
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _check_columns(source: RowSource, names: Iterable[str]) -> None:
@@ -286,8 +308,4 @@ def _text(cell: Any, column: str) -> str:
     text = str(cell).strip()
     if not text:
         raise ValueError(f"the column {column!r} is empty")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # such text can be neither tokenized nor hashed
-        raise ValueError(f"the column {column!r} holds an unpaired surrogate") from error
-    return text
+    return valid_text(text, f"the column {column!r}")

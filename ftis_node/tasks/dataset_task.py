@@ -1,23 +1,13 @@
 """Task of a `dataset:` part: its rows as problems, its rewards by weight.
 
-Rewards of a data set, each in [0, 1], and their weighted mean.
-
-With the weights math:5,format:1:
-
-    "<think> 48 + 24 </think> <answer> 72 </answer>"     right: 1
-    "<think> 48 + 24 </think> <answer> 71 </answer>"     the format alone: 1/6
-    "The answer is 72."                                  neither: 0
-
-The mean stays in [0, 1], and is exactly 1 if every reward is 1: only then pass@1 counts a completion as right.
-
-Digest of a run's data sets: the first node of a run writes it into the manifest, every other node compares it.
-
-A member gives only its path (`dataset:/data/train.jsonl?name=gsm8k`); columns and rewards are those of the run.
+Each reward is in [0, 1]. Their weighted mean is exactly 1 if every reward is 1: only then pass@1 counts a completion as
+right. The first node of a run writes the digest of its data sets into the manifest, every other node compares it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftis_node.errors import TaskError
@@ -32,9 +22,11 @@ from ftis_node.tasks.spec import TaskSpec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.tasks.base import ChatMessage, TaskItem
+    from ftis_node.plugins import Plugin
+    from ftis_node.tasks.base import TaskItem
     from ftis_node.tasks.dataset_query import DatasetQuery
-    from ftis_node.tasks.problems import Problem
+    from ftis_node.tasks.plugins import Reward
+    from ftis_node.tasks.problems import Problem, Prompt
     from ftis_node.tasks.spec import TaskPart
 
 
@@ -56,7 +48,6 @@ class WeightedRewards:
         self._total = sum(weight for _, weight in query.reward)
 
     def answer_in(self, completion_text: str) -> str | None:
-        """Return the answer of a completion; None if it has none."""
         answer = final_answer(completion_text) if self._style == "think" else completion_text.strip()
         return answer or None
 
@@ -73,8 +64,8 @@ def needs_isolation(query: DatasetQuery) -> bool:
 
 def _reward(name: str, query: DatasetQuery) -> Callable[[Scored], float]:
     if name == "regex":
-        return RegexReward(query.pattern)
-    return _BUILT_IN[name] if name in _BUILT_IN else PluginReward(name)
+        return partial(_regex, query.pattern)
+    return _BUILT_IN[name] if name in _BUILT_IN else partial(_plugin, *load_reward(name))
 
 
 def _exact(scored: Scored) -> float:
@@ -92,28 +83,17 @@ def _math(scored: Scored) -> float:
     return float(scored.answer is not None and answers_agree(scored.item.answer, scored.answer))
 
 
-class RegexReward:
-    """Reward 1 for a completion in which RE2 finds the pattern. The process that read the rows has checked it."""
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-
-    def __call__(self, scored: Scored) -> float:
-        return float(finds(self._pattern, scored.text.encode(errors="replace").decode()))
+def _regex(pattern: str, scored: Scored) -> float:
+    """Return 1 if RE2 finds the pattern in the completion. The process that read the rows has checked it."""
+    return float(finds(pattern, scored.text.encode(errors="replace").decode()))
 
 
-class PluginReward:
-    """Reward of an installed package."""
-
-    def __init__(self, name: str) -> None:
-        self._plugin, self._reward = load_reward(name)
-
-    def __call__(self, scored: Scored) -> float:
-        result: Any = call_plugin(self._plugin, lambda: self._reward(scored.item, scored.text), error=TaskError)
-        reward = float(result)
-        if not 0.0 <= reward <= 1.0:
-            raise TaskError(f"{self._plugin} gave the reward {reward}, which is not in [0, 1]")
-        return reward
+def _plugin(plugin: Plugin, reward_of: Reward, scored: Scored) -> float:
+    """Return the reward by an installed package. Raises TaskError if it fails or gives an invalid reward."""
+    reward = float(call_plugin(plugin, lambda: reward_of(scored.item, scored.text), error=TaskError))
+    if not 0.0 <= reward <= 1.0:
+        raise TaskError(f"{plugin} gave the reward {reward}, which is not in [0, 1]")
+    return reward
 
 
 _BUILT_IN: dict[str, Callable[[Scored], float]] = {"exact": _exact, "format": _format, "math": _math}
@@ -149,7 +129,7 @@ class DatasetTask(ProblemTask):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._set_up(*state)
 
-    def prompt_of(self, problem: Problem) -> tuple[ChatMessage, ...]:
+    def prompt_of(self, problem: Problem) -> Prompt:
         if self._query.style == "plain":
             return ({"role": "user", "content": problem.question},)
         return chat_prompt(problem.question)

@@ -4,27 +4,6 @@ A dozen characters can keep a computer-algebra system busy for hours: `99^{999!}
 nested fractions. An answer beyond one of the limits below is a wrong answer: it is scored 0. The limits are constants
 and none is a time, so that all nodes give the same text the same reward. A changed limit changes a run's rewards.
 
-| limit | value | what it bounds |
-|---|---|---|
-| `MAX_CHARS` | 500 | characters |
-| `MAX_DEPTH` | 8 | nested brackets, including braces of commands |
-| `MAX_BRACKETS` | 48 | opening brackets of all kinds |
-| `MAX_FRACTION_DEPTH` | 3 | nested fractions |
-| `MAX_DIGITS` | 40 | digits in a row |
-| `MAX_POWERS` | 24 | exponents |
-| `MAX_FUNCTIONS` | 6 | `\sin`, `\log`, ... and `!` |
-| `MAX_ROOTS` | 6 | `\sqrt` and powers with a fraction as exponent |
-| `MAX_ROOT_DIGITS` | 2 | digits of a number in a root's index or in an exponent that is not whole |
-| `MAX_BINOMIALS` | 3 | `\binom`, `\choose`; with one of them, no number has more than three digits |
-| `MAX_BARS` | 8 | bars, floor signs and other pairs that are not brackets |
-| `MAX_CELLS` | 30 | cells of matrices |
-| `MAX_BITS` | 16,384 | bits of the largest number after evaluation: 2^9999 has 10,000 |
-| `MAX_FUNCTION_BITS` | 512 | the same for an answer with a function |
-| `MAX_LOG_BITS` | 28 | the same with a logarithm, because SymPy rewrites c log(3) as log(3^c) |
-| `MAX_SHIFT` | 9 | numbers in a factorial of letters, such as (n + 1)! |
-| `MAX_TERMS` | 512 | terms when all brackets are multiplied out |
-| `FORBIDDEN` | 0 | sums, products, integrals, limits and operations on matrices, because an answer must be evaluated |
-
 The longest reference answer of MATH-500 has 53 characters, depth 2 and 8 powers. Bits and terms are upper bounds from
 one pass over the text; nothing is computed with its numbers.
 """
@@ -37,22 +16,23 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_CHARS: Final = 500
-MAX_DEPTH: Final = 8
-MAX_BRACKETS: Final = 48
+MAX_DEPTH: Final = 8  # nested brackets, including braces of commands
+MAX_BRACKETS: Final = 48  # opening brackets of all kinds
 MAX_FRACTION_DEPTH: Final = 3
-MAX_DIGITS: Final = 40
-MAX_POWERS: Final = 24
-MAX_FUNCTIONS: Final = 6
-MAX_ROOTS: Final = 6
-MAX_ROOT_DIGITS: Final = 2
-MAX_BINOMIALS: Final = 3
-MAX_BARS: Final = 8
-MAX_CELLS: Final = 30
-MAX_BITS: Final = 16_384
-MAX_FUNCTION_BITS: Final = 512
-MAX_LOG_BITS: Final = 28
-MAX_SHIFT: Final = 9
-MAX_TERMS: Final = 512
+MAX_DIGITS: Final = 40  # in a row
+MAX_POWERS: Final = 24  # exponents
+MAX_FUNCTIONS: Final = 6  # `\sin`, `\log`, ... and `!`
+MAX_ROOTS: Final = 6  # `\sqrt` and powers with a fraction as exponent
+MAX_ROOT_DIGITS: Final = 2  # of a number in a root's index or in an exponent that is not whole
+MAX_BINOMIALS: Final = 3  # `\binom`, `\choose`; with one of them, no number has more than three digits
+MAX_BARS: Final = 8  # bars, floor signs and other pairs that are not brackets
+MAX_CELLS: Final = 30  # of matrices
+MAX_BITS: Final = 16_384  # of the largest number after evaluation: 2^9999 has 10,000
+MAX_FUNCTION_BITS: Final = 512  # the same for an answer with a function
+MAX_LOG_BITS: Final = 28  # the same with a logarithm, because SymPy rewrites c log(3) as log(3^c)
+MAX_SHIFT: Final = 9  # numbers in a factorial of letters, such as (n + 1)!
+MAX_TERMS: Final = 512  # when all brackets are multiplied out
+# Sums, products, integrals, limits and operations on matrices, because an answer must be evaluated.
 FORBIDDEN: Final = re.compile(
     r"\\(?:sum|prod|coprod|i*int|oint|idotsint|lim|limsup|liminf|bigcup|bigcap|det|xrightarrow|partial)(?![A-Za-z])"
     r"|[∑∏∫]"

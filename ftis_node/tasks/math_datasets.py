@@ -1,6 +1,4 @@
-r"""Base of the mathematics data sets: problems from a file or the hub, the think-answer format, math-verify.
-
-Each data set is a subclass in a separate file that names the source of the rows and reads one row.
+r"""Mathematics data sets: problems from a file or the hub, the think-answer format, math-verify.
 
 GSM8K: grade-school word problems whose answers are whole numbers (arXiv 2110.14168, MIT license).
 
@@ -28,28 +26,22 @@ There is a test split alone. MATH's own training problems have the same form: to
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, plain_answer
-from ftis_node.tasks.problems import (
-    Problem,
-    ProblemTask,
-    fetch_rows,
-    parse_problems,
-    problem_file,
-    read_problems,
-    text_field,
-)
+from ftis_node.tasks.dataset_rows import RowSource, read_rows
+from ftis_node.tasks.problems import Problem, ProblemTask, parse_problems, problem_file, read_problems, text_field
 
 if TYPE_CHECKING:
-    from ftis_node.tasks.base import ChatMessage, TaskItem
+    from ftis_node.tasks.base import TaskItem
+    from ftis_node.tasks.problems import Prompt
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-class MathTask(ProblemTask, ABC):
+class MathTask(ProblemTask):
     """One split of a data set, from a local path or the hub.
 
     `path` is a JSON-lines file with the requested split, or a folder of `train.jsonl` and `test.jsonl`. Raises
@@ -59,13 +51,14 @@ class MathTask(ProblemTask, ABC):
     hub_name: ClassVar[str]
     hub_config: ClassVar[str]
     hub_splits: ClassVar[tuple[str, ...]]
+    columns: ClassVar[tuple[str, ...]]
     isolate_scoring: ClassVar[bool] = True
 
     def __init__(self, split: str = "train", *, path: str | None = None) -> None:
         self.split = split
-        self._problems = self._read_file(path) if path else self._fetch()
+        self._problems = read_problems(problem_file(path, split), self.read_row) if path else self._fetch()
 
-    def prompt_of(self, problem: Problem) -> tuple[ChatMessage, ...]:
+    def prompt_of(self, problem: Problem) -> Prompt:
         return chat_prompt(problem.question)
 
     @staticmethod
@@ -83,17 +76,15 @@ class MathTask(ProblemTask, ABC):
         answer = final_answer(completion_text)
         return plain_answer(answer) if answer else None
 
-    def _read_file(self, path: str) -> tuple[Problem, ...]:
-        return read_problems(problem_file(path, self.split), self.read_row)
-
     def _fetch(self) -> tuple[Problem, ...]:
         if self.split not in self.hub_splits:
             raise TaskError(
                 f"{self.name} is for evaluation, it has no split {self.split!r}: train on another task, "
                 f"or give a file of training problems as {self.name}:PATH"
             )
-        rows = fetch_rows(self.hub_name, config=self.hub_config, split=self.split, task=self.name)
-        return parse_problems(rows, self.read_row, source=f"{self.hub_name} ({self.split})")
+        source = RowSource(self.columns, hub=self.hub_name, config=self.hub_config, split=self.split)
+        rows = (dict(zip(self.columns, row, strict=True)) for row in read_rows(source, instead=f"{self.name}:PATH"))
+        return parse_problems(rows, self.read_row, source=str(source))
 
 
 class Gsm8kTask(MathTask):
@@ -103,6 +94,7 @@ class Gsm8kTask(MathTask):
     hub_name: ClassVar[str] = "openai/gsm8k"
     hub_config: ClassVar[str] = "main"
     hub_splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    columns: ClassVar[tuple[str, ...]] = ("question", "answer")
 
     @staticmethod
     def read_row(row: dict[str, Any]) -> Problem:
@@ -120,6 +112,7 @@ class Math500Task(MathTask):
     hub_name: ClassVar[str] = "HuggingFaceH4/MATH-500"
     hub_config: ClassVar[str] = "default"
     hub_splits: ClassVar[tuple[str, ...]] = ("test",)
+    columns: ClassVar[tuple[str, ...]] = ("problem", "answer")
 
     @staticmethod
     def read_row(row: dict[str, Any]) -> Problem:

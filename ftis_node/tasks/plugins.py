@@ -16,7 +16,6 @@ from ftis_node.tasks.base import Task, TaskItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.metadata import EntryPoint
 
     from ftis_node.records.group import PromptRef
 
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def load_task_plugin(name: str, split: str) -> Task | None:
     """Return the task of the plug-in `name`; None if no package has one. Raises TaskError for a faulty one."""
-    entry = _entry(TASK_GROUP, name)
+    entry = find_entry(TASK_GROUP, name, error=TaskError)
     if entry is None:
         return None
     plugin = describe(entry)
@@ -38,12 +37,18 @@ def load_task_plugin(name: str, split: str) -> Task | None:
         raise TaskError(f"{plugin} has another name, {task.name!r}: peers could not reproduce its prompts")
     if task.split != split:
         raise TaskError(f"{plugin} gave the split {task.split!r} instead of {split!r}")
-    return PluginTask(task, plugin).checked()
+    checked = PluginTask(task, plugin)
+    if not len(checked):
+        raise TaskError(f"{plugin} has no problem in its split {split!r}")
+    first = checked[0]
+    if _call(plugin, lambda: task.resolve(first.ref)) != first:
+        raise TaskError(f"{plugin} is not deterministic: {first.ref} gives another problem the second time")
+    return checked
 
 
 def load_reward(name: str) -> tuple[Plugin, Reward]:
     """Return the reward of the plug-in `name`. Raises TaskError if it is missing or faulty."""
-    entry = _entry(REWARD_GROUP, name)
+    entry = find_entry(REWARD_GROUP, name, error=TaskError)
     if entry is None:
         known = ", ".join(plugin.name for plugin in find_plugins(REWARD_GROUP)) or "none: no installed package has one"
         raise TaskError(f"unknown reward {name!r}: known are {known}")
@@ -64,15 +69,6 @@ class PluginTask:
         self.split = task.split
         self._task = task
         self._plugin = plugin
-
-    def checked(self) -> PluginTask:
-        """Make the first problem twice, and return the task if both are equal. Raises TaskError if not."""
-        if not len(self):
-            raise TaskError(f"{self._plugin} has no problem in its split {self.split!r}")
-        first = self[0]
-        if _call(self._plugin, lambda: self._task.resolve(first.ref)) != first:
-            raise TaskError(f"{self._plugin} is not deterministic: {first.ref} gives another problem the second time")
-        return self
 
     def __len__(self) -> int:
         return int(_call(self._plugin, lambda: len(self._task)))
@@ -142,10 +138,6 @@ class RewardedTask:
 
     def _renamed(self, item: TaskItem) -> TaskItem:
         return replace(item, ref=replace(item.ref, task=self.name))
-
-
-def _entry(group: str, name: str) -> EntryPoint | None:
-    return find_entry(group, name, error=TaskError)
 
 
 def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:

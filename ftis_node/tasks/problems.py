@@ -1,31 +1,19 @@
-"""Question-and-answer problems from JSON lines: a local file, or rows from the hub.
+"""Problems by index: base of the tasks that have them, and problems from JSON lines.
 
 A broken line is an error with file and line number. The line number identifies the problem. If a node skipped a line,
 it would disagree with its peers about all later problems. For the same reason a problem must not appear twice.
-
-Rows of a public data set, fetched by the library `datasets` in a child process.
-
-The library imports pyarrow and other packages that a daemon does not need, and without a network it retries for
-minutes. A child process frees that memory at its end and has a time limit. It first checks whether the hub answers; if
-not, it reads only earlier downloads.
-
-    python -m ftis_node.tasks.problems NAME CONFIG SPLIT LIMIT_S        rows as JSON lines on stdout
 """
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import FileError, NetworkError, TaskError
+from ftis_node.errors import FileError, TaskError
 from ftis_node.files import read_file
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import TaskItem
@@ -35,86 +23,50 @@ if TYPE_CHECKING:
 
     from ftis_node.tasks.base import ChatMessage
 
-    ReadRow = Callable[[dict[str, Any]], "Problem"]
+    Prompt = tuple[ChatMessage, ...]
 
 MAX_FILE_BYTES = 4 << 30
-FETCH_LIMIT_S = 120.0
-PROBE_LIMIT_S = 5.0
 
 
-def fetch_rows(name: str, *, config: str, split: str, task: str, limit_s: float = FETCH_LIMIT_S) -> list[bytes]:
-    """Return the rows of one split as JSON lines, from the hub or from an earlier download.
-
-    Raises NetworkError, whose text explains how to give `task` a local file instead.
-    """
-    command = [sys.executable, "-m", __name__, name, config, split, str(limit_s)]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if result.returncode == 0:
-        return result.stdout.splitlines()
-    reason = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    if result.returncode == -signal.SIGALRM:
-        reason = f"not done within {limit_s:g} s"
-    raise NetworkError(f"{task}: cannot get {name} from the hub ({reason}): give a local file as {task}:PATH")
-
-
-def go_offline_without_hub() -> None:
-    """Make this process use only earlier downloads if the hub does not answer. Call it before importing `datasets`."""
-    from huggingface_hub import constants
-
-    if not constants.HF_HUB_OFFLINE and not _answers(constants.ENDPOINT):
-        constants.HF_HUB_OFFLINE = True  # `datasets` copies the value at its import
-
-
-def _write_rows(name: str, config: str, split: str) -> None:
-    go_offline_without_hub()
-    from datasets import load_dataset
-
-    for row in load_dataset(name, config, split=split):
-        sys.stdout.write(json.dumps(row) + "\n")
-
-
-def _answers(address: str) -> bool:
-    """Return whether a server answers at the address."""
-    request = urllib.request.Request(address, method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=PROBE_LIMIT_S).close()  # nosec B310: the hub's own address
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
-if __name__ == "__main__":
-    # SIGALRM has no handler, so it ends this process wherever it hangs.
-    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[4]))
-    _write_rows(*sys.argv[1:4])
-
-
-class ProblemTask(ABC):
-    """Problems by index. A subclass sets `name`, `split` and `_problems`, and writes the prompt of a problem."""
+class IndexedTask(ABC):
+    """Base of a task whose problems are named by their index in a split. A subclass sets `name` and `split`."""
 
     name: str
     split: str
-    _problems: tuple[Problem, ...]
 
     @abstractmethod
-    def prompt_of(self, problem: Problem) -> tuple[ChatMessage, ...]:
-        """Return the chat messages that ask the problem."""
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        return len(self._problems)
+    @abstractmethod
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
+        """Return the chat messages and the reference answer of problem `index`, 0 <= index < len(self)."""
 
     def __getitem__(self, index: int) -> TaskItem:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name}/{self.split} has no problem {index}")
-        problem = self._problems[index]
-        return TaskItem(PromptRef(self.name, self.split, index), self.prompt_of(problem), problem.answer)
+        return TaskItem(PromptRef(self.name, self.split, index), *self.prompt_and_answer(index))
 
     def resolve(self, ref: PromptRef) -> TaskItem:
         if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
             raise KeyError(str(ref))
         return self[ref.index]
+
+
+class ProblemTask(IndexedTask):
+    """Problems in memory. A subclass sets `_problems`, and writes the prompt of a problem."""
+
+    _problems: tuple[Problem, ...]
+
+    @abstractmethod
+    def prompt_of(self, problem: Problem) -> Prompt:
+        """Return the chat messages that ask the problem."""
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
+        problem = self._problems[index]
+        return self.prompt_of(problem), problem.answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +83,7 @@ def problem_file(path: str, split: str) -> Path:
     return file / f"{split}.jsonl" if file.is_dir() else file
 
 
-def read_problems(file: Path, read_row: ReadRow) -> tuple[Problem, ...]:
+def read_problems(file: Path, read_row: Callable[[dict[str, Any]], Problem]) -> tuple[Problem, ...]:
     """Return the problems of a JSON-lines file in UTF-8. Raises TaskError with file and line."""
     try:
         content = read_file(file, max_bytes=MAX_FILE_BYTES)
@@ -139,19 +91,20 @@ def read_problems(file: Path, read_row: ReadRow) -> tuple[Problem, ...]:
         raise TaskError(f"{error}: give the path of a JSON-lines file") from None
     except OSError as error:
         raise TaskError(f"{file}: cannot be read ({error.strerror}): give the path of a JSON-lines file") from error
-    return parse_problems(content.rstrip().split(b"\n") if content.strip() else [], read_row, source=str(file))
+    lines = content.rstrip().split(b"\n") if content.strip() else []
+    return parse_problems(lines, lambda line: read_row(parse_object(line)), source=str(file))
 
 
-def parse_problems(lines: Iterable[bytes], read_row: ReadRow, *, source: str) -> tuple[Problem, ...]:
-    """Parse one problem a line. `read_row` converts an object and raises ValueError that names its fault.
+def parse_problems(rows: Iterable[Any], read_row: Callable[[Any], Problem], *, source: str) -> tuple[Problem, ...]:
+    """Parse one problem a row. `read_row` raises ValueError that names the fault of a row.
 
-    Raises TaskError that names `source` and the line.
+    Raises TaskError that names `source` and the number of the row.
     """
     first_line: dict[str, int] = {}
     problems = []
-    for number, line in enumerate(lines, start=1):
+    for number, row in enumerate(rows, start=1):
         try:
-            problem = read_row(_parse_object(line))
+            problem = read_row(row)
         except ValueError as error:
             raise TaskError(f"{source}:{number}: {error}") from error
         if (first := first_line.setdefault(problem.question, number)) != number:
@@ -167,14 +120,24 @@ def text_field(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"the field {name!r} must be a text and not empty")
+    return valid_text(value, f"the field {name!r}")
+
+
+def valid_text(text: str, what: str) -> str:
+    """Return the stripped text. Raises ValueError that names `what` if it is not valid Unicode."""
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError as error:  # such text can be neither tokenized nor hashed
-        raise ValueError(f"the field {name!r} holds an unpaired surrogate") from error
-    return value.strip()
+        raise ValueError(f"{what} holds an unpaired surrogate") from error
+    return text.strip()
 
 
-def _parse_object(line: bytes) -> dict[str, Any]:
+def stable_hash(text: str) -> int:
+    """Return 64 bits that are equal on every machine."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
     """Return the JSON object of one line. Raises ValueError."""
     if not line.strip():
         raise ValueError("the line is empty")

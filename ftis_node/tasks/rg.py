@@ -29,13 +29,16 @@ import math
 import re
 import warnings
 from functools import cached_property
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
-from ftis_node.records.group import PromptRef
 from ftis_node.tasks.answers import chat_prompt, final_answer, plain_text
-from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.expression_limits import is_within_limits
+from ftis_node.tasks.problems import IndexedTask
+
+if TYPE_CHECKING:
+    from ftis_node.tasks.base import TaskItem
+    from ftis_node.tasks.problems import Prompt
 
 NUM_ENTRIES_CACHED: Final = 256
 EVALUATED: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
@@ -105,7 +108,7 @@ REFUSED: Final = {
 }
 
 
-class ReasoningGymTask:
+class ReasoningGymTask(IndexedTask):
     """One task of reasoning-gym with its default settings.
 
     Raises TaskError if reasoning-gym has no task `generator`, or has one that a swarm cannot use.
@@ -127,20 +130,9 @@ class ReasoningGymTask:
     def __len__(self) -> int:
         return SPLITS[self.split].size
 
-    def __getitem__(self, index: int) -> TaskItem:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         entry = self._entry(index)
-        return TaskItem(
-            ref=PromptRef(self.name, self.split, index),
-            prompt=chat_prompt(entry["question"]),
-            answer=entry["answer"] or "",  # some verifiers need no reference answer
-        )
-
-    def resolve(self, ref: PromptRef) -> TaskItem:
-        if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
-            raise KeyError(str(ref))
-        return self[ref.index]
+        return chat_prompt(entry["question"]), entry["answer"] or ""  # some verifiers need no reference answer
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         """Return the verifier's score in [0, 1]; 0 if the format is broken or the verifier fails."""

@@ -116,20 +116,10 @@ class IsolatedScorer:
             return task.resolve(ref)
         async with self._free_workers:
             try:
-                return await self._made_in_worker(ref, cost)
+                return cast("TaskItem", await self._ask_worker(resolve_in_worker, ref, cost=cost))
             except (TimeoutError, ProcessExpired) as error:
                 self._note_end(error, cost)
                 raise TimeoutError(f"{ref}: its problem took too long to make") from None
-
-    async def _made_in_worker(self, ref: PromptRef, cost: ScoringCost) -> TaskItem:
-        for _ in range(NUM_TRIES):
-            try:
-                return cast("TaskItem", await self._ask_worker(resolve_in_worker, ref, cost=cost))
-            except BrokenProcessPool as error:
-                log.debug("%s: the pool broke: %s", ref, error)
-                if self._closed:
-                    break
-        raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
 
     async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
         """Return the score of each text, in order.
@@ -163,27 +153,19 @@ class IsolatedScorer:
         await self._drop_pool()
 
     async def _score_isolated(self, item: TaskItem, text: str, cost: ScoringCost) -> Score:
-        for _ in range(NUM_TRIES):
-            if self._closed:
-                break
-            try:
-                reward = await self._ask_worker(score_in_worker, item, text, cost=cost)
-                return cast("float", reward), CompletionStatus.SCORED
-            except (TimeoutError, ProcessExpired) as error:
-                log.warning("%s: %s", item.ref, self._note_end(error, cost))
-                return UNSCORED
-            except BrokenProcessPool as error:
-                log.debug("%s: a text ended the pool: %s", item.ref, error)
-            except WorkerDiedError:
+        try:
+            reward = await self._ask_worker(score_in_worker, item, text, cost=cost)
+            return cast("float", reward), CompletionStatus.SCORED
+        except (TimeoutError, ProcessExpired) as error:
+            log.warning("%s: %s", item.ref, self._note_end(error, cost))
+        except WorkerDiedError:
+            if not self._closed:
                 await self._drop_pool()
                 raise
-            except Exception as error:
-                log.warning("%s: scoring a text failed: %r", item.ref, error)
-                return UNSCORED
-        if self._closed:
             cost.num_lost += 1
-            return UNSCORED
-        raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
+        except Exception as error:
+            log.warning("%s: scoring a text failed: %r", item.ref, error)
+        return UNSCORED
 
     def _note_end(self, error: TimeoutError | ProcessExpired, cost: ScoringCost) -> str:
         """Add a call that the worker did not finish to `cost`, and return a description.
@@ -203,8 +185,19 @@ class IsolatedScorer:
     async def _ask_worker(self, function: Callable[..., ScoringReply], *args: object, cost: ScoringCost) -> object:
         """Call the function in the worker; return its result or raise its exception.
 
-        Raises BrokenProcessPool if the pool broke for a reason other than `args`.
+        Raises WorkerDiedError if the scorer is closed or no process stays up.
         """
+        for _ in range(NUM_TRIES):
+            try:
+                return await self._ask_once(function, *args, cost=cost)
+            except BrokenProcessPool as error:
+                log.debug("the pool broke: %s", error)
+                if self._closed:
+                    break
+        raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
+
+    async def _ask_once(self, function: Callable[..., ScoringReply], *args: object, cost: ScoringCost) -> object:
+        """Do the same; raise BrokenProcessPool if the pool broke for a reason other than `args`."""
         limits = self._limits
         pool = await self._running_pool()
         try:

@@ -1,11 +1,7 @@
 """Task SPEC: the problems on which a node trains, as one line for a manifest or a command line.
 
     spec = part, or several joined by "+"
-    part = arithmetic | arithmetic:add | arithmetic:sub
-         | arithmetic:easy | arithmetic:medium | arithmetic:hard
-         | arithmetic:no-carry | arithmetic:carry | arithmetic:borrow
-         | sums | sums:long
-         | gsm8k | gsm8k:PATH | math500 | math500:PATH
+    part = arithmetic[:PART] | sums[:long] | gsm8k[:PATH] | math500[:PATH]
          | dataset:SOURCE?QUERY                              rows of any data set (`dataset_query.py`)
          | rg:NAME                                           a task of reasoning-gym
          | NAME                                              a plug-in
@@ -187,7 +183,7 @@ def validated_domain(text: str, run: str) -> str:
 @lru_cache(maxsize=4096)
 def part_names(domain: str) -> frozenset[str]:
     """Return the parts of a canonical domain; none for ""."""
-    return _names(parse_spec(domain)) if domain else frozenset()
+    return frozenset(part.name for part in parse_spec(domain).parts) if domain else frozenset()
 
 
 def proportions(mixture: str) -> dict[str, float]:
@@ -195,7 +191,3 @@ def proportions(mixture: str) -> dict[str, float]:
     parts = parse_spec(mixture).parts
     total = sum(part.weight for part in parts)
     return {part.name: part.weight / total for part in parts}
-
-
-def _names(spec: TaskSpec) -> frozenset[str]:
-    return frozenset(part.name for part in spec.parts)

@@ -18,13 +18,15 @@ The test split has the first `NUM_TEST` held-out draws. Hashes are blake2b: ever
 from __future__ import annotations
 
 from functools import cache
-from hashlib import blake2b
 from itertools import count
-from typing import ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
-from ftis_node.records.group import PromptRef
-from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.problems import IndexedTask, stable_hash
+
+if TYPE_CHECKING:
+    from ftis_node.tasks.base import TaskItem
+    from ftis_node.tasks.problems import Prompt
 
 NUM_TRAIN: Final = 2**31
 NUM_TEST: Final = 1024
@@ -52,10 +54,10 @@ class SumProblem(NamedTuple):
     @property
     def is_held_out(self) -> bool:
         """Return whether the problem, or the same with exchanged operands, is held out."""
-        return _hash(f"{max(self.left, self.right)}+{min(self.left, self.right)}") % HELD_OUT_ONE_IN == 0
+        return stable_hash(f"{max(self.left, self.right)}+{min(self.left, self.right)}") % HELD_OUT_ONE_IN == 0
 
 
-class SumsTask:
+class SumsTask(IndexedTask):
     """A split of `sums` or of `sums:long`, as a `Task`. Raises TaskError for an unknown split or task."""
 
     isolate_scoring: ClassVar[bool] = False
@@ -72,27 +74,15 @@ class SumsTask:
     def __len__(self) -> int:
         return NUM_TRAIN if self.split == "train" else NUM_TEST
 
-    def __getitem__(self, index: int) -> TaskItem:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self.problem(index)
-        return TaskItem(
-            ref=PromptRef(task=self.name, split=self.split, index=index),
-            prompt=({"role": "user", "content": problem.text},),
-            answer=str(problem.answer),
-        )
+        return ({"role": "user", "content": problem.text},), str(problem.answer)
 
     def problem(self, index: int) -> SumProblem:
-        """Return the operands of `self[index]`."""
         if self.split == "test":
             return _test_split(self._num_digits)[index]
         draws = (_draw(f"train/{index}/{attempt}", self._num_digits) for attempt in count())
         return next(draw for draw in draws if not draw.is_held_out)
-
-    def resolve(self, ref: PromptRef) -> TaskItem:
-        if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
-            raise KeyError(str(ref))
-        return self[ref.index]
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
@@ -119,10 +109,5 @@ def _test_split(num_digits: int) -> tuple[SumProblem, ...]:
 def _draw(seed: str, num_digits: int) -> SumProblem:
     """Draw both operands uniformly among the numbers with this many digits."""
     smallest = 10 ** (num_digits - 1)
-    bits, left = divmod(_hash(seed), 9 * smallest)
+    bits, left = divmod(stable_hash(seed), 9 * smallest)
     return SumProblem(smallest + left, smallest + bits % (9 * smallest), num_digits)
-
-
-def _hash(text: str) -> int:
-    """Return 64 bits that are equal on every machine."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

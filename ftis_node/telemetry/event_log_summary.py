@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
-from ftis_node.telemetry.events import EventReader, present_name
-from ftis_node.telemetry.history import read_event
+from ftis_node.telemetry.events import EventReader
+from ftis_node.telemetry.history import read_event, read_head
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,21 +28,6 @@ class LoggedGroup(NamedTuple):
     sender: str = ""
     number: int = 0
     step: int | None = None  # the step that used the group
-
-
-class _Line(msgspec.Struct):
-    time: float
-    event: str
-    group: str | None = None
-    step: int | None = None
-    own: bool | None = None
-    sender: str = ""
-    number: int = 0
-    file: str = ""
-    reason: str = ""
-
-
-_DECODER = msgspec.json.Decoder(_Line)
 
 
 @dataclass(slots=True)
@@ -97,12 +80,11 @@ class EventLogSummary:
         return [(bytes.fromhex(name), reason) for name, reason in self._released.items()]
 
     def add(self, data: bytes) -> None:
-        try:
-            line = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._add_unusual(data)
+        line = read_head(data)
+        if line is None or (line.event == "step" and line.step is None):
+            self.num_damaged += 1
             return
-        name = present_name(line.event)
+        name = line.event
         if name == "admitted" and line.group:
             _put(self._admitted, line.group, (line.sender, line.number))
             _put(self._expected, line.group, (line.sender, line.number))
@@ -126,16 +108,6 @@ class EventLogSummary:
             self._expected.clear()
         elif name == "eval":
             self._add_evaluation(read_event(data))
-
-    def _add_unusual(self, data: bytes) -> None:
-        """Add a line with NaN, which the strict JSON reader rejects; count any other line as damaged."""
-        try:
-            event = read_event(data)
-            float(event["time"])
-            if event["event"] == "step":
-                self._add_step(int(event["step"]))
-        except (ValueError, KeyError, TypeError):
-            self.num_damaged += 1
 
     def _add_evaluation(self, event: dict[str, Any]) -> None:
         """Add an evaluation. Above the limit, drop the oldest after the first, which is the baseline."""

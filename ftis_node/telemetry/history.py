@@ -131,9 +131,9 @@ class HistoryBuilder:
             if name == "step":
                 self._add_step(step_point(read_event(line)))
             elif name == "eval":
-                point = evaluation_point(read_event(line))
+                point = msgspec.convert(read_event(line), EvaluationPoint)
                 self._evaluations[point.step, point.task] = point
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, msgspec.ValidationError):
             name = None
         if name is None:
             self._damaged_lines += 1
@@ -163,12 +163,17 @@ class HistoryBuilder:
 
 
 class EventHead(msgspec.Struct):
-    """The name of an event, and the fields that are counted."""
+    """The name of an event, and the fields that are counted or that a later start needs."""
 
     time: float
     event: str
+    group: str | None = None
+    step: int | None = None
     own: bool = False
+    sender: str = ""
+    number: int = 0
     num_tokens: int = 0
+    file: str = ""
     reason: str = ""
 
 
@@ -176,9 +181,9 @@ _DECODER = msgspec.json.Decoder(EventHead)
 
 
 def read_head(line: bytes) -> EventHead | None:
-    """Return the head of the event in a line; only time and name if another field has a wrong type or is NaN.
+    """Return the head of the event in a line; None if the line is damaged.
 
-    None if the line is damaged.
+    If another field has a wrong type or is NaN, the head has only time, name and step.
     """
     try:
         head = _DECODER.decode(line)
@@ -188,9 +193,11 @@ def read_head(line: bytes) -> EventHead | None:
         pass
     try:
         event = read_event(line)
-        return EventHead(float(event["time"]), event["event"]) if isinstance(event["event"], str) else None
-    except (ValueError, KeyError, TypeError):
+        step = event.get("step")
+        head = EventHead(float(event["time"]), event["event"], step=step if isinstance(step, int) else None)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return head if isinstance(head.event, str) else None
 
 
 def _event_or_none(line: bytes) -> dict[str, Any] | None:
@@ -218,17 +225,6 @@ def step_point(event: dict[str, Any]) -> StepPoint:
         "problem": event.get("refused") or event.get("skipped"),
     }
     return StepPoint(**figures)
-
-
-def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
-    """Return an `eval` event as a point. Raise KeyError, TypeError or ValueError if it is none."""
-    return EvaluationPoint(
-        time=float(event["time"]),
-        step=int(event["step"]),
-        task=str(event["task"]),
-        pass_at_1=float(event["pass_at_1"]),
-        n=int(event["n"]),
-    )
 
 
 def slices(items: Sequence[T], num: int) -> list[Sequence[T]]:

@@ -1,6 +1,7 @@
 """The status snapshot behind `/status`, `status --json` and the dashboard.
 
-These frozen records define the JSON form. The daemon builds one snapshot each second.
+These frozen records define the JSON form. The daemon builds one snapshot each second. `metrics.toml` explains each
+number, with its unit. A number is None before its first measurement.
 """
 
 from __future__ import annotations
@@ -67,11 +68,10 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
 
 class GenerationStatus(msgspec.Struct, frozen=True):
-    """The generation worker. `tokens_per_s` is the recent rate. Counts are since the creation of the home.
+    """The generation worker.
 
     `hand_over` is the transport of the last weight sync: `CUDA IPC`, `page-locked file` or `file`. Brackets hold the
-    reason if the planned faster transport failed. It is empty before the first sync. `last_group_at` is the Unix time
-    of the newest group since the node's start, None before the first.
+    reason if the planned faster transport failed. It is empty before the first sync.
     """
 
     engine: str = ""
@@ -86,16 +86,11 @@ class GenerationStatus(msgspec.Struct, frozen=True):
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):
-    """The learner worker, with values of the last step. `own_groups` and `foreign_groups` are totals over all steps.
+    """The learner worker, with values of the last step; the groups are totals over all steps.
 
-    `micro_batch_tokens` is the micro-batch size of the last step. It is below the setting if the step ran out of memory
-    (`out_of_memory` times).
-
-    The training-inference mismatch is measured from time to time, last with the weights `mismatch_version`.
-    `mismatch_kl` is in nats per token; `mismatch_share` is the fraction of tokens whose ratio is off by more than 1 %.
-    `kl_to_start` is None if the run has no such term. `last_step_at` is the Unix time of the newest step since the
-    node's start, None before the first. `layout` is packed or padded rows; `kernels` names the implementation of a
-    layer (`learner.kernels`). Both are None before the learner has started.
+    `micro_batch_tokens` is below the setting if the step ran out of memory. The training-inference mismatch is measured
+    from time to time. `layout` is packed or padded rows; `kernels` names the implementation of a layer
+    (`learner.kernels`). Both are None before the learner has started.
     """
 
     state: str = "stopped"
@@ -123,19 +118,10 @@ class LearnerStatus(msgspec.Struct, frozen=True):
 
 
 class SwarmStatus(msgspec.Struct, frozen=True):
-    """Traffic with peers. `bytes_per_token` is envelope bytes received per completion token received.
+    """Traffic with peers. The `weights_*` fields describe the transfer between a learner and its generators.
 
-    `fetch_errors` counts requests to peers that did not complete, by outcome. `serve_errors` counts streams of peers
-    that were rejected or ended early, by reason (docs/develop/network-protocol.md).
-    `announcements_refused` counts those that were too large or not encrypted with the run's secret.
-    `confirmations_unproven` counts confirmations from peers to which this node did not send the group. `non_ed25519`
-    counts ignored connections, messages and streams of peers with a key of another type.
-    `reachability` is unknown, local, relayed or public. `clock_skew_s` is peers' clocks minus ours, None before the
-    first measurement.
-    The `weights_*` fields describe the transfer between a learner and its generators. `weights_age_s` is the time since
-    the learner offered the weights that a generator serves. `weights_refused` counts rejected offers, by reason.
-    `peers_newer` and `peers_older` count connected members with another wire version. `update` is the advice to update
-    if most members have a newer version.
+    `reachability` is unknown, local, relayed or public. docs/develop/network-protocol.md has the reasons of
+    `serve_errors`. `update` is the advice to update if most members have a newer wire version.
     """
 
     state: str = "stopped"
@@ -202,12 +188,9 @@ class ReplayStatus(msgspec.Struct, frozen=True):
 
 
 class LimitsStatus(msgspec.Struct, frozen=True):
-    """Use of the node's limits, in bytes. A value is None before the first measurement, a limit None if it is not set.
+    """Use of the node's limits, in bytes. A limit is None if it is not set.
 
     `paused` is the reason why the node generates and pulls nothing until there is disk space, "" if it is not paused.
-    `home_bytes` is the size of all files in the home, `buffer_bytes` that of the envelopes in it. `ready_bytes` is the
-    size of peers' envelopes that wait for a step. `out_of_files` counts snapshots for which no file could be opened.
-    `http_refused` counts rejected HTTP requests and connections, by reason.
     """
 
     paused: str = ""
@@ -244,9 +227,8 @@ class LoopStatus(msgspec.Struct, frozen=True):
 class HealthStatus(msgspec.Struct, frozen=True):
     """Health behind `/healthz` and `/readyz`. `problems` holds one sentence each; `healthy` is true if it is empty.
 
-    `ready` is true if the network and the role's workers are up; otherwise `waits_for` names the missing part.
-    `taken_at` is the Unix time of this snapshot. `event_loop_lag_s` is the mean lag of the daemon's event loop over the
-    last minute, `event_loop_lag_longest_s` the maximum. `loops` are the daemon's tasks.
+    `ready` is true if the network and the role's workers are up; otherwise `waits_for` names the missing part. `loops`
+    are the daemon's tasks. The lag of the event loop is the mean and the maximum over the last minute.
     """
 
     healthy: bool = False

@@ -17,6 +17,7 @@ from ftis_node.algorithms.settings import load_filter
 from ftis_node.cli.app import run
 from ftis_node.config.manifest import RunManifest, load_manifest, parse_canonical, parse_manifest
 from ftis_node.errors import ConfigError
+from tests.conftest import write_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,14 +69,10 @@ def faulty_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faulty_methods.py").write_text(FAULTY)
     monkeypatch.delitem(sys.modules, "faulty_methods", raising=False)
     for package in ("faulty", "other"):
-        info = tmp_path / f"{package}-2.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 2.0\n")
         own = "".join(f"{name} = faulty_methods:{name}\n" for name in ("failing", "broadcast", "greedy", "number"))
-        (info / "entry_points.txt").write_text(
-            f"[ftis_node.methods]\ntwice = faulty_methods:failing\n{own if package == 'faulty' else ''}"
-            + ("[ftis_node.filters]\nfar = faulty_methods:far\n" if package == "faulty" else "")
-        )
+        more = f"{own}[ftis_node.filters]\nfar = faulty_methods:far\n" if package == "faulty" else ""
+        points = f"[ftis_node.methods]\ntwice = faulty_methods:failing\n{more}"
+        write_distribution(tmp_path, package, points, version="2.0")
     monkeypatch.syspath_prepend(tmp_path)
 
 

@@ -12,7 +12,8 @@ import pytest_asyncio
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from tests.attacks.member import Maker, Member, joined, sending
+from ftis_node.lab.group_maker import GroupMaker
+from tests.attacks.member import Member, joined, sending
 from tests.attacks.victim import MANIFEST, SETTINGS, Victim
 from tests.node.support import ANY_PORT, started
 
@@ -34,7 +35,7 @@ async def victim(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[
     """A node that joined, alone so far."""
     folder = tmp_path_factory.mktemp("attacks")
     run, home = folder / "run.toml", folder / "home"
-    run.write_text(MANIFEST)
+    run.write_text(MANIFEST.to_toml())
     home.mkdir()
     (home / "node.toml").write_text(SETTINGS)
     arguments = ("--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT, "--name", "victim")
@@ -50,13 +51,13 @@ async def victim(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[
 
 
 @pytest.fixture(scope="package")
-def maker(victim: Victim, tiny_models: Mapping[str, Path]) -> Maker:
+def maker(victim: Victim, tiny_models: Mapping[str, Path]) -> GroupMaker:
     """Makes groups that fit the victim's run."""
-    return Maker(tiny_models["s"], load_manifest(str(victim.node.home / "run.toml")))
+    return GroupMaker(tiny_models["s"], load_manifest(str(victim.node.home / "run.toml")))
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def honest(victim: Victim, maker: Maker, sockets: Path) -> AsyncIterator[Member]:
+async def honest(victim: Victim, maker: GroupMaker, sockets: Path) -> AsyncIterator[Member]:
     """A peer that goes on sending good groups; with it the victim trains before the first attack."""
     async with joined(sockets / "honest", maker, victim) as member, sending(member):
 
@@ -71,7 +72,7 @@ async def honest(victim: Victim, maker: Maker, sockets: Path) -> AsyncIterator[M
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def attacker(honest: Member, victim: Victim, maker: Maker, sockets: Path) -> AsyncIterator[Member]:
+async def attacker(honest: Member, victim: Victim, maker: GroupMaker, sockets: Path) -> AsyncIterator[Member]:
     """A new peer that the victim knows nothing of."""
     async with joined(sockets / str(next(NUMBERS)), maker, victim) as member:
         yield member

@@ -10,21 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import numpy as np
-
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd import session
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.streams import close_server
 from ftis_node.gossip.wire_format import protocol, service_of
-from ftis_node.models.source import resolve_model
-from ftis_node.models.tokenizer import load_tokenizer
-from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Announcement, Envelope, seal_group
-from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
-from ftis_node.tasks.registry import load_task
 from tests.attacks.victim import patiently
 from tests.gossip.helpers import eventually, settings
 
@@ -32,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.config.manifest import RunManifest
     from ftis_node.gossip.wire_format import RpcService
+    from ftis_node.lab.group_maker import GroupMaker
     from tests.attacks.victim import Victim
 
 AGAIN_S = 0.4  # between announcements of the same: gossipsub loses what is said before its mesh has grown
@@ -42,48 +36,6 @@ STARTING = asyncio.Lock()
 NUM_KEPT = 1000  # groups of an honest member
 UNUSED = 10**9  # running numbers that no group here has
 LIMITS = GossipLimits(max_body_bytes=4 << 20, max_queued_announcements=64)
-
-
-class Maker:
-    """Groups in good form for a run, as a peer with the victim's tokenizer makes them; tests then spoil them."""
-
-    def __init__(self, model: Path, manifest: RunManifest) -> None:
-        self.manifest = manifest
-        self.tokenizer = load_tokenizer(resolve_model(str(model)))
-        self._task = load_task(manifest.task)
-        self._rng = np.random.default_rng()
-
-    def group(self, identity: Identity, number: int, *, num_tokens: int = 24, **changes: Any) -> Group:
-        """One right answer, and babble of `num_tokens` ids, as many as the run's group size has; rewards are true."""
-        ref = PromptRef(self.manifest.task, "train", int(self._rng.integers(1 << 30)))
-        item, eos = self._task.resolve(ref), self.tokenizer.eos_ids
-        words = np.array([i for i in range(self.tokenizer.vocab_size) if i not in eos], dtype=np.int32)
-        texts = [self._rng.choice(words, num_tokens) for _ in range(self.manifest.sampling.group_size - 1)]
-        right = np.array([*self.tokenizer.encode_text(item.answer), eos[0]], dtype=np.int32)
-        completions = tuple(
-            Completion(
-                token_ids=ids,
-                logprobs=-self._rng.exponential(1.0, len(ids)).astype(np.float32) - np.float32(1e-3),
-                finish_reason=FinishReason.STOP if ids is right else FinishReason.LENGTH,
-                reward=self._task.score(item, self.tokenizer.decode(ids.tolist())),
-                policy_version=1,
-                policy_version_newest=1,
-            )
-            for ids in (right, *texts)
-        )
-        group = Group.from_completions(
-            run_id=self.manifest.run_id,
-            sender=identity.peer_id,
-            number=number,
-            prompt_ref=ref,
-            prompt_hash=hash_prompt(self.tokenizer.encode_prompt(item.prompt)),
-            completions=completions,
-            sampling=SamplingSettings(),
-            model="attacks-peer",
-            tokenizer=self.tokenizer.fingerprint,
-            created_at=round(time.time(), 3),
-        )
-        return replace(group, **changes)
 
 
 def spoil(group: Group, position: int = 1, **changes: Any) -> Group:
@@ -101,7 +53,9 @@ def sign_body(body: bytes, identity: Identity) -> Envelope:
 class Member:
     """One peer with its own p2pd, in the test's own process. What it holds, answers and says is the test's."""
 
-    def __init__(self, gossip: Libp2pGossip, identity: Identity, maker: Maker, victim: Victim, victim_id: str) -> None:
+    def __init__(
+        self, gossip: Libp2pGossip, identity: Identity, maker: GroupMaker, victim: Victim, victim_id: str
+    ) -> None:
         self.gossip, self.identity, self.maker, self.victim_id = gossip, identity, maker, victim_id
         self._victim = victim
         self.shelf: dict[bytes, bytes] = {}
@@ -235,7 +189,7 @@ class ScriptedServer:
 @asynccontextmanager
 async def joined(
     folder: Path,
-    maker: Maker,
+    maker: GroupMaker,
     victim: Victim,
     *,
     script: Script | None = None,

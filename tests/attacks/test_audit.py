@@ -18,14 +18,14 @@ from tests.attacks.member import joined
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.attacks.member import Maker
+    from ftis_node.lab.group_maker import GroupMaker
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 
 async def test_pleasing_logprobs_under_the_learners_own_name_are_found_out(
-    victim: Victim, maker: Maker, sockets: Path
+    victim: Victim, maker: GroupMaker, sockets: Path
 ) -> None:
     status = await victim.status()
     assert status["model"]["policy_version"] == 0, "no file of the folder comes before this one"

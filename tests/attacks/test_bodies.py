@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.gossip.wire_format import RpcService
-    from tests.attacks.member import Maker, Member
+    from ftis_node.lab.group_maker import GroupMaker
+    from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
@@ -199,7 +200,7 @@ SERVERS = {
 
 @pytest.mark.parametrize(("script", "outcome"), list(SERVERS.values()), ids=list(SERVERS))
 async def test_a_stream_that_is_none_ends_and_others_are_pulled_meanwhile(
-    victim: Victim, maker: Maker, sockets: Path, honest: Member, script: Callable[..., object], outcome: str
+    victim: Victim, maker: GroupMaker, sockets: Path, honest: Member, script: Callable[..., object], outcome: str
 ) -> None:
     before = await victim.errors("fetch_errors", outcome)
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]

@@ -22,7 +22,8 @@ from tests.attacks.victim import MAX_READY_GROUPS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.attacks.member import Maker, Member
+    from ftis_node.lab.group_maker import GroupMaker
+    from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
@@ -76,7 +77,7 @@ async def test_twenty_thousand_announcements_of_nothing_end_in_a_ban(
 
 
 async def test_a_thousand_identities_of_one_hand_have_one_peers_places(
-    victim: Victim, maker: Maker, sockets: Path, honest: Member
+    victim: Victim, maker: GroupMaker, sockets: Path, honest: Member
 ) -> None:
     """Good groups of a thousand senders, all told of and handed over by one peer that is asked for what it holds."""
     nobodies = [Identity.generate() for _ in range(NUM_IDENTITIES)]

@@ -17,7 +17,8 @@ from tests.attacks.victim import goes_on
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.attacks.member import Maker, Member
+    from ftis_node.lab.group_maker import GroupMaker
+    from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
@@ -35,7 +36,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 
 
 async def test_answers_from_the_end_of_time_are_refused(
-    victim: Victim, maker: Maker, sockets: Path, honest: Member
+    victim: Victim, maker: GroupMaker, sockets: Path, honest: Member
 ) -> None:
     """A page of announcements: a node that believes their time asks for what is newer than that."""
 

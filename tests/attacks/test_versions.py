@@ -12,11 +12,12 @@ from ftis_node.cli.app import run
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.records.parsing import SCHEMA
-from tests.attacks.member import Maker, Member, joined, sign_body
+from tests.attacks.member import Member, joined, sign_body
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ftis_node.lab.group_maker import GroupMaker
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
@@ -81,7 +82,7 @@ async def _accepted(victim: Victim, member: Member) -> bool:
 
 
 async def test_where_most_of_the_swarm_is_newer_the_node_says_that_it_is_behind(
-    victim: Victim, honest: Member, maker: Maker, sockets: Path
+    victim: Victim, honest: Member, maker: GroupMaker, sockets: Path
 ) -> None:
     async with AsyncExitStack() as stack:
         newer = [await stack.enter_async_context(joined(sockets / f"newer{n}", maker, victim)) for n in range(2)]

@@ -15,15 +15,15 @@ from tests.attacks.visitors import js_host
 from tests.attacks.visitors.connections import ComesAndGoes, ManyStreams, SaysNothing
 from tests.attacks.visitors.crawlers import Crawler, HivemindClient, PlainHost
 from tests.attacks.visitors.foreign import ForeignAuthor, ForeignKeyHost
-from tests.attacks.visitors.host import Target
-from tests.attacks.visitors.keys import FOREIGN
+from tests.attacks.visitors.host import FOREIGN, Target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.attacks.member import Maker, Member
+    from ftis_node.lab.group_maker import GroupMaker
+    from tests.attacks.member import Member
     from tests.attacks.victim import Victim
-    from tests.attacks.visitors.visitor import Visitor
+    from tests.attacks.visitors.host import Visitor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
@@ -47,7 +47,7 @@ VISITORS: dict[str, Visitor] = {
 
 @pytest.mark.parametrize("visitor", list(VISITORS.values()), ids=list(VISITORS))
 async def test_a_visitor_of_another_kind_changes_nothing(
-    victim: Victim, honest: Member, maker: Maker, sockets: Path, visitor: Visitor
+    victim: Victim, honest: Member, maker: GroupMaker, sockets: Path, visitor: Visitor
 ) -> None:
     if isinstance(visitor, js_host.JsHost) and (why := js_host.missing()):
         pytest.skip(why)

@@ -9,6 +9,7 @@ import psutil
 
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
@@ -23,26 +24,15 @@ MAX_DISK_BYTES = 8 << 20
 MAX_READY_GROUPS = 32
 MAX_ENVELOPE_BYTES = 1 << 16
 REQUESTS_PER_MINUTE = 240
-MANIFEST = f"""
-name = "attacked"
-task = "arithmetic"
-[sampling]
-group_size = 4
-max_prompt_tokens = 32
-max_completion_tokens = 48
-max_total_tokens = 80
-[step]
-own_groups = 4
-foreign_groups = 4
-foreign_wait_s = 20.0
-[optimizer]
-learning_rate = 1e-4
-[eval]
-every_steps = 0
-[wire]
-max_envelope_bytes = {MAX_ENVELOPE_BYTES}
-announcement_shards = 1
-"""
+MANIFEST = RunManifest(
+    name="attacked",
+    task="arithmetic",
+    sampling={"group_size": 4, "max_prompt_tokens": 32, "max_completion_tokens": 48, "max_total_tokens": 80},
+    step={"own_groups": 4, "foreign_groups": 4, "foreign_wait_s": 20.0},
+    optimizer={"learning_rate": 0.0001},
+    eval={"every_steps": 0},
+    wire={"max_envelope_bytes": MAX_ENVELOPE_BYTES, "announcement_shards": 1},
+)
 # `pull_all_max_peers`: the directory lists the attackers of all tests for a while, and the node is to pull everything.
 SETTINGS = f"""
 [buffer]

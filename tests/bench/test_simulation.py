@@ -19,9 +19,8 @@ if BENCH not in sys.path:
 
 from swarm_simulation import SimulationResult, SimulationSettings, simulate  # noqa: E402  found by the path above
 from swarm_simulation.announcement import AnnouncementEvent  # noqa: E402
-from swarm_simulation.events import Events  # noqa: E402
 from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for  # noqa: E402
-from swarm_simulation.world import World  # noqa: E402
+from swarm_simulation.world import Events, World  # noqa: E402
 
 SMALL = SimulationSettings(
     num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,

@@ -13,24 +13,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
 from tests.chaos.faults.moved_clock import offset_file_of, prefix
 from tests.chaos.line import Line
-from tests.node.support import RunningNode, started
+from tests.chaos.observing.processes import role_of
+from tests.node.support import RunningNode, free_port, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 LOOK_S = 0.2
 START_S = 600.0  # a busy machine
@@ -38,31 +39,15 @@ STOP_S = 120.0  # ten are promised of an idle machine
 OWN_GROUPS = 4
 MODELS = {"a": "s", "b": "m", "c": "s"}  # by node: the size of its model
 ROLES = {"a": "learner", "b": "full", "c": "generator"}  # by node, in a swarm with roles: c follows a
-PROCESSES = {
-    "ftis_node.generation.worker": "generation worker",
-    "ftis_node.learner.worker": "learner worker",
-    "p2pd": "p2pd",
-    "EngineCore": "engine core",
-}
-MANIFEST = """
-name = "chaos"
-task = "arithmetic"
-[sampling]
-group_size = 4
-max_prompt_tokens = 32
-max_completion_tokens = 6
-max_total_tokens = 48
-[step]
-own_groups = {own_groups}
-foreign_groups = 4
-foreign_wait_s = 4.0
-[optimizer]
-learning_rate = 1e-4
-[eval]
-every_steps = 0
-[wire]
-announcement_shards = 1
-"""
+MANIFEST = RunManifest(
+    name="chaos",
+    task="arithmetic",
+    sampling={"group_size": 4, "max_prompt_tokens": 32, "max_completion_tokens": 6, "max_total_tokens": 48},
+    step={"own_groups": OWN_GROUPS, "foreign_groups": 4, "foreign_wait_s": 4.0},
+    optimizer={"learning_rate": 0.0001},
+    eval={"every_steps": 0},
+    wire={"announcement_shards": 1},
+)
 # Light enough for two cores: one thread a worker, a checkpoint each step, small trails.
 SETTINGS = """
 announce = ["{announced}"]
@@ -138,15 +123,8 @@ class SwarmNode:
             for process in self.process.processes():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if process.status() != psutil.STATUS_ZOMBIE:
-                        found.setdefault(self._role_of(process), []).append(process)
+                        found.setdefault(role_of(process, daemon_pid=self.pid), []).append(process)
         return found
-
-    def _role_of(self, process: psutil.Process) -> str:
-        if process.pid == self.pid:
-            return "daemon"
-        words = process.cmdline()
-        name = Path(words[0]).name if words else process.name()
-        return next((role for mark, role in PROCESSES.items() if mark in words or mark in name), "other")
 
     def status(self) -> dict[str, Any] | None:
         """`/status` as its own HTTP port says it now; None where nobody answers there."""
@@ -218,7 +196,6 @@ class Swarm:
             yield swarm
 
     def node(self, name: str) -> SwarmNode:
-        """The node of that name."""
         return next(node for node in self.nodes if node.name == name)
 
     def neighbors(self, node: SwarmNode) -> list[SwarmNode]:
@@ -227,7 +204,7 @@ class Swarm:
 
     def _start(self) -> None:
         run = self.folder / "run.toml"
-        run.write_text(MANIFEST.format(own_groups=OWN_GROUPS))
+        run.write_text(MANIFEST.to_toml())
         self.meeting_point, address = self._start_meeting_point()
         for position, (name, size) in enumerate(MODELS.items()):
             arguments = ("--model", str(self.models[size]), "--run", str(run), "--peers", address, "--name", name)
@@ -257,7 +234,7 @@ class Swarm:
     def _make(self, name: str, number: int, command: str, *arguments: str, role: str = "full") -> SwarmNode:
         """A node that listens on 127.0.0.1<number>, and its line."""
         host = f"127.0.0.{10 + number}"
-        port = _free_port(host)
+        port = free_port(host)
         line = self._stack.enter_context(Line.open(to=(host, port)))
         home = self.folder / name
         home.mkdir()
@@ -267,9 +244,3 @@ class Swarm:
         node = SwarmNode(name, home, (command, *arguments, *listen), line, role=role)
         self._stack.callback(node.end)
         return node
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

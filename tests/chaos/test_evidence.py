@@ -18,9 +18,8 @@ from tests.chaos.machine import Meter
 from tests.chaos.observing import copies, evidence
 from tests.chaos.observing.buffer import Buffer, Row
 from tests.chaos.observing.copies import Copier
-from tests.chaos.observing.evidence import REPORT, Evidence, rotate
+from tests.chaos.observing.evidence import REPORT, Evidence, lines_that_show, rotate
 from tests.chaos.observing.observe import Observation
-from tests.chaos.observing.shown import lines_that_show
 from tests.chaos.observing.trail import Event
 from tests.chaos.schedule import Planned
 from tests.chaos.test_runner import EndedProcess, FakeNode, swarm_of

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pytest
 
     from ftis_node.gossip.wire_format import RpcService
-    from tests.attacks.member import Maker
+    from ftis_node.lab.group_maker import GroupMaker
 
 
 class MemberWithoutStreams(Member):
@@ -66,7 +66,7 @@ def test_a_stream_that_is_not_opened_any_more_is_as_good_as_one_that_is_cut() ->
 
 
 def test_a_victim_that_is_too_busy_to_answer_is_asked_again() -> None:
-    identity, victim, maker = Identity.generate(), BusyVictim(), cast("Maker", None)
+    identity, victim, maker = Identity.generate(), BusyVictim(), cast("GroupMaker", None)
     gossip: Any = LoopbackSwarm().join(identity.peer_id, run_id="ab" * 16, num_shards=1)
     member = Member(gossip, identity, maker, victim, "it")
     asyncio.run(member.announce_until_requested({b"id": b"claim"}, within_s=30.0))
@@ -74,7 +74,6 @@ def test_a_victim_that_is_too_busy_to_answer_is_asked_again() -> None:
 
 
 def ended_process() -> psutil.Process:
-    """Return a process of this machine that has ended."""
     with subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE) as started_process:
         return psutil.Process(started_process.pid)
 

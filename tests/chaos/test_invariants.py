@@ -14,10 +14,9 @@ from tests.chaos.invariants.checks import AT_ONE_MOMENT, FROM_ONE_TO_ANOTHER, br
 from tests.chaos.invariants.groups import two_of_a_number
 from tests.chaos.invariants.steps import versions_claimed
 from tests.chaos.observing.buffer import Buffer, Row
-from tests.chaos.observing.history import counted
 from tests.chaos.observing.observe import Observation
 from tests.chaos.observing.processes import Process
-from tests.chaos.observing.trail import Event, EventLogMemory
+from tests.chaos.observing.trail import Event, EventLogMemory, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,6 +20,7 @@ from ftis_node.cli import docs_server
 from ftis_node.cli.app import run
 from ftis_node.cli.commands import docs
 from tests.documented.pages import PAGES, ROOT
+from tests.node.support import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,14 +170,8 @@ def test_pages_without_a_site_are_drawn_with_the_same_anchors_and_links_between_
     assert (root / "docs/assets/dashboard.svg").is_file()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_the_site_is_served_until_the_process_is_ended(package: Path) -> None:
-    port = str(_free_port())
+    port = str(free_port())
     options = _command(package, "troubleshooting", "--serve", "--port", port)
     with subprocess.Popen(**options, stdout=subprocess.PIPE, text=True) as served:
         try:

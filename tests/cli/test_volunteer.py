@@ -30,6 +30,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
 from tests.models.tiny_models import save_tiny
+from tests.node.support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -269,12 +270,6 @@ class Life(NamedTuple):
     status: str
     code: int
     home: Path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Screen:

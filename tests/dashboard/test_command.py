@@ -19,6 +19,7 @@ from ftis_node.cli.app import run
 from ftis_node.dashboard.web import new_token, refusal_of, warning_of
 from tests.dashboard.browser import CHROMIUM, browse
 from tests.dashboard.made_up import STATUS
+from tests.node.support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,16 +36,10 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def _served(home: Path, host: str = "127.0.0.1") -> Iterator[str]:
     """The URL of a dashboard that is being served, as the command says it."""
-    port = _free_port()
+    port = free_port()
     command = [*COMMAND, "--home", str(home), "--web", "--port", str(port), "--host", host]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None

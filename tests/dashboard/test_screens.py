@@ -188,8 +188,6 @@ async def test_the_whole_swarm_opens_from_the_main_screen(tmp_path: Path) -> Non
 
 
 class TableApp(App[None]):
-    """One table."""
-
     def compose(self) -> ComposeResult:
         """It is empty at first."""
         yield RowsTable(("time", "problem"), id="rows")

@@ -100,7 +100,6 @@ def read_stages() -> dict[str, list[Instruction]]:
 
 
 def built_upon(stages: dict[str, list[Instruction]], name: str) -> list[Instruction]:
-    """The instructions of a stage after those of the stages that it is made from."""
     base = stages[name][0].rest.split(" AS ")[0]
     return [*(built_upon(stages, base) if base in stages else []), *stages[name][1:]]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -25,9 +24,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from ftis_node.config.manifest import RunManifest
 from ftis_node.telemetry.events import read_events
 from tests.deploy.files import ROOT, Instruction, built_upon, environment, read_stages
 from tests.models.tiny_models import save_tiny
+from tests.node.support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,27 +39,13 @@ STOP_LIMIT_S, WAIT_LIMIT_S = 10.0, 150.0
 BUILD = {"PATH": "/usr/bin:/bin", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1", "LC_ALL": "C.UTF-8"}
 pytestmark = pytest.mark.timeout(400)
 
-MANIFEST = """
-name = "image"
-task = "arithmetic"
-[sampling]
-group_size = 4
-max_prompt_tokens = 32
-max_completion_tokens = 6
-max_total_tokens = 48
-[step]
-own_groups = 2
-foreign_groups = 0
-foreign_wait_s = 1.0
-[eval]
-every_steps = 0
-"""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+MANIFEST = RunManifest(
+    name="image",
+    task="arithmetic",
+    sampling={"group_size": 4, "max_prompt_tokens": 32, "max_completion_tokens": 6, "max_total_tokens": 48},
+    step={"own_groups": 2, "foreign_groups": 0, "foreign_wait_s": 1.0},
+    eval={"every_steps": 0},
+)
 
 
 @dataclass
@@ -222,7 +209,7 @@ def test_the_installed_package_is_the_copied_one_with_all_it_needs(image: Image)
 def test_a_node_takes_steps_answers_the_health_check_and_ends_by_sigterm(image: Image, meeting_point: str) -> None:
     tiny = image.start("tiny", "--size", "s", "--out", str(image.path("/var/cache/ftis-node/s")))  # beside the rest
     run = image.root / "run.toml"
-    run.write_text(MANIFEST)
+    run.write_text(MANIFEST.to_toml())
     model = str(save_tiny(image.root / "random"))
     node = image.start("join", "--model", model, "--run", str(run), "--peers", meeting_point, "--steps", "1000000")
     node.wait_for(image.is_healthy)

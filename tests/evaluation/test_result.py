@@ -25,7 +25,6 @@ RIGHT = [TASK[index].answer for index in range(3)]
 
 
 def said(index: int, text: str, logprob: float, *, num_tokens: int = 2) -> ScoredAnswer:
-    """An answer to problem `index`, scored as the task scores it."""
     reward = TASK.score(TASK[index], text)
     return ScoredAnswer(text, num_tokens, logprob, FinishReason.STOP, reward, CompletionStatus.SCORED)
 

@@ -133,7 +133,7 @@ class Battle:
         node.parts = replace(node.parts, disk=InlineDisk(), tokenizer=tokenizer)
         node.wiring = Wiring(node.parts)
         charge = gossip.guard.on_fault
-        by_the_calendar(node.intake, tokenizer=tokenizer)
+        by_the_calendar(node.wiring.intake, tokenizer=tokenizer)
         gossip.guard.on_fault = lambda peer, place, error: (self.faults.append(error), charge(peer, place, error))
         return node
 
@@ -218,11 +218,11 @@ class Battle:
             "refused_of": (len(ear._refused_of), 4096),
             "malformed": (len(ear._malformed), 4096),
             "peers": (len(parts.registry.peers), 4096),
-            "later": (len(node.pull._later), 8192),
-            "asking": (len(node.pull._slots._asking), NODE_SETTINGS.swarm.pulls_in_flight),
+            "later": (len(node.wiring.pull._later), 8192),
+            "asking": (len(node.wiring.pull._slots._asking), NODE_SETTINGS.swarm.pulls_in_flight),
             "inbox": (len(node.gossip._queue._waiting), 8192),  # type: ignore[attr-defined]
-            "arrivals": (node.intake._known.arrivals.qsize(), 64),
-            "strangers' arrivals": (node.intake._new_peers.arrivals.qsize(), 64),
+            "arrivals": (node.wiring.intake._known.arrivals.qsize(), 64),
+            "strangers' arrivals": (node.wiring.intake._new_peers.arrivals.qsize(), 64),
             "reasons": (len(parts.counters.refused), 128),
         }
         assert all(size <= most for size, most in sizes.values()), sizes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.fuzz import targets
 from tests.fuzz.chains import announced, described, listed, offered, operated, served, taken
-from tests.fuzz.items import split
+from tests.fuzz.mutator import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable

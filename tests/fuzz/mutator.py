@@ -1,4 +1,6 @@
-"""Mutation that knows protobuf: one field at a time gets a value at the edge of its type.
+"""Cases of a chain, and mutation that knows protobuf: one field at a time gets a value at the edge of its type.
+
+A case is items one after the other, each a tag and bytes; the chain says what a tag means.
 
 Raw mutation breaks a message's lengths before it reaches a field; this one reaches every field of a signed message.
 """
@@ -7,17 +9,17 @@ from __future__ import annotations
 
 import copy
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
-from tests.fuzz.items import MAX_ITEMS, Item, join, split
-
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+MAX_ITEMS = 24
+HEAD_BYTES = 3
 WHOLE = (0, 1, 2, 3, 63, 64, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 TIMES_MS = (10**12, 10**12 + 60_000, 10**12 + 10**7, 10**12 - 10**7, 253_402_300_799_999, 253_402_300_800_000)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, -1e-45, 3.4e38, -3.4e38, 1e38, float("nan"), float("inf"), -float("inf"))
@@ -31,6 +33,29 @@ BROKEN_UTF8 = (b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"a\x
 SIZES = (0, 1, 7, 8, 9, 16, 31, 32, 33, 38, 64)
 UNSIGNED32 = (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_FIXED32)
 SIGNED = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_ENUM)
+
+
+class Item(NamedTuple):
+    """`tag` is a byte: who says it, and as what."""
+
+    tag: int
+    data: bytes
+
+
+def split(case: bytes) -> list[Item]:
+    """The items of any bytes: one that is cut short ends where the bytes end."""
+    items: list[Item] = []
+    at = 0
+    while at + HEAD_BYTES <= len(case) and len(items) < MAX_ITEMS:
+        size = int.from_bytes(case[at + 1 : at + HEAD_BYTES], "little")
+        items.append(Item(case[at], case[at + HEAD_BYTES : at + HEAD_BYTES + size]))
+        at += HEAD_BYTES + size
+    return items
+
+
+def join(items: Iterable[Item]) -> bytes:
+    """The bytes of items, each of at most 65,535 bytes."""
+    return b"".join(bytes([item.tag]) + len(item.data).to_bytes(2, "little") + item.data for item in items)
 
 
 def mutated(
@@ -73,7 +98,6 @@ def _changed(
 
 
 def change_field(message: Any, rng: random.Random) -> None:
-    """Gives one field of `message` another value."""
     field = rng.choice(message.DESCRIPTOR.fields)
     if field.type == FieldDescriptor.TYPE_MESSAGE and field.is_repeated:
         items = getattr(message, field.name)

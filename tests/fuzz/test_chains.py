@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ftis_node.node.loops.intake import IntakeLoop
 from tests.fuzz import cases
 from tests.fuzz.chains import announced, taken
-from tests.fuzz.items import MAX_ITEMS, Item, join, split
-from tests.fuzz.mutator import at_edges, mutated
+from tests.fuzz.mutator import MAX_ITEMS, Item, at_edges, join, mutated, split
 from tests.fuzz.run import place_of
 
 if TYPE_CHECKING:

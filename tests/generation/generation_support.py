@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from generation_fake_worker import checksum_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+import ftis_node
+from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.records.group import SamplingSettings
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from ftis_node.records.group import Completion
 
 VOCAB_SIZE = 90
 EMBEDDING_ROWS = 96  # padded, as real models' embeddings are
 EOS_ID = 7
+PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
+MakeClient = Callable[..., GenerationClient]
 SETTINGS = EngineSettings(vocab_size=EMBEDDING_ROWS, dtype="float32", device="cpu", seed=0)
 
 
@@ -179,3 +186,28 @@ def num_sampled_by_old(old: Any, new: Any, prompt: list[int], token_ids: list[in
         for number in range(max(1, most - 2), most + 1)
         if np.abs(mixed_logprobs(old, new, prompt, token_ids, number) - logprobs).max() < CLOSE
     ]
+
+
+def publish(folder: Path, version: int, content: str, *, tensor: str = "packed") -> PublishedWeights:
+    """A "weights file" of the fake worker, which holds the tensor `number` alone as it is in the file."""
+    path = folder / f"weights-{version}"
+    path.write_text(content)
+    checksums = {tensor: checksum_of(float(content))} if content != "damaged" else {}
+    return PublishedWeights(version=version, path=str(path), num_bytes=len(content), checksums=checksums)
+
+
+def proof(version: int, value: float) -> WeightProof:
+    """The learner's word for what the probe must give."""
+    return WeightProof(version=version, probe_ids=(1, 2, 3), logprobs=(value, value))
+
+
+async def one_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
+    """A group of three."""
+    request = GenerateRequest(
+        prompt_ids=prompt_ids,
+        num_completions=3,
+        sampling=SamplingSettings(),
+        max_tokens=8,
+        eos_ids=frozenset({EOS_ID}),
+    )
+    return await client.generate(request)

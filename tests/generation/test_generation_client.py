@@ -7,87 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-import pytest_asyncio
-from generation_fake_worker import UNANSWERED, checksum_of
-from generation_support import EOS_ID, SETTINGS, eventually
+from generation_fake_worker import UNANSWERED
+from generation_support import EOS_ID, PYTHON_PATH, MakeClient, eventually, one_group, proof, publish
 
-import ftis_node
-from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
-from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
-from ftis_node.generation.messages import Generated, GenerationBoot
+from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.generation.messages import Generated
 from ftis_node.generation.time_limits import Throughput
-from ftis_node.records.group import Completion, FinishReason, SamplingSettings
-from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.preload import Timing
+from ftis_node.records.group import Completion, FinishReason
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof
-
-QUICK = Timing(
-    start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=4.0, stop_grace_s=2.0, terminate_grace_s=0.5
-)
-PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
-
-MakeClient = Callable[..., GenerationClient]
-
-
-@pytest_asyncio.fixture
-async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClient]:
-    """`make_client(**options)`: a client of the fake worker, not started yet."""
-    made: list[GenerationClient] = []
-    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
-
-    def make(*, settings: EngineSettings = SETTINGS, **options: Any) -> GenerationClient:
-        client = GenerationClient(
-            GenerationBoot(model=str(tmp_path), settings=settings),
-            sockets_dir=tmp_path / "s",
-            log_path=tmp_path / "logs" / "generation.log",
-            worker_module="generation_fake_worker",
-            **{
-                "timing": QUICK,
-                "restart_policy": RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3),
-                **options,
-            },
-        )
-        made.append(client)
-        return client
-
-    yield make
-    for client in made:
-        await client.stop()
-
-
-def publish(folder: Path, version: int, content: str, *, tensor: str = "packed") -> PublishedWeights:
-    """A "weights file" of the fake worker, which holds the tensor `number` alone as it is in the file."""
-    path = folder / f"weights-{version}"
-    path.write_text(content)
-    checksums = {tensor: checksum_of(float(content))} if content != "damaged" else {}
-    return PublishedWeights(version=version, path=str(path), num_bytes=len(content), checksums=checksums)
-
-
-def proof(version: int, value: float) -> WeightProof:
-    """The learner's word for what the probe must give."""
-    return WeightProof(version=version, probe_ids=(1, 2, 3), logprobs=(value, value))
-
-
-async def one_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
-    """A group of three."""
-    request = GenerateRequest(
-        prompt_ids=prompt_ids,
-        num_completions=3,
-        sampling=SamplingSettings(),
-        max_tokens=8,
-        eos_ids=frozenset({EOS_ID}),
-    )
-    return await client.generate(request)
 
 
 async def test_a_group_arrives_as_records(make_client: MakeClient) -> None:

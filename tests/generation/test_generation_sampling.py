@@ -1,15 +1,34 @@
-"""The choice of a token, on distributions that one can check by hand."""
+"""The choice of a token, on distributions that one can check by hand; across a hand-over, who sampled it."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from generation_support import (
+    CLOSE,
+    SETTINGS,
+    eventually,
+    file_tensors,
+    fresh_logprobs,
+    make_request,
+    mixed_logprobs,
+    num_sampled_by_old,
+    tiny_model,
+)
 
 from ftis_node.generation.engines.decode_loop import RowSettings, choose_tokens, draw, keep_likely
+from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.records.group import SamplingSettings
+from ftis_node.workers.shared_tensors import Exporter
+from ftis_node.workers.weight_store import WeightStore
+from tests import cpu_sharing
 
+PROMPT = [3, 1, 4]
 CPU = torch.device("cpu")
 PROBABILITIES = torch.tensor([0.5, 0.125, 0.25, 0.125])
 
@@ -105,3 +124,43 @@ def test_rows_do_not_depend_on_each_other() -> None:
         alone = choose_tokens(logits[row : row + 1], settings(each[row]), uniforms[row : row + 1], num_ids=50)
         assert int(alone[0]) == int(together[0][row])
         assert float(alone[1]) == pytest.approx(float(together[1][row]), abs=1e-6)
+
+
+def test_the_reference_finds_the_token_at_which_the_weights_changed() -> None:
+    old, new, ids = tiny_model(), tiny_model(seed=1), [5, 9, 2, 6, 5, 3]
+    for number in range(1, 7):
+        drawn = mixed_logprobs(old, new, PROMPT, ids, number)
+        assert num_sampled_by_old(old, new, PROMPT, ids, drawn) == [number]
+
+
+@pytest.mark.parametrize("way", ["file", "shared"])
+async def test_completions_in_flight_keep_the_version_that_sampled_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """This engine ends what is in flight before it takes new weights; what waits meanwhile has them from its start."""
+    cpu_sharing.install(monkeypatch.setattr)
+    old, new = tiny_model(), tiny_model(seed=1)
+    engine = TorchEngine(tiny_model(), SETTINGS)
+    options = {"eos_ids": frozenset(), "num_completions": 2, "seed": None}
+    early = [
+        asyncio.create_task(
+            engine.generate(make_request(PROMPT, max_tokens=length, request_id=f"early{length}", **options))
+        )
+        for length in (40, 64, 90)
+    ]
+    await eventually(lambda: engine.tokens_made > 30)
+    if way == "file":
+        loading = engine.load_weights(Path(WeightStore(tmp_path).publish(1, file_tensors(new)).path), 1)
+    else:
+        loading = engine.load_shared(Exporter().share(file_tensors(new)), 1)
+    load = asyncio.create_task(loading)
+    await asyncio.sleep(0)
+    late = asyncio.create_task(engine.generate(make_request(PROMPT, max_tokens=20, request_id="late", **options)))
+    results = await asyncio.gather(*early, late)
+    await load
+    assert engine.policy_version == 1
+    for result, model, version in zip(results, [old, old, old, new], [0, 0, 0, 1], strict=True):
+        for completion in result.completions:
+            assert (completion.policy_version, completion.policy_version_newest) == (version, version)
+            assert np.abs(completion.logprobs - fresh_logprobs(model, PROMPT, completion)).max() < CLOSE
+    await engine.close()

@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import pytest_asyncio
-from generation_support import EMBEDDING_ROWS, SETTINGS, eventually, make_request, save_model, tiny_model
-from test_generation_client import MakeClient, make_client, one_group, proof, publish  # noqa: F401 - a fixture
+from generation_support import (
+    EMBEDDING_ROWS,
+    SETTINGS,
+    MakeClient,
+    eventually,
+    make_request,
+    one_group,
+    proof,
+    publish,
+    save_model,
+    tiny_model,
+)
 
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines.torch_engine import TorchEngine
@@ -189,7 +199,7 @@ async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> 
         await worker.stop()
 
 
-async def test_the_clients_time_limit_does_not_count_the_sleep(make_client: MakeClient) -> None:  # noqa: F811
+async def test_the_clients_time_limit_does_not_count_the_sleep(make_client: MakeClient) -> None:
     client = make_client(request_timeout_s=2.0)
     await client.start()
     await client.sleep()
@@ -203,7 +213,7 @@ async def test_the_clients_time_limit_does_not_count_the_sleep(make_client: Make
     assert not client.is_asleep
 
 
-async def test_new_weights_wake_the_client_also_damaged_ones(make_client: MakeClient, tmp_path: Path) -> None:  # noqa: F811
+async def test_new_weights_wake_the_client_also_damaged_ones(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
     await client.sleep()
@@ -218,7 +228,7 @@ async def test_new_weights_wake_the_client_also_damaged_ones(make_client: MakeCl
 
 @pytest.mark.parametrize("by", ["wake", "update_weights"])
 async def test_a_worker_that_dies_asleep_comes_back_when_it_is_woken(
-    make_client: MakeClient,  # noqa: F811
+    make_client: MakeClient,
     tmp_path: Path,
     by: str,
 ) -> None:

@@ -9,13 +9,12 @@ import asyncio
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from generation_fake_worker import checksum_of
-from generation_support import SETTINGS, eventually
-from test_generation_client import MakeClient, make_client, one_group, proof, publish  # noqa: F401 - a fixture
+from generation_support import SETTINGS, MakeClient, eventually, one_group, proof, publish
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
 from ftis_node.generation.weight_loader import WeightSource
@@ -51,8 +50,18 @@ class Learner:
         written = publish(self._folder, self.version, self.number)
         return msgspec.structs.replace(written, way="pinned", fell_back=self.requests[0])
 
-    def client(self, make_client: MakeClient, **options: Any) -> GenerationClient:  # noqa: F811
-        return make_client(settings=SLEEPS, write_weights=self.write_weights, on_fall_back=self.told.append, **options)
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Learner:
+    return Learner(tmp_path)
+
+
+@pytest.fixture
+async def client(learner: Learner, make_client: MakeClient) -> GenerationClient:
+    """A started client that may ask the learner for a file."""
+    made = make_client(settings=SLEEPS, write_weights=learner.write_weights, on_fall_back=learner.told.append)
+    await made.start()
+    return made
 
 
 def share(version: int, number: str) -> PublishedWeights:
@@ -75,10 +84,7 @@ async def served(client: GenerationClient) -> tuple[int, int, int]:
     return (await one_group(client)).policy_version, client.policy_version, client.restarts
 
 
-async def test_shared_weights_are_served_and_no_file_is_asked_for(make_client: MakeClient, tmp_path: Path) -> None:  # noqa: F811
-    learner = Learner(tmp_path)
-    client = learner.client(make_client)
-    await client.start()
+async def test_shared_weights_are_served_and_no_file_is_asked_for(learner: Learner, client: GenerationClient) -> None:
     assert client.hand_over == ""
     for version in (1, 2):
         await client.update_weights(share(version, f"-{version}"), proof(version, -float(version)))
@@ -88,14 +94,8 @@ async def test_shared_weights_are_served_and_no_file_is_asked_for(make_client: M
 
 @pytest.mark.parametrize("asleep", [True, False])
 async def test_a_refusal_is_final_and_costs_no_version(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    asleep: bool,
+    learner: Learner, client: GenerationClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, asleep: bool
 ) -> None:
-    learner = Learner(tmp_path)
-    client = learner.client(make_client)
-    await client.start()
     say(tmp_path, "refused")
     if asleep:
         await client.sleep(discard=True)
@@ -110,10 +110,9 @@ async def test_a_refusal_is_final_and_costs_no_version(
     assert warnings == [f"weights do not cross as planned: {REFUSAL}"]
 
 
-async def test_a_learner_that_fell_back_by_itself_is_reported_once(make_client: MakeClient, tmp_path: Path) -> None:  # noqa: F811
-    learner = Learner(tmp_path)
-    client = learner.client(make_client)
-    await client.start()
+async def test_a_learner_that_fell_back_by_itself_is_reported_once(
+    learner: Learner, client: GenerationClient, tmp_path: Path
+) -> None:
     for version in (1, 2, 3):
         weights = msgspec.structs.replace(publish(tmp_path, version, "-1"), fell_back="cannot open a handle")
         await client.update_weights(weights, proof(version, -1.0))
@@ -122,14 +121,9 @@ async def test_a_learner_that_fell_back_by_itself_is_reported_once(make_client: 
 
 @pytest.mark.parametrize("what", ["fatal", "failing"])
 async def test_a_worker_that_fails_over_them_begins_again_with_a_file(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
-    what: str,
+    learner: Learner, client: GenerationClient, tmp_path: Path, what: str
 ) -> None:
     """The first time may be chance; the second is final, or the node would end."""
-    learner = Learner(tmp_path)
-    client = learner.client(make_client)
-    await client.start()
     say(tmp_path, what)
     for times in (1, 2):
         if what == "fatal":
@@ -144,10 +138,9 @@ async def test_a_worker_that_fails_over_them_begins_again_with_a_file(
     assert (learner.requests, learner.told) == (["", final], [final])
 
 
-async def test_a_new_life_takes_what_the_learner_still_shares(make_client: MakeClient, tmp_path: Path) -> None:  # noqa: F811
-    learner = Learner(tmp_path)
-    client = learner.client(make_client)
-    await client.start()
+async def test_a_new_life_takes_what_the_learner_still_shares(
+    learner: Learner, client: GenerationClient, tmp_path: Path
+) -> None:
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
     await kill(client)
     assert await served(client) == (1, 1, 1)
@@ -155,13 +148,9 @@ async def test_a_new_life_takes_what_the_learner_still_shares(make_client: MakeC
 
 
 async def test_a_new_life_is_not_served_weights_that_the_learner_has_changed(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
+    learner: Learner, client: GenerationClient, tmp_path: Path
 ) -> None:
     """The checksums tell; what the learner has by then comes in a file, and later versions are shared as before."""
-    learner = Learner(tmp_path)
-    client = learner.client(make_client)
-    await client.start()
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
     say(tmp_path, "-1.5")
     learner.version, learner.number = 2, "-2"
@@ -175,14 +164,9 @@ async def test_a_new_life_is_not_served_weights_that_the_learner_has_changed(
 
 @pytest.mark.parametrize("how", ["error", "nothing"])
 async def test_where_nobody_writes_a_file_the_old_weights_go_on(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
-    how: str,
+    learner: Learner, client: GenerationClient, tmp_path: Path, how: str
 ) -> None:
     """An error that a node survives: the learner died, and publishes again when it is back."""
-    learner = Learner(tmp_path)
-    client = learner.client(make_client)
-    await client.start()
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
     say(tmp_path, "refused")
     learner.error = WorkerDiedError("the learner worker was killed") if how == "error" else None
@@ -209,11 +193,8 @@ async def kill(client: GenerationClient) -> None:
 
 
 async def test_weights_are_discarded_only_where_others_or_the_same_can_be_loaded(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
+    client: GenerationClient, tmp_path: Path
 ) -> None:
-    client = Learner(tmp_path).client(make_client)
-    await client.start()
     await client.sleep(discard=True)
     await client.wake()  # the model's own weights lie in no file of the learner's
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
@@ -226,7 +207,7 @@ async def test_weights_are_discarded_only_where_others_or_the_same_can_be_loaded
 
 @pytest.mark.parametrize("adapters", [True, False])
 async def test_a_worker_that_cannot_sleep_or_serves_adapters_keeps_its_weights(
-    make_client: MakeClient,  # noqa: F811
+    make_client: MakeClient,
     tmp_path: Path,
     adapters: bool,
 ) -> None:
@@ -241,12 +222,8 @@ async def test_a_worker_that_cannot_sleep_or_serves_adapters_keeps_its_weights(
 
 @pytest.mark.parametrize("way", ["shared", "file"])
 async def test_a_step_without_new_weights_gives_the_last_ones_back(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
-    way: str,
+    client: GenerationClient, tmp_path: Path, way: str
 ) -> None:
-    client = Learner(tmp_path).client(make_client)
-    await client.start()
     weights = share(1, "-1") if way == "shared" else publish(tmp_path, 1, "-1")
     await client.update_weights(weights, proof(1, -1.0))
     await client.sleep(discard=True)
@@ -261,12 +238,8 @@ async def test_a_step_without_new_weights_gives_the_last_ones_back(
 
 @pytest.mark.parametrize("way", ["shared", "file"])
 async def test_a_failed_hand_over_after_that_restores_the_last_version(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
-    way: str,
+    client: GenerationClient, tmp_path: Path, way: str
 ) -> None:
-    client = Learner(tmp_path).client(make_client)
-    await client.start()
     weights = share(1, "-1") if way == "shared" else publish(tmp_path, 1, "-1")
     await client.update_weights(weights, proof(1, -1.0))
     await client.sleep(discard=True)
@@ -276,11 +249,8 @@ async def test_a_failed_hand_over_after_that_restores_the_last_version(
 
 
 async def test_where_the_last_version_is_gone_too_a_new_life_begins_and_none_are_discarded_any_more(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
+    client: GenerationClient, tmp_path: Path
 ) -> None:
-    client = Learner(tmp_path).client(make_client)
-    await client.start()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
     (tmp_path / "weights-1").unlink()
@@ -294,12 +264,9 @@ async def test_where_the_last_version_is_gone_too_a_new_life_begins_and_none_are
 
 
 async def test_a_failed_proof_after_that_begins_again_and_none_are_discarded_any_more(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
+    client: GenerationClient, tmp_path: Path
 ) -> None:
     """Something in the engine may not have survived it."""
-    client = Learner(tmp_path).client(make_client)
-    await client.start()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
     (tmp_path / "lies").write_text("2")
@@ -311,11 +278,8 @@ async def test_a_failed_proof_after_that_begins_again_and_none_are_discarded_any
 
 
 async def test_one_that_dies_with_its_weights_discarded_comes_back_with_the_newest(
-    make_client: MakeClient,  # noqa: F811
-    tmp_path: Path,
+    client: GenerationClient, tmp_path: Path
 ) -> None:
-    client = Learner(tmp_path).client(make_client)
-    await client.start()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
     assert client.pid is not None

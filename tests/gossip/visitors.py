@@ -51,7 +51,6 @@ class Visitor:
 
 @asynccontextmanager
 async def visiting(folder: Path, key_type: str) -> AsyncIterator[Visitor]:
-    """A host with a key of this type."""
     write_key(folder, key_type)
     arguments = [
         f"-listen=/unix{folder / 'v.sock'}",

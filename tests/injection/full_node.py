@@ -13,12 +13,13 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
+from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status, upkeep
@@ -31,7 +32,6 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.faults import unhandled_errors
-from tests.attacks.member import Maker, Member
 from tests.gossip.helpers import eventually
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
@@ -43,27 +43,17 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.node.components import NodeComponents
+    from tests.attacks.member import Member
 
-MANIFEST = """
-name = "injected"
-task = "arithmetic"
-[sampling]
-group_size = 2
-max_prompt_tokens = 32
-max_completion_tokens = 6
-max_total_tokens = 48
-[step]
-own_groups = 2
-foreign_groups = 4
-foreign_wait_s = 0.5
-other_tokenizers = "text"
-[optimizer]
-learning_rate = 1e-4
-[eval]
-every_steps = 0
-[wire]
-announcement_shards = 1
-"""
+MANIFEST = RunManifest(
+    name="injected",
+    task="arithmetic",
+    sampling={"group_size": 2, "max_prompt_tokens": 32, "max_completion_tokens": 6, "max_total_tokens": 48},
+    step={"own_groups": 2, "foreign_groups": 4, "foreign_wait_s": 0.5, "other_tokenizers": "text"},
+    optimizer={"learning_rate": 0.0001},
+    eval={"every_steps": 0},
+    wire={"announcement_shards": 1},
+)
 QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
 PERIODS: list[tuple[Any, str, float]] = [
     (directory, "MEMBER_LOOKUP_INTERVAL_S", 0.1),
@@ -150,7 +140,7 @@ class FullNode:
 
     async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
         """Until cancelled."""
-        plan = RunPlan(parse_manifest(MANIFEST, source="test"), "arithmetic", ())
+        plan = RunPlan(MANIFEST, "arithmetic", ())
         async with running_components(node_settings(home), plan, home, NodeFactory(folder)) as self.parts:
             on_fault = self.parts.gossip.guard.on_fault
             assert on_fault is not None
@@ -243,5 +233,5 @@ async def running_node(home: Home, folder: Path) -> AsyncIterator[tuple[FullNode
         await stopped(task)
 
 
-def maker_of(home: Home) -> Maker:
-    return Maker(home.root.parent / "tiny", parse_manifest(MANIFEST, source="test"))
+def maker_of(home: Home) -> GroupMaker:
+    return GroupMaker(home.root.parent / "tiny", MANIFEST)

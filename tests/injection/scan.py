@@ -48,7 +48,6 @@ TEXT_READERS = {  # they take a peer's text or addresses, or come from a library
 
 
 def points(package: Path = PACKAGE) -> set[str]:
-    """The names of all points of a package."""
     readers = readers_of(package)
     found = set()
     for path in _files(package, ROOMS):
@@ -121,7 +120,6 @@ def parameters(function: Function) -> list[ast.arg]:
 
 
 def names_in(annotation: ast.expr | None) -> set[str]:
-    """The names of types in an annotation."""
     return {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)} if annotation else set()
 
 

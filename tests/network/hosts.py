@@ -92,11 +92,9 @@ class Host:
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def run(self, *command: str, text: str | None = None) -> str:
-        """Runs a command on this host."""
         return run(*self.inside(*command), text=text)
 
     def program(self, original: Path, at: Path) -> Path:
-        """A program at `at` that runs the original on this host."""
         at.write_text(f'#!/bin/sh\nexec ip netns exec {self.namespace} {original} "$@"\n')
         at.chmod(0o755)
         return at
@@ -124,7 +122,6 @@ class Internet:
         return router
 
     def behind(self, nat: Host, name: str) -> Host:
-        """A host behind a NAT."""
         return self._attach(name, f"192.168.{next(self._networks)}", nat.namespace)
 
     def cut(self, some: Sequence[Host], others: Sequence[Host]) -> None:

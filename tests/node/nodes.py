@@ -13,20 +13,13 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import StubScorer, StubTask, StubTokenizer
+from ftis_node.lab.stub_node import StubTask, StubTokenizer, stub_components
 from ftis_node.models import ModelSource
-from ftis_node.node.components import NodeComponents
-from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
-from ftis_node.node.peers.manager import PeerManager, fault_charger
-from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.peers.serve import Confirmations
-from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.training.evaluation import EvaluationHistory
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import manifest_text
 
@@ -36,6 +29,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.gossip import Gossip
+    from ftis_node.node.components import NodeComponents
     from ftis_node.replay.lifecycle import ReleaseReason
     from ftis_node.swarm.reputation import Behaviour
     from ftis_node.tasks.base import Task
@@ -94,43 +88,28 @@ def components(
     home.create()
     home.weights.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        events, disk = EventLog(home.events), DiskThread()
-        buffer, reader = RecordingBuffer(home.replay), ReplayReader(home.replay)
-        peers = RecordingPeers(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
-        for part in (events, disk, buffer, reader, peers):
-            stack.callback(part.close)
-        registry, generation = PeerRegistry(), NullGeneration(lambda: 0)
         tokenizer: Any = changes.get("tokenizer", StubTokenizer())
         task: Any = changes.get("task", StubTask())
-        scorer: Any = StubScorer()
         if gossip is None:
             num_shards = manifest.wire.announcement_shards
             gossip = LoopbackSwarm().join(identity.peer_id, run_id=manifest.run_id, num_shards=num_shards)
-        node = NodeComponents(
+        events = EventLog(home.events)
+        node = stub_components(
+            stack,
+            home,
+            identity,
+            gossip,
+            manifest=manifest,
+            settings=settings,
+            events=events,
+            buffer=RecordingBuffer(home.replay),
+            peers_type=RecordingPeers,
             context=NodeContext(settings, manifest, identity, events, state or NodeState()),
             about=NodeDescription(name="node", model=model, tokenizer=tokenizer.fingerprint, domain=domain),
-            home=home,
             source=ModelSource(name=model, folder=folder),
-            tokenizer=tokenizer,
-            task=task,
             domain=domain_task or task,
-            eval_tasks=(),
-            scorer=scorer,
-            new_peers_scorer=scorer,
-            generation=generation,
-            learner=NullLearner(0),
-            gossip=gossip,
-            buffer=buffer,
-            reader=reader,
-            disk=disk,
             slots=SlotPool(8),
-            counters=NodeCounters(),
-            registry=registry,
-            confirmations=Confirmations(registry),
-            evaluations=EvaluationHistory(),
-            peers=peers,
         )
-        gossip.guard.on_fault = fault_charger(events=events, counters=node.counters, registry=registry, peers=peers)
         yield replace(node, **changes)
 
 
@@ -146,6 +125,5 @@ def notes_of(node: NodeComponents) -> list[tuple[str, Behaviour, str]]:
 
 
 def buffer_of(node: NodeComponents) -> RecordingBuffer:
-    """The node's buffer, with what it records."""
     assert isinstance(node.buffer, RecordingBuffer)
     return node.buffer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -152,6 +153,13 @@ def started(
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager

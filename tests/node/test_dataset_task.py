@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -11,18 +10,11 @@ import pytest
 
 from ftis_node.cli.app import run as run_command
 from ftis_node.config.home_files import remembered_paths
-from ftis_node.config.node import NodeSettings
-from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.experiment.in_process import InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import NO_DELAY, Rounds
-from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds, Validator
-from ftis_node.lab.experiment.trial import HonestSender
-from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text
-from tests.node.test_domains import STEPS, home_of, live
+from tests.node.test_domains import STEPS, home_of, stepped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,28 +47,14 @@ async def test_two_nodes_learn_from_a_data_set_with_weighted_rewards(
     begun = plan_run(str(template), f"dataset:{lines}?{QUERY}", home=home_of(tmp_path / "begun", 9))
     run_file = tmp_path / "run.toml"
     run_file.write_text(begun.manifest.to_toml())
-    swarm, step = LoopbackSwarm(), begun.manifest.step
-    lockstep = SynchronousRounds(Rounds(step.own_groups, step.foreign_groups, (STEPS,) * 2))
+    step, homes = begun.manifest.step, [home_of(tmp_path / str(number), number) for number in range(2)]
+    plans = [
+        plan_run(str(run_file), f"dataset:{file}?name=sums", home=home)
+        for file, home in zip((lines, table), homes, strict=True)
+    ]
+    assert [plan.manifest.run_id for plan in plans] == [begun.manifest.run_id] * 2
     async with AsyncExitStack() as stack:
-        nodes = []
-        for number, file in enumerate((lines, table)):
-            home = home_of(tmp_path / str(number), number)
-            plan = plan_run(str(run_file), f"dataset:{file}?name=sums", home=home)
-            assert plan.manifest.run_id == begun.manifest.run_id
-            settings = NodeSettings(
-                model=str(tiny_models["s"]),
-                engine="torch",
-                seed=number,
-                generation={"threads": 1},
-                learner={"threads": 1},
-            )
-            makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
-            parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
-            lockstep.enter(HonestSender(parts), Validator(parts.context.state, parts.registry), last_step=STEPS)
-            nodes.append(parts)
-        async with asyncio.TaskGroup() as tasks:
-            for parts in nodes:
-                tasks.create_task(live(parts, lockstep))
+        nodes = await stepped(stack, tiny_models["s"], homes, plans)
         rewards = set()
         for parts in nodes:
             assert not parts.counters.refused
@@ -91,6 +69,6 @@ async def test_two_nodes_learn_from_a_data_set_with_weighted_rewards(
     assert {0.25, 1.0} <= rewards <= {0.0, 0.25, 1.0}
     home = nodes[1].home
     assert remembered_paths(home) == {"dataset:sums": str(table)}
-    assert plan_run(None, None, home=home, data_paths=remembered_paths(home)).task_spec == plan.task_spec
+    assert plan_run(None, None, home=home, data_paths=remembered_paths(home)).task_spec == plans[1].task_spec
     assert run_command(["replay", "list", "--home", str(home.root)]) == 0
     assert "dataset:sums" in capsys.readouterr().out

@@ -31,10 +31,11 @@ from tests.gossip.helpers import eventually
 from tests.node.support import manifest_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ftis_node.node.components import NodeComponents
+    from ftis_node.node.startup.run_plan import RunPlan
 
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
 RNG = np.random.default_rng(0)
@@ -136,26 +137,32 @@ async def _steps(
     folder: Path, models: Mapping[str, Path], share: float | None, domains: tuple[str, ...], choice: str = "newest"
 ) -> list[list[Counter[str]]]:
     """Real nodes of these domains, round by round; for each node and step the tasks of its foreign groups."""
-    manifest, swarm = manifest_of(share, group_selection=choice), LoopbackSwarm()
-    run = _write(folder / "run.toml", manifest)
-    own, foreign = manifest.step.own_groups, manifest.step.foreign_groups
-    lockstep = SynchronousRounds(Rounds(own, foreign, (STEPS,) * len(domains)))
+    run = _write(folder / "run.toml", manifest_of(share, group_selection=choice))
+    homes = [home_of(folder / str(number), number) for number in range(len(domains))]
+    plans = [plan_run(run, domain, home=home) for home, domain in zip(homes, domains, strict=True)]
     async with AsyncExitStack() as stack:
-        nodes = []
-        for number, domain in enumerate(domains):
-            home = home_of(folder / str(number), number)
-            plan = plan_run(run, domain, home=home)
-            settings = NodeSettings(
-                model=str(models["s"]), engine="torch", seed=number, generation={"threads": 1}, learner={"threads": 1}
-            )
-            makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
-            parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
-            lockstep.enter(HonestSender(parts), Validator(parts.context.state, parts.registry), last_step=STEPS)
-            nodes.append(parts)
-        async with asyncio.TaskGroup() as tasks:
-            for parts in nodes:
-                tasks.create_task(live(parts, lockstep))
-        return [_foreign_tasks(parts) for parts in nodes]
+        return [_foreign_tasks(parts) for parts in await stepped(stack, models["s"], homes, plans)]
+
+
+async def stepped(
+    stack: AsyncExitStack, model: Path, homes: Sequence[Home], plans: Sequence[RunPlan]
+) -> list[NodeComponents]:
+    """Real nodes on these homes, which have done their steps together."""
+    step, swarm = plans[0].manifest.step, LoopbackSwarm()
+    nodes: list[NodeComponents] = []
+    lockstep = SynchronousRounds(Rounds(step.own_groups, step.foreign_groups, (STEPS,) * len(homes)))
+    for number, (home, plan) in enumerate(zip(homes, plans, strict=True)):
+        settings = NodeSettings(
+            model=str(model), engine="torch", seed=number, generation={"threads": 1}, learner={"threads": 1}
+        )
+        makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
+        parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
+        lockstep.enter(HonestSender(parts), Validator(parts.context.state, parts.registry), last_step=STEPS)
+        nodes.append(parts)
+    async with asyncio.TaskGroup() as tasks:
+        for parts in nodes:
+            tasks.create_task(_live(parts, lockstep))
+    return nodes
 
 
 def home_of(root: Path, number: int) -> Home:
@@ -173,7 +180,7 @@ def _write(path: Path, manifest: RunManifest) -> str:
     return str(path)
 
 
-async def live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
+async def _live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
     wiring = Wiring(parts)
     loops = wiring.rollout_loops()
     async with asyncio.TaskGroup() as tasks:

@@ -24,6 +24,7 @@ from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
+from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.node.daemon import run_node
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import ProcessNodeFactory
@@ -32,7 +33,6 @@ from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
 from ftis_node.telemetry.events import read_events
-from tests.attacks.member import Maker
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
 
@@ -91,7 +91,7 @@ def home(tmp_path: Path) -> Home:
 def _foreign_groups(home: Home) -> list[tuple[Accepted, bool]]:
     """Four groups of one peer, as the intake loop stores them."""
     peer = Identity.generate()
-    maker = Maker(home.root.parent / "tiny", parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"))
+    maker = GroupMaker(home.root.parent / "tiny", parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"))
     groups = []
     for number in range(1, 5):
         group = maker.group(peer, number, num_tokens=4)

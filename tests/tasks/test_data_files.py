@@ -13,7 +13,7 @@ import pytest
 from ftis_node.errors import NetworkError, TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
-from ftis_node.tasks.math_datasets import fetch_rows
+from ftis_node.tasks.dataset_rows import RowSource, read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,11 +149,17 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 HUB_LIBRARY = """
 import json, sys
-def load_dataset(name, config, split):
+class Rows(list):
+    column_names = ["question", "answer"]
+
+    def select_columns(self, names):
+        return [{{name: row.get(name) for name in names}} for row in self]
+
+def load_dataset(name, config, split, revision):
     if name != "openai/gsm8k" or config != "main" or split != "test":
         raise ValueError("BuilderConfig not found")
     sys.stderr.write("a warning\\n")
-    return json.loads({rows!r})
+    return Rows(json.loads({rows!r}))
 """
 
 
@@ -198,7 +204,7 @@ def test_a_hub_that_is_away_is_a_network_error_without_long_tries() -> None:
     with pytest.raises(NetworkError) as caught:
         load_task("gsm8k", split="test")
     assert "OfflineModeIsEnabled" in str(caught.value)  # by itself the library would try for 24 s, or for 400 s
-    assert "cannot get openai/gsm8k from the hub" in str(caught.value)
+    assert "cannot get openai/gsm8k (test) from the hub" in str(caught.value)
     assert "gsm8k:PATH" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -206,5 +212,5 @@ def test_a_hub_that_is_away_is_a_network_error_without_long_tries() -> None:
 def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(NetworkError, match=r"\(not done within 0.5 s\)"):
-            fetch_rows("openai/gsm8k", config="main", split="test", task="gsm8k", limit_s=0.5)
+        with pytest.raises(NetworkError, match=r"gsm8k \(test\): not read within 0.5 s: give a local file as FILE"):
+            read_rows(RowSource(("q",), hub="openai/gsm8k", split="test"), limit_s=0.5, instead="FILE")

@@ -16,6 +16,7 @@ from ftis_node.tasks.answers import answer_in
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.pipeline import REWARD_SLACK
+from tests.conftest import write_distribution
 from tests.tasks.test_dataset import QUERY, write
 
 if TYPE_CHECKING:
@@ -104,12 +105,8 @@ async def test_a_text_that_is_no_valid_unicode_scores(tmp_path: Path) -> None:
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reward_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "reward_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: reward-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[ftis_node.rewards]\nhalf = reward_plugin:half\nfive = reward_plugin:five\n"
-    )
+    rewards = "[ftis_node.rewards]\nhalf = reward_plugin:half\nfive = reward_plugin:five\n"
+    write_distribution(tmp_path, "reward-plugin", rewards)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "reward_plugin", raising=False)
 

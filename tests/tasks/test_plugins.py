@@ -14,6 +14,7 @@ from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.tasks import held_out_spec, load_task
 from ftis_node.tasks.answers import answer_in
 from ftis_node.tasks.scorer import IsolatedScorer
+from tests.conftest import write_distribution
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,14 +89,10 @@ def bad_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad_plugin.py").write_text(BAD)
     entries = "\n".join(f"{name} = bad_plugin:{name if name == 'leaving' else name.title()}" for name in BAD_NAMES)
     for package in ("bad-plugin", "other-plugin"):
-        info = tmp_path / f"{package.replace('-', '_')}-2.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 2.0\n")
         tasks = entries + "\ngood = bad_plugin:Good" if package == "bad-plugin" else ""
-        (info / "entry_points.txt").write_text(
-            f"[ftis_node.tasks]\n{tasks}\ntwice = bad_plugin:Good\n"
-            + ("[ftis_node.rewards]\ntext = bad_plugin:text\n" if package == "bad-plugin" else "")
-        )
+        rewards = "[ftis_node.rewards]\ntext = bad_plugin:text\n" if package == "bad-plugin" else ""
+        points = f"[ftis_node.tasks]\n{tasks}\ntwice = bad_plugin:Good\n{rewards}"
+        write_distribution(tmp_path, package, points, version="2.0")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "bad_plugin", raising=False)
 

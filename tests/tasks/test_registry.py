@@ -10,6 +10,7 @@ import pytest
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks import Task, held_out_spec, load_task
+from tests.conftest import write_distribution
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,13 +49,11 @@ def broken(split):
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package with four tasks, one of which is any good."""
     (tmp_path / "echo_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "echo_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
+    write_distribution(
+        tmp_path, "echo-plugin",
         "[ftis_node.tasks]\necho = echo_plugin:Echo\nmisnamed = echo_plugin:misnamed\nbroken = echo_plugin:broken\n"
-        "absent = echo_plugin:absent\nno-task = builtins:str\ngsm8k = echo_plugin:Echo\n"
-    )
+        "absent = echo_plugin:absent\nno-task = builtins:str\ngsm8k = echo_plugin:Echo\n",
+    )  # fmt: skip
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "echo_plugin", raising=False)
 

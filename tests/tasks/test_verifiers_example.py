@@ -13,6 +13,7 @@ from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
+from tests.conftest import write_distribution
 
 pytest.importorskip("verifiers", reason="pip install verifiers==0.4.0")
 
@@ -35,12 +36,8 @@ class BoxedTaskset(vf.Taskset[BoxedTask]):
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example as an installed package, without pip."""
-    info = tmp_path / "ftis_node_task_verifiers-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ftis-node-task-verifiers\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[ftis_node.tasks]\nreverse-words = ftis_node_task_verifiers:VerifiersTask\n"
-    )
+    tasks = "[ftis_node.tasks]\nreverse-words = ftis_node_task_verifiers:VerifiersTask\n"
+    write_distribution(tmp_path, "ftis-node-task-verifiers", tasks)
     (tmp_path / "boxed.py").write_text(LIMITED)
     for folder in (tmp_path, EXAMPLE):
         monkeypatch.syspath_prepend(folder)

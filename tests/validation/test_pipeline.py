@@ -89,6 +89,11 @@ def _ours(identity: Identity, **changes: Any) -> Group:
     return make_group(identity, **{"run_id": MANIFEST.run_id, **changes})
 
 
+def reason_of(verdict: object) -> str | None:
+    """Why a group was refused; None if it was accepted."""
+    return verdict.refusal.reason if isinstance(verdict, Refused) else None
+
+
 async def _verdict(identity: Identity, **changes: Any):
     return await validate(seal_group(_ours(identity, **changes), identity).to_bytes(), _context())
 
@@ -101,8 +106,6 @@ async def test_a_good_group_is_accepted_with_prompt_and_rewards_made_here(identi
 
 
 class _CountingScorer(_Scorer):
-    """Counts the texts that it scores."""
-
     num_texts = 0
 
     async def score(
@@ -134,8 +137,7 @@ async def test_an_own_group_with_other_rewards_than_it_was_scored_with_is_refuse
     made = _ours(identity)
     data = seal_group(replace(made, rewards=(0.0, 0.0)), identity).to_bytes()
     verdict = await validate(data, _context(), made=made)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "reward_mismatch"
+    assert reason_of(verdict) == "reward_mismatch"
 
 
 @pytest.mark.parametrize(("reset_s_ago", "reason"), [(600.0, None), (0.0, "stale"), (-3.0, "stale")])
@@ -145,7 +147,7 @@ async def test_a_group_made_before_the_buffer_was_reset_is_refused_without_blame
     """The clocks may differ: the allowed skew counts."""
     data = seal_group(_ours(identity), identity).to_bytes()
     verdict = await validate(data, _context(reset_at=time.time() - reset_s_ago))
-    assert (verdict.refusal.reason if isinstance(verdict, Refused) else None) == reason
+    assert reason_of(verdict) == reason
     own = await validate(data, _context(reset_at=time.time() - reset_s_ago, own_id=identity.peer_id))
     assert isinstance(own, Accepted)
 
@@ -262,8 +264,7 @@ async def test_a_length_that_another_prompt_would_allow_is_refused(identity: Ide
     )
     context = _context(tokenizer=LongPrompt())
     verdict = await validate(seal_group(group, identity).to_bytes(), context)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "length"
+    assert reason_of(verdict) == "length"
 
 
 async def test_another_peers_signature_is_refused(identity: Identity) -> None:
@@ -271,18 +272,15 @@ async def test_another_peers_signature_is_refused(identity: Identity) -> None:
     thief = Identity.generate()
     stolen = Envelope(id=b"", body=body, signature=thief.sign(b"ftis-node/envelope/1\n", body))
     verdict = await validate(stolen.to_bytes(), _context())
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "signature"
+    assert reason_of(verdict) == "signature"
 
 
 async def test_what_is_known_is_refused(identity: Identity) -> None:
     data = seal_group(_ours(identity), identity).to_bytes()
     known = await validate(data, _context(is_known=lambda group_id: True))
-    assert isinstance(known, Refused)
-    assert known.refusal.reason == "duplicate"
+    assert reason_of(known) == "duplicate"
     used = await validate(data, _context(has_number=lambda sender, number: number == 1))
-    assert isinstance(used, Refused)
-    assert used.refusal.reason == "sequence_reused"
+    assert reason_of(used) == "sequence_reused"
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "parse"), (b"", "parse"), (bytes(2 << 20), "size")])
@@ -299,8 +297,7 @@ async def test_nothing_is_scored_before_the_cheap_rules_passed(identity: Identit
 
     data = seal_group(_ours(identity, prompt_hash=bytes(16)), identity).to_bytes()
     verdict = await validate(data, _context(scorer=Forbidden()))
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "prompt_mismatch"
+    assert reason_of(verdict) == "prompt_mismatch"
 
 
 async def test_what_a_busy_machine_did_not_finish_is_nobodys_fault(identity: Identity) -> None:
@@ -314,8 +311,7 @@ async def test_what_a_busy_machine_did_not_finish_is_nobodys_fault(identity: Ide
     completions = (make_completion(12, 13), make_completion(13, 14))
     data = seal_group(_ours(identity, completions=completions), identity).to_bytes()
     verdict = await validate(data, _context(scorer=Busy()))
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "scoring_failed"
+    assert reason_of(verdict) == "scoring_failed"
     blame = attribute_refusal("scoring_failed", origin=identity.peer_id, sender=identity.peer_id, signed=True)
     assert blame.conduct is Behaviour.HARMLESS
 
@@ -355,8 +351,7 @@ async def test_whatever_making_the_problem_raises_is_a_refusal(
         raise error
 
     verdict = await validate(seal_group(_ours(identity), identity).to_bytes(), _context(resolve=failing))
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == reason
+    assert reason_of(verdict) == reason
 
 
 async def test_a_dead_scoring_process_is_no_refusal(identity: Identity) -> None:

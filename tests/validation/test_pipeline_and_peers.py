@@ -15,7 +15,7 @@ from ftis_node.records.group import FinishReason, TextCompletion
 from ftis_node.records.identity import Identity
 from ftis_node.validation import Accepted, Refused, validate
 from tests.conftest import make_completion, make_text_group
-from tests.validation.test_pipeline import MANIFEST, _context, _ours
+from tests.validation.test_pipeline import MANIFEST, _context, _ours, reason_of
 from tests.validation.test_text_groups import _context as text_context
 from tests.validation.test_text_groups import _group as text_group
 
@@ -85,7 +85,7 @@ WIDE = RunManifest.model_validate(
 async def test_logprobs_of_no_policy_are_refused(completions: tuple[Completion, ...], reason: str | None) -> None:
     group = replace(_ours(ME, completions=completions), run_id=WIDE.run_id)
     verdict = await validate(seal_group(group, ME).to_bytes(), _context(manifest=WIDE))
-    assert (verdict.refusal.reason if isinstance(verdict, Refused) else None) == reason
+    assert reason_of(verdict) == reason
 
 
 async def test_nothing_of_a_stranger_is_believed_before_its_signature(identity: Identity) -> None:
@@ -110,5 +110,4 @@ async def test_means_of_no_policy_are_refused(means: tuple[float, ...], reason: 
     )
     group = make_text_group(ME, run_id=four.run_id, completions=texts)
     refused = await validate(seal_group(group, ME).to_bytes(), replace(context, manifest=four))
-    assert isinstance(refused, Refused)
-    assert refused.refusal.reason == reason
+    assert reason_of(refused) == reason

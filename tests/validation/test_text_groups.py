@@ -18,6 +18,7 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate
 from tests.conftest import make_text_group
 from tests.models.tiny_models import make_tokenizer
+from tests.validation.test_pipeline import reason_of
 
 if TYPE_CHECKING:
     from ftis_node.records.group import TextGroup
@@ -142,8 +143,7 @@ class _Careless(PromptTokenizer):
 async def test_a_text_that_our_tokens_cannot_say_is_refused(identity: Identity) -> None:
     context = _context(tokenizer=_Careless(make_tokenizer(), name="careless"))
     verdict = await _verdict(identity, context, completions=(_told("10<|im_end|>", reward=1.0), _told("1")))
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "not_encodable"
+    assert reason_of(verdict) == "not_encodable"
 
 
 async def test_a_completion_that_stopped_at_once_is_its_end_alone(identity: Identity) -> None:
@@ -155,8 +155,7 @@ async def test_a_completion_that_stopped_at_once_is_its_end_alone(identity: Iden
 async def test_a_run_that_ignores_other_tokenizers_takes_no_text(identity: Identity) -> None:
     ignoring = _manifest("ignore")
     verdict = await _verdict(identity, _context(manifest=ignoring), run_id=ignoring.run_id)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "wrong_encoding"
+    assert reason_of(verdict) == "wrong_encoding"
 
 
 async def test_nobody_can_tell_a_group_for_its_sender(identity: Identity) -> None:
@@ -164,17 +163,14 @@ async def test_nobody_can_tell_a_group_for_its_sender(identity: Identity) -> Non
     thief = Identity.generate()
     stolen = Envelope(id=b"", body=body, signature=thief.sign(b"ftis-node/envelope/1\n", body))
     verdict = await validate(stolen.to_bytes(), _context())
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "signature"
+    assert reason_of(verdict) == "signature"
 
 
 async def test_what_was_told_before_is_refused(identity: Identity) -> None:
     known = await _verdict(identity, _context(is_known=lambda group_id: True))
-    assert isinstance(known, Refused)
-    assert known.refusal.reason == "duplicate"
+    assert reason_of(known) == "duplicate"
     used = await _verdict(identity, _context(has_number=lambda sender, number: number == 1))
-    assert isinstance(used, Refused)
-    assert used.refusal.reason == "sequence_reused"
+    assert reason_of(used) == "sequence_reused"
 
 
 async def test_what_cannot_be_scored_here_is_no_lie(identity: Identity) -> None:
@@ -183,5 +179,4 @@ async def test_what_cannot_be_scored_here_is_no_lie(identity: Identity) -> None:
             return [(0.0, CompletionStatus.UNSCORED)] * len(texts)
 
     verdict = await _verdict(identity, _context(scorer=Slow()))
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "scoring_failed"
+    assert reason_of(verdict) == "scoring_failed"

@@ -17,7 +17,7 @@ from ftis_node.cli.options import (
     JsonOption,
     TensorParallelOption,
     home_at,
-    print_json,
+    print_document,
     spread_over,
 )
 from ftis_node.errors import ConfigError
@@ -127,11 +127,8 @@ def doctor(
         question = memory_question(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
     target = DoctorTarget(place, settings.listen, settings.status_port, settings.peers, question, settings)
     findings = examine(target, only=only or CHECKS, on_progress=lambda text: typer.echo(f"{text} ...", err=True))
-    if as_json:
-        print_json([finding.as_dict() for finding in findings])
-    else:
-        shown = [finding for finding in findings if verbose or finding.id not in DETAILS]
-        typer.echo("\n".join(_screen(shown)))
+    shown = [finding for finding in findings if verbose or finding.id not in DETAILS]
+    print_document([finding.as_dict() for finding in findings], lambda: _screen(shown), as_json=as_json)
     if code := exit_code_of(findings):
         failed = dict.fromkeys(finding.id for finding in findings if finding.level == "fail")
         typer.echo(f"ftis-node: not ready: {', '.join(failed)}; see the advice above", err=True)

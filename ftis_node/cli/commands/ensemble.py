@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.completion import ENGINES, ENSEMBLE_MODES, one_of, some_of, task_specs
-from ftis_node.cli.options import JsonOption, print_json
+from ftis_node.cli.options import JsonOption, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.telemetry.terminal_text import columns
 
@@ -109,10 +109,7 @@ def ensemble(
             text=text,
             on_progress=progress,
         )
-    if as_json:
-        print_json(_document(result))
-    else:
-        typer.echo("\n".join(_lines(result)))
+    print_document(_document(result), lambda: _lines(result), as_json=as_json)
 
 
 def _parts(values: Iterable[str]) -> list[str]:

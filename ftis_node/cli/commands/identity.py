@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import FileError, UsageError
 from ftis_node.files import read_text
 from ftis_node.telemetry.terminal_text import date_time
@@ -42,10 +42,7 @@ def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
         "running": addresses is not None,
         "addresses": addresses or [],
     }
-    if as_json:
-        print_json(document)
-    else:
-        typer.echo("\n".join(_lines(document)))
+    print_document(document, lambda: _lines(document), as_json=as_json)
 
 
 @app.command("backup")

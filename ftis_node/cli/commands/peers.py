@@ -10,7 +10,7 @@ import typer
 
 from ftis_node.cli.completion import peer_ids
 from ftis_node.cli.node_client import post_document, read_document
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.swarm.peer_rows import teaches
 from ftis_node.telemetry.health_summary import duration
@@ -48,16 +48,7 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
     if context.invoked_subcommand is not None:
         return
     rows = read_document(home_at(home), "/peers")
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        typer.echo("no peers yet")
-        return
-    table = [_cells(row, now=time.time()) for row in rows]
-    kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]  # without empty columns
-    shown = [[line[index] or "-" for index in kept] for line in table]
-    typer.echo("\n".join(columns([HEADER[index] for index in kept], shown)))
+    print_document(rows, lambda: _table(rows, now=time.time()), as_json=as_json)
 
 
 @app.command()
@@ -71,10 +62,7 @@ def show(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as
 
     where = home_at(home or context.obj)
     document = peer_document(where, peer, read_document(where, "/peers"))
-    if as_json:
-        print_json(document)
-    else:
-        typer.echo("\n".join(peer_screen(document, now=time.time())))
+    print_document(document, lambda: peer_screen(document, now=time.time()), as_json=as_json)
 
 
 @app.command()
@@ -124,11 +112,8 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) ->
         row = post_document(home, f"/peers/{action}", {"peer": peer, **options})
     else:
         row = _change_stopped(home, action, peer, **options)
-    if as_json:
-        print_json(row)
-    else:
-        until = row["banned_until"]
-        typer.echo(f"{row['peer_id']} is {row['standing']}{f' until {date_time(until)}' if until else ''}")
+    until = f" until {date_time(row['banned_until'])}" if row["banned_until"] else ""
+    print_document(row, lambda: [f"{row['peer_id']} is {row['standing']}{until}"], as_json=as_json)
 
 
 def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[str, Any]:
@@ -139,6 +124,14 @@ def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[
         raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     with stopped_peers(home) as control:
         return control.change(action, {"peer": peer, **options})
+
+
+def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:
+    """Return a header and one line per peer, without columns that are empty for all. `now` is Unix time in seconds."""
+    table = [_cells(row, now=now) for row in rows]
+    kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]
+    shown = [[line[index] or "-" for index in kept] for line in table]
+    return columns([HEADER[index] for index in kept], shown) if rows else ["no peers yet"]
 
 
 def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:

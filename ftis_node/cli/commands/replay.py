@@ -22,7 +22,7 @@ from ftis_node.cli.options import (
     PushToOption,
     RevisionOption,
     home_at,
-    print_json,
+    print_document,
     push_and_report,
     push_target,
 )
@@ -70,10 +70,8 @@ def list_groups(
     admitted_at, num_tokens, rewards: [..]}].
     """
     summaries = _open(home).list_groups(limit=limit, state=state)
-    if as_json:
-        print_json([dataclasses.asdict(summary) for summary in summaries])
-        return
-    typer.echo("\n".join(_table(summaries, now=time.time())))
+    rows = [dataclasses.asdict(summary) for summary in summaries]
+    print_document(rows, lambda: _table(summaries, now=time.time()), as_json=as_json)
 
 
 @app.command("show")
@@ -98,10 +96,7 @@ def show(
     story = read_group_history(home_at(home), group_id)
     if story is None:
         raise UsageError(f"{group_id!r} matches no group, or several: `ftis-node replay list` shows the ids")
-    if as_json:
-        print_json(group_document(story))
-    else:
-        typer.echo("\n".join(group_screen(story)))
+    print_document(group_document(story), lambda: group_screen(story), as_json=as_json)
 
 
 @app.command("stats")
@@ -112,11 +107,7 @@ def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
     tokens_foreign, trained_own, trained_foreign}.
     """
     figures = dataclasses.asdict(_open(home).figures())
-    if as_json:
-        print_json(figures)
-        return
-    for name, value in _figures(figures):
-        typer.echo(f"{name:20}{value}")
+    print_document(figures, lambda: _figures(figures), as_json=as_json)
 
 
 @app.command("export")
@@ -246,17 +237,17 @@ def _cells(summary: GroupSummary, now: float) -> tuple[str, ...]:
     )
 
 
-def _figures(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _figures(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the totals by name: numbers with commas, sizes in MiB, reasons of released groups as text."""
     for name, value in figures.items():
         label = name.replace("_", " ")
         if isinstance(value, dict):
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(value.items()))
-            yield label, f"{sum(value.values()):,}" + (f" ({reasons})" if reasons else "")
+            yield f"{label:20}{sum(value.values()):,}" + (f" ({reasons})" if reasons else "")
         elif name.endswith("_bytes"):
-            yield f"{label.removesuffix(' bytes')} size", f"{value / MIB:,.1f} MiB"
+            yield f"{label.removesuffix('bytes') + 'size':20}{value / MIB:,.1f} MiB"
         else:
-            yield label, f"{value:,}"
+            yield f"{label:20}{value:,}"
 
 
 def _write_envelopes(reader: ReplayReader, out: Path) -> int:

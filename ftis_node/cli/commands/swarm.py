@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.node_client import read_document, repeated
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json, print_line
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document, print_line
 from ftis_node.errors import FileError, FtisError, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def swarm(
     """
     read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")
     if not watch:
-        _show(read(), as_json=as_json)
+        document = read()
+        print_document(document, lambda: _lines(document), as_json=as_json)
         return
     try:
         for document in repeated(read, interval_s):
@@ -49,23 +50,19 @@ def swarm(
                 typer.echo(f"{document}; trying again")
             else:
                 sys.stdout.write(CLEAR if sys.stdout.isatty() else "")
-                _show(document, as_json=False)
+                typer.echo("\n".join(_lines(document)))
             sys.stdout.flush()
     except KeyboardInterrupt:
         return
 
 
-def _show(document: Any, *, as_json: bool) -> None:
+def _lines(document: Any) -> list[str]:
     from ftis_node.swarm.overview import SwarmView, render_views
 
-    if as_json:
-        print_json(document)
-        return
     try:
-        views = [SwarmView.from_dict(one) for one in document]
+        return render_views([SwarmView.from_dict(one) for one in document])
     except (TypeError, ValueError) as error:  # a damaged status.json, or a node with another version
         raise FileError(f"the view of the swarm cannot be read ({error}): start the node again") from None
-    typer.echo("\n".join(render_views(views)))
 
 
 def _from_directory(peers: tuple[str, ...], run: str | None) -> Callable[[], Any]:

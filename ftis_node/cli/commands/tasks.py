@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.options import JsonOption, print_json
+from ftis_node.cli.options import JsonOption, print_document
 from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -25,11 +25,8 @@ def tasks(
     The kinds of plug-ins are task, reward, method and filter.
     """
     document = _listing() if spec is None else _tried(spec, split)
-    if as_json:
-        print_json(document)
-    else:
-        for line in _lines(document) if spec is None else _problem_lines(document):
-            typer.echo(line)
+    lines = _lines if spec is None else _problem_lines
+    print_document(document, lambda: lines(document), as_json=as_json)
 
 
 def _listing() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -70,19 +70,13 @@ def address_block(addresses: Iterable[str]) -> str:
 
 def choose_evicted(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
     """Return the keys to drop so that `room` entries remain. `blocks` gives each entry's block, oldest first."""
-    sizes = Counter(blocks.values())
-    by_block: dict[str, list[Key]] = {}
-    for key, block in blocks.items():
-        by_block.setdefault(block, []).append(key)
-    rank = {key: at for at, key in enumerate(blocks)}
-    dropped: list[Key] = []
-    while sum(sizes.values()) > room:
-        largest = max(sizes.values())
-        block = max(
-            (block for block, size in sizes.items() if size == largest), key=lambda one: rank[by_block[one][-1]]
-        )
-        dropped.append(by_block[block].pop())
-        sizes[block] -= 1
+    by_block: dict[str, list[tuple[int, Key]]] = defaultdict(list)
+    for rank, (key, block) in enumerate(blocks.items()):
+        by_block[block].append((rank, key))
+    dropped = []
+    for _ in range(len(blocks) - room):
+        largest = max(by_block.values(), key=lambda held: (len(held), held[-1][0] if held else 0))
+        dropped.append(largest.pop()[1])
     return dropped
 
 

@@ -72,13 +72,12 @@ def _try_to_bind(address: ListenAddress) -> None:
 
 
 def _reason(error: OSError, address: ListenAddress) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {address.port} is taken; choose another with --listen"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"this machine has no address {address.host}; choose another with --listen"
-    if error.errno == errno.EACCES:
-        return f"port {address.port} needs rights that this user lacks; choose one above 1023 with --listen"
-    return f"{error.strerror}; choose another with --listen"
+    reasons = {
+        errno.EADDRINUSE: f"port {address.port} is taken; choose another with --listen",
+        errno.EADDRNOTAVAIL: f"this machine has no address {address.host}; choose another with --listen",
+        errno.EACCES: f"port {address.port} needs rights that this user lacks; choose one above 1023 with --listen",
+    }
+    return reasons.get(error.errno or 0, f"{error.strerror}; choose another with --listen")
 
 
 def p2pd_arguments(

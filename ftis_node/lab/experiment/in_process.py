@@ -32,13 +32,13 @@ from ftis_node.workers.weight_store import WEIGHTS_FILE, find_difference
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftis_node.config.delay import Delay
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-    from ftis_node.lab.experiment.rounds import Delay
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.core import Learner
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
@@ -203,6 +203,12 @@ class InProcessLearner:
         """Return the state of the learner; None before the start."""
         return self._learner.state() if self._learner else None
 
+    @property
+    def _started(self) -> Learner:
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        return self._learner
+
     async def start(self) -> LearnerState:
         """Load the model. Raises the errors of `learner.core.Learner`."""
         from ftis_node.learner.core import Learner
@@ -226,22 +232,16 @@ class InProcessLearner:
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:
         """Train one step. It reports no progress, because in one process no other part could use it."""
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        return self._learner.train(groups, step=step)
+        return self._started.train(groups, step=step)
 
     async def check(self, group: TrainGroup) -> None:
         """Measure the training-inference mismatch on a group of the current version."""
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        self._learner.offer_check(group)
-        self._learner.check()
+        self._started.offer_check(group)
+        self._started.check()
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs with the learner's own."""
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        found = self._learner.audit(group, version=unpack_train_group(group).policy_version)
+        found = self._started.audit(group, version=unpack_train_group(group).policy_version)
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
     async def give_memory_back(self) -> None:
@@ -255,18 +255,14 @@ class InProcessLearner:
 
     async def save(self) -> int:
         """Save the state if it is not on disk yet. Return its step."""
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        self._learner.checkpoints.save_if_behind()
-        return self._learner.state().step
+        self._started.checkpoints.save_if_behind()
+        return self._started.state().step
 
     def export(self, out: Path) -> None:
         """Write the current model to the folder `out`, with an adapter merged."""
         from ftis_node.learner.checkpoint.export import export_policy
 
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        export_policy(self._learner.policy, out, merge=True)
+        export_policy(self._started.policy, out, merge=True)
 
 
 class InProcessNodeFactory:

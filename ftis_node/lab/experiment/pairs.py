@@ -1,15 +1,7 @@
 """Pairings of an experiment: the models that share completions, made here or given as folders.
 
-| pairing     | members                                                          | in the F-TIS paper's experiments  |
-|-------------|------------------------------------------------------------------|-----------------------------------|
-| `size`      | tiny `s` and tiny `m`, each with its own systematic mistake      | Qwen2.5 1.5B and 3B               |
-| `expertise` | two tiny `s`, one better at additions, one at subtractions       | Qwen2.5 and Qwen2.5-Coder         |
-| `peft`      | one tiny `m`, trained in full by one node, by LoRA by the other  | full and LoRA of one model        |
-| `blind`     | two tiny `s`; each finds no right answer to the other's kind     | -                                 |
-| `sums`      | tiny `s` and `m` of the task `sums`, with different habits       | Qwen2.5 1.5B and 3B               |
-| `sums-large`| tiny `m` and `l` of the task `sums`                              | Qwen2.5 3B and larger             |
-| `hdee`      | experts of three domains in four arms: see `hdee.py`             | -                                 |
-| `A,B[,C]`   | folders or hub ids; `:lora` behind one trains a LoRA adapter     | any of them, with real models     |
+docs/research/experiments.md describes them. In the F-TIS paper's experiments `size` and `sums` are Qwen2.5 1.5B and 3B.
+`expertise` is Qwen2.5 and Qwen2.5-Coder; `peft` is full training and LoRA of one model.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ STEP_PANELS = {
 
 def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
     """Plot accuracy by step: one panel per model of a pairing, one line per method, a band of one standard error."""
-    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    panels = _models(lines)
     figure, axes = _panels(len(panels))
     for (pair, model), panel in zip(panels, axes, strict=False):
         here = [line for line in lines if (line.pair, line.model) == (pair, model)]
@@ -46,20 +46,15 @@ def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
 
 def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
     """Plot the methods side by side: mean and final accuracy, with bars of one standard error."""
-    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
-    figure, axes = _panels(len(panels))
-    for (pair, model), panel in zip(panels, axes, strict=False):
-        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
-        for name, values in (
-            ("mean of the curve", [line.along(task) for line in here]),
-            ("end", [line.final(task) for line in here]),
-        ):
-            errors = [value.error or 0.0 for value in values]
-            panel.errorbar([value.mean for value in values], range(len(here)), xerr=errors, fmt="o", label=name)
-        panel.set_yticks(range(len(here)), [line.method.replace(":kl_", ":") for line in here], fontsize="x-small")
-        panel.invert_yaxis()
-        panel.set(title=f"{pair}: {model}", xlabel=f"greedy pass@1, {task}")
-    _finish(figure, axes[: len(panels)], path)
+    panels = {
+        f"{pair}: {model}": {
+            line.method.replace(":kl_", ":"): {"mean of the curve": line.along(task), "end": line.final(task)}
+            for line in lines
+            if (line.pair, line.model) == (pair, model)
+        }
+        for pair, model in _models(lines)
+    }
+    plot_rows(panels, path, x=f"greedy pass@1, {task}")
 
 
 def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
@@ -71,7 +66,7 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
     if len(varied) != 1:
         return False
     axis = varied[0]
-    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    panels = _models(lines)
     figure, axes = _panels(len(panels))
     for (pair, model), panel in zip(panels, axes, strict=False):
         here = [line for line in lines if (line.pair, line.model) == (pair, model)]
@@ -92,7 +87,7 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
 
 def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
     """Plot the metrics in STEP_PANELS by step: one column per model, one row per metric."""
-    columns = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    columns = _models(lines)
     figure, axes = _panels(len(STEP_PANELS) * len(columns), columns=len(columns))
     for row, (name, words) in enumerate(STEP_PANELS.items()):
         for column, (pair, model) in enumerate(columns):
@@ -151,10 +146,15 @@ def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: 
             errors = [value.error or 0.0 for _, value in there]
             places = [place for place, _ in there]
             panel.errorbar([value.mean for _, value in there], places, xerr=errors, fmt="o", label=name)
-        panel.set_yticks(range(len(rows)), list(rows))
+        panel.set_yticks(range(len(rows)), list(rows), fontsize="x-small")
         panel.invert_yaxis()
         panel.set(title=title, xlabel=x)
     _finish(figure, axes[: len(panels)], path)
+
+
+def _models(lines: Sequence[MethodResult]) -> list[tuple[str, str]]:
+    """Return the models of the lines, by pairing and name: one panel or column each."""
+    return list(dict.fromkeys((line.pair, line.model) for line in lines))
 
 
 def _panels(count: int, *, columns: int = 2) -> tuple[Any, list[Any]]:

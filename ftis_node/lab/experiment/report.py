@@ -1,20 +1,8 @@
 """Write the results of an experiment: results.json, CSV files, table.md and plots (docs/research/experiments.md).
 
-Metrics of the steps: all of them as a CSV file, and those that the papers show as a table of means.
-
-They show what the filter kept, and how useful own and remote completions were (`algorithms/diagnostics.py` has the
-formulas).
-
-Compares a node of a swarm with the same model without peers: the benefit of sharing at equal own generation.
-
-The control is the best of the lines that generate as much as the node itself (`alone:own`, with one or several updates
-per batch). With such a control, more optimizer steps alone cannot explain the gain. Differences are paired: both lines
-have the same initial model, prompts and seeds in each run. The interval is Student's, over the same values as the error
-of the mean.
-
-*Worth of a remote group*: the gain from a peer's group, relative to the gain from one more own group. It is the gain in
-mean accuracy over `alone:own`, divided by the gain of `alone`, which generates as many groups itself. At 1 both are
-worth the same.
+`algorithms/diagnostics.py` has the formulas of the steps' metrics. A node of a swarm is compared with the best control.
+Differences are paired: both lines have the same initial model, prompts and seeds in each run. The interval is
+Student's, over the same values as the error of the mean.
 """
 
 from __future__ import annotations

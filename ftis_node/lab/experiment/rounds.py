@@ -8,18 +8,9 @@ Delay of new weights in an experiment, in virtual time: optimizer steps instead 
 `swarm/transit.py` has the rule and `config/delay.py` the delays; nodes of a real swarm use the same in seconds. Here a
 delay may apply to the last node only: `fixed:8@peer`. Then its peers, whose own groups are fresh, receive stale ones.
 
-Baseline of an experiment: a node without peers, written `alone` among the methods.
+Baseline of an experiment: a node without peers, written `alone` among the methods. METHOD defaults to `grpo`.
 
     alone[:own][:updates=K][:METHOD[:parameter=value...]]
-
-    alone                   generates a whole update itself
-    alone:own               generates as much as a node of the swarm, and trains on that
-    alone:own:updates=4     the same with four optimizer steps on each batch: as much learner compute as a node of four
-                            has, which also trains on the groups of its peers
-    alone:gepo:clip=false   generates a whole update itself, with another method
-
-On own completions of the newest policy all clipped and truncated methods are equal. With several updates on a batch, or
-delayed weights, they are not. METHOD defaults to `grpo`.
 """
 
 from __future__ import annotations
@@ -29,7 +20,6 @@ from dataclasses import dataclass
 from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.errors import UsageError
 
-__all__ = ["NO_DELAY", "Delay", "delay_alone", "parse_delay", "parse_delays"]
 NONE = "none"
 NO_DELAY = Delay(0, 0)
 OF_PEER = "@peer"

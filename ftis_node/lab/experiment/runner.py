@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 from pebble import ProcessPool
 
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.lab.experiment.trial_result import TrialResult
 from ftis_node.workers.liveness import die_with_owner
+from ftis_node.workers.weight_store import MEMORY_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,13 +43,10 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 _progress: Queue[tuple[str, int]] | None = None  # set in the processes of the pool, for their progress
-MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
 SCRATCH_PREFIX = "ftis-compare-"
 
 
 class ExperimentProgress(msgspec.Struct):
-    """Progress of an experiment."""
-
     trials_done: int
     num_trials: int
     fraction: float
@@ -160,7 +159,8 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     """Create a folder for this process and remove it at the end."""
     root = parent or (MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else Path(tempfile.gettempdir()))
     for folder in root.glob(f"{SCRATCH_PREFIX}*"):
-        if not _is_alive(folder.name.removeprefix(SCRATCH_PREFIX)):
+        pid = folder.name.removeprefix(SCRATCH_PREFIX)
+        if not pid.isdecimal() or not psutil.pid_exists(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)  # cannot remove folders of other users
     own = root / f"{SCRATCH_PREFIX}{os.getpid()}"
     shutil.rmtree(own, ignore_errors=True)  # left by an earlier process with the same pid
@@ -169,13 +169,3 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
         yield own
     finally:
         shutil.rmtree(own, ignore_errors=True)
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -167,7 +167,6 @@ class RoundGate:
         return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
 
     def _own_groups(self, step: int) -> int:
-        """Return the number of own groups generated for the round."""
         return self._quota.shares(step)[0]
 
     def _plan(self, step: int) -> None:

@@ -36,9 +36,9 @@ from ftis_node.node.startup.wiring import Wiring
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ftis_node.config.delay import Delay
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.byzantine import Lie
-    from ftis_node.lab.experiment.rounds import Delay
     from ftis_node.lab.experiment.trial_result import MemberResult
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.context import NodeState
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 NEVER = 100_000  # steps between checkpoints: an interrupted trial starts again
 POLL_S = 0.5
+MAX_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +138,11 @@ class Trial:
     steps: int
     device: Literal["auto", "cpu", "cuda"] = "auto"
     lora_adapter: LoraSection = LoraSection()
-    max_batch: int = 256
     codec: CodecName = "exact"
     apart: bool = False
     exam: FinalEvaluation | None = None
 
     def last_step(self, member: TrialMember) -> int:
-        """Return the last step of a member."""
         return self.steps if member.steps is None else member.steps
 
     def delay_of(self, member: TrialMember) -> Delay:
@@ -312,7 +311,7 @@ def _settings(trial: Trial, member: TrialMember) -> NodeSettings:
         lora=member.lora,
         device=trial.device,
         seed=trial.seed,
-        generation=GenerationSection(groups_in_flight=max(1, step.num_generated), max_batch=trial.max_batch, threads=1),
+        generation=GenerationSection(groups_in_flight=max(1, step.num_generated), max_batch=MAX_BATCH, threads=1),
         learner=LearnerSection(threads=1, checkpoint_every_steps=NEVER),
         lora_adapter=trial.lora_adapter,
         swarm=SwarmSection(codec=trial.codec),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -113,14 +113,17 @@ class TrialSetting:
     num_nodes: int = 1
     lie: str = "none"
     codec: str = "exact"
-    labels: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.lie not in ("none", *LIES):
             raise UsageError(f"no lie {self.lie!r}: use none, {', '.join(LIES)}")
         if self.codec not in CODECS:
             raise UsageError(f"no codec {self.codec!r}: use {', '.join(CODECS)}")
-        labels = {
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """Return the trial's cell in the matrix, as `Trial.labels`."""
+        return {
             "pair": self.pair.name,
             "method": self.method,
             "share": self.share,
@@ -130,7 +133,6 @@ class TrialSetting:
             "codec": self.codec,
             "model_seed": self.pair.model_seed,
         }
-        object.__setattr__(self, "labels", labels)
 
     def trials(self, seed: int) -> Iterator[Trial]:
         """Yield one swarm, or for `alone` one run for every model of the pairing."""
@@ -301,8 +303,7 @@ def with_key(trial: Trial) -> Trial:
     if trial.exam is not None:
         described["exam"] = asdict(trial.exam)
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-    fields = {name: getattr(trial, name) for name in Trial.__slots__}
-    return Trial(**fields | {"key": f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}"})
+    return replace(trial, key=f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}")
 
 
 def _given(member: TrialMember) -> dict[str, Any]:

@@ -107,7 +107,6 @@ class MemberResult(msgspec.Struct, frozen=True):
         return self.parameters * (TRAINED_COST * self.tokens_trained + GENERATED_COST * self.tokens_generated)
 
     def curve(self, task: str) -> list[Evaluation]:
-        """Return the evaluations on one task."""
         return [point for point in self.evaluations if point.task == task]
 
 

@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
+from ftis_node.lab.group_maker import GroupMaker
 from tests.attacks.endurance import verdict
 from tests.attacks.endurance.crew import Crew, crew
 from tests.attacks.endurance.phases import Phase, plan
 from tests.attacks.endurance.watch import Watch
-from tests.attacks.member import Maker, Member, joined, sending
+from tests.attacks.member import Member, joined, sending
 from tests.attacks.victim import MANIFEST, SETTINGS, Victim
 from tests.node.support import ANY_PORT, started
 from tests.trained_models import trained_model
@@ -99,7 +100,7 @@ async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[
     phases = plan(options.minutes)
     async with AsyncExitStack() as stack:
         victim = await stack.enter_async_context(running(out, model))
-        maker = Maker(model, load_manifest(str(out / "run.toml")))
+        maker = GroupMaker(model, load_manifest(str(out / "run.toml")))
         honest = [
             await stack.enter_async_context(joined(sockets / f"h{at}", maker, victim)) for at in range(NUM_HONEST)
         ]
@@ -129,7 +130,7 @@ async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[
 async def running(out: Path, model: Path) -> AsyncIterator[Victim]:
     """The node that is attacked."""
     run, home = out / "run.toml", out / "home"
-    run.write_text(MANIFEST)
+    run.write_text(MANIFEST.to_toml())
     home.mkdir()
     (home / "node.toml").write_text(SETTINGS.replace(BY_SIZE, EVERYTHING) + SMALL_FILES)
     where = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")

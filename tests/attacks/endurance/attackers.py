@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.manifest import load_manifest
+from ftis_node.lab.group_maker import GroupMaker
 from tests.attacks.endurance.kinds import all_kinds
 from tests.attacks.endurance.target import OtherProcess, Scene
-from tests.attacks.member import Maker
 from tests.attacks.victim import Victim
 from tests.node.support import RunningNode
 
@@ -49,13 +49,12 @@ class Attackers:
         self._attacked_s = 0.0
         node = RunningNode(OtherProcess(config["pid"]), Path(config["home"]), Path(config["log"]))  # type: ignore[arg-type]
         self._victim = Victim(node)
-        self._maker = Maker(Path(config["model"]), load_manifest(config["manifest"]))
+        self._maker = GroupMaker(Path(config["model"]), load_manifest(config["manifest"]))
         self._numbers = itertools.count()
         self._workers: list[asyncio.Task[None]] = []
         self._began_at: float | None = None
 
     def on(self) -> None:
-        """Begins to attack."""
         self._began_at = time.monotonic()
         self._workers = [asyncio.create_task(self._work()) for _ in range(NUM_AT_ONCE)]
 

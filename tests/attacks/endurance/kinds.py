@@ -15,13 +15,13 @@ from tests.attacks.visitors import js_host
 from tests.attacks.visitors.connections import ComesAndGoes, ManyStreams, SaysNothing
 from tests.attacks.visitors.crawlers import Crawler, HivemindClient, PlainHost
 from tests.attacks.visitors.foreign import ForeignAuthor, ForeignKeyHost
-from tests.attacks.visitors.keys import FOREIGN
+from tests.attacks.visitors.host import FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tests.attacks.endurance.target import Scene
-    from tests.attacks.visitors.visitor import Visitor
+    from tests.attacks.visitors.host import Visitor
 
 
 @dataclass(frozen=True, slots=True)

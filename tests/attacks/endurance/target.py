@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from tests.attacks.member import Maker, Member
+    from ftis_node.lab.group_maker import GroupMaker
+    from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
 
@@ -38,7 +39,7 @@ class Scene:
     """One per process of attackers. `on_member` is called with the peer id of each member that attacks."""
 
     victim: Victim
-    maker: Maker
+    maker: GroupMaker
     sockets: Path
     rng: random.Random
     on_member: Callable[[str], None]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol
-from tests.attacks.visitors.host import DIAL_S, host
-from tests.attacks.visitors.visitor import Visitor
+from tests.attacks.visitors.host import DIAL_S, Visitor, host
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,14 +16,15 @@ if TYPE_CHECKING:
     from tests.attacks.visitors.host import Host, Target
 
 AT_ONCE = 50
+NUM_STREAMS = 1000
+HOLD_S = 3.0
 
 
 class ManyStreams(Visitor):
-    """Opens streams of the run's services and says half a request on each; holds them for `hold_s`."""
+    """Opens streams of the run's services and says half a request on each; holds them for a while."""
 
-    def __init__(self, *, num_streams: int = 1000, hold_s: float = 3.0) -> None:
-        self.name, self._num_streams, self._hold_s = f"{num_streams} streams", num_streams, hold_s
-        self.num_opened = 0
+    name = f"{NUM_STREAMS} streams"
+    num_opened = 0
 
     async def visit(self, target: Target, folder: Path) -> int:
         limit, before = asyncio.Semaphore(AT_ONCE), self.num_opened
@@ -42,18 +42,15 @@ class ManyStreams(Visitor):
                 writer.write(HEADER.pack(Frame.REQUEST, 64) + bytes(10))
                 self.num_opened += 1
 
-            await asyncio.gather(*map(hold, range(self._num_streams)))
-            await asyncio.sleep(self._hold_s)
+            await asyncio.gather(*map(hold, range(NUM_STREAMS)))
+            await asyncio.sleep(HOLD_S)
         return self.num_opened - before
 
 
 class SaysNothing(Visitor):
-    """Opens one stream of each service and is silent for `hold_s`."""
+    """Opens one stream of each service and is silent for a while."""
 
     name = "peer that says nothing"
-
-    def __init__(self, *, hold_s: float = 3.0) -> None:
-        self._hold_s = hold_s
 
     async def visit(self, target: Target, folder: Path) -> int:
         num_opened = 0
@@ -64,7 +61,7 @@ class SaysNothing(Visitor):
                 with suppress(OSError, EOFError, P2pdError):  # what is refused is no error of the visitor
                     await held.enter_async_context(visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S))
                     num_opened += 1
-            await asyncio.sleep(self._hold_s)
+            await asyncio.sleep(HOLD_S)
         return 1 + num_opened
 
 

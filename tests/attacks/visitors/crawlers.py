@@ -7,8 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from tests.attacks.visitors.host import host
-from tests.attacks.visitors.visitor import Visitor, output_of
+from tests.attacks.visitors.host import Visitor, host, output_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +21,7 @@ CRAWLED = (
 FIND_NODE = b"\x24\x08\x04\x12\x20"  # Kademlia's FIND_NODE, its length in front; the key of 32 bytes follows
 OTHERS = ("/echo/1.0.0", "/chat/1.0.0", "/eth2/beacon_chain/req/status/1/ssz_snappy", "/ftis/0/nosuch/fetch")
 NUM_TALKS = 8
+NUM_ROUNDS = 3
 CLIENT_S = 120.0  # of a busy machine
 
 
@@ -30,17 +30,14 @@ class Crawler(Visitor):
 
     name = "IPFS-like crawler"
 
-    def __init__(self, *, num_rounds: int = 3) -> None:
-        self._num_rounds = num_rounds
-
     async def visit(self, target: Target, folder: Path) -> int:
         async with host(folder) as crawler:
-            for _ in range(self._num_rounds):
+            for _ in range(NUM_ROUNDS):
                 await crawler.connect(target)
                 query = FIND_NODE + os.urandom(32)
                 await asyncio.gather(*(crawler.say(target, name, query) for name in CRAWLED))
                 await crawler.disconnect(target)
-        return self._num_rounds * (1 + len(CRAWLED))
+        return NUM_ROUNDS * (1 + len(CRAWLED))
 
 
 class PlainHost(Visitor):

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol, topic
 from ftis_node.records.envelope import Announcement
-from tests.attacks.visitors.host import Host, host
-from tests.attacks.visitors.keys import KeyKind
-from tests.attacks.visitors.visitor import Visitor
+from tests.attacks.visitors.host import Host, KeyKind, Visitor, host
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +25,8 @@ NUM_ANNOUNCEMENTS = 6
 class ForeignKeyHost(Visitor):
     """Connects, asks for each service of the run, and stays for a while."""
 
-    def __init__(self, kind: KeyKind, *, stay_s: float = STAY_S) -> None:
-        self.name, self._kind, self._stay_s = f"{kind} host", kind, stay_s
+    def __init__(self, kind: KeyKind) -> None:
+        self.name, self._kind = f"{kind} host", kind
 
     async def visit(self, target: Target, folder: Path) -> int:
         async with host(folder, self._kind) as visitor:
@@ -36,21 +34,21 @@ class ForeignKeyHost(Visitor):
             request = HEADER.pack(Frame.REQUEST, 32) + bytes(32)
             for service in RpcService:
                 await visitor.say(target, protocol(target.run_id, service), request)
-            await asyncio.sleep(self._stay_s)
+            await asyncio.sleep(STAY_S)
         return 1 + len(RpcService)
 
 
 class ForeignAuthor(Visitor):
     """Writes announcements in good form. They come straight to the target, or by a meeting point between them."""
 
-    def __init__(self, kind: KeyKind = KeyKind.RSA, *, by_meeting_point: bool = False) -> None:
-        self._kind, self._by_meeting_point = kind, by_meeting_point
-        self.name = f"{kind} author" + (" by a meeting point" if by_meeting_point else "")
+    def __init__(self, *, by_meeting_point: bool = False) -> None:
+        self._by_meeting_point = by_meeting_point
+        self.name = "rsa author" + (" by a meeting point" if by_meeting_point else "")
 
     async def visit(self, target: Target, folder: Path) -> int:
         await asyncio.to_thread(folder.mkdir)
         name = topic(target.run_id, 0)
-        async with host(folder / "a", self._kind) as author:
+        async with host(folder / "a", KeyKind.RSA) as author:
             if not self._by_meeting_point:
                 await author.connect(target)
                 return await _publish(author, name, target)

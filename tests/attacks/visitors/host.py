@@ -1,28 +1,71 @@
-"""A plain go-libp2p host: p2pd with a key of any kind, without anything of this project behind it."""
+"""What visitors have in common, and a plain go-libp2p host: p2pd with a key of any kind and nothing of this project.
+
+A peer id of an Ed25519 or secp256k1 key holds the key itself; one of an RSA or ECDSA key is a hash.
+Format of keys: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import base58
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2
 from ftis_node.gossip.p2pd.process import P2pdProcess
 from ftis_node.gossip.p2pd.session import CONTROL_NAME, KEY_NAME, clear_sockets, prepare_sockets
 from ftis_node.records.identity import peer_id_from_text, write_private
-from tests.attacks.visitors.keys import KeyKind, private_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.attacks.member import Maker
+    from ftis_node.lab.group_maker import GroupMaker
 
 Request = p2pd_pb2.Request
 START_S, DIAL_S = 60.0, 20.0
+
+
+class KeyKind(StrEnum):
+    """What a libp2p host may be identified by."""
+
+    RSA = "rsa"
+    ED25519 = "ed25519"
+    SECP256K1 = "secp256k1"
+    ECDSA = "ecdsa"
+
+
+FOREIGN = (KeyKind.RSA, KeyKind.SECP256K1, KeyKind.ECDSA)  # all but the one that nodes have
+_CODES = {KeyKind.RSA: 0, KeyKind.ED25519: 1, KeyKind.SECP256K1: 2, KeyKind.ECDSA: 3}
+
+
+def private_key(kind: KeyKind) -> bytes:
+    """A new key, as libp2p's `PrivateKey` protobuf."""
+    data = _key_data(kind)
+    return bytes((0x08, _CODES[kind], 0x12)) + _varint(len(data)) + data
+
+
+def _key_data(kind: KeyKind) -> bytes:
+    if kind is KeyKind.ED25519:
+        key = ed25519.Ed25519PrivateKey.generate()
+        return key.private_bytes_raw() + key.public_key().public_bytes_raw()
+    if kind is KeyKind.SECP256K1:
+        return ec.generate_private_key(ec.SECP256K1()).private_numbers().private_value.to_bytes(32, "big")
+    made = rsa.generate_private_key(65537, 2048) if kind is KeyKind.RSA else ec.generate_private_key(ec.SECP256R1())
+    return made.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80, value >> 7])
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +77,7 @@ class Target:
     tokenizer: str
 
     @classmethod
-    def of(cls, address: str, maker: Maker) -> Target:
+    def of(cls, address: str, maker: GroupMaker) -> Target:
         """A member of `maker`'s run."""
         return cls(address, maker.manifest.run_id, maker.tokenizer.fingerprint)
 
@@ -104,3 +147,38 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
         control.close()
         await process.stop(timeout_s=0)
         clear_sockets(folder)
+
+
+class Visitor(ABC):
+    """A kind of visitor. `name` is for reports."""
+
+    name: str
+
+    @abstractmethod
+    async def visit(self, target: Target, folder: Path) -> int:
+        """One visit; returns how many things it did to the target.
+
+        `folder` is the visitor's own, and short enough for sockets. What the target refuses is no error; an error
+        means that the visitor itself does not work.
+        """
+
+
+async def output_of(name: str, *command: str, within_s: float) -> str:
+    """What a program prints. Raises RuntimeError with its last words where it fails; nothing of it is left."""
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(within_s):
+            out, err = await child.communicate()
+    finally:
+        with suppress(ProcessLookupError):  # its session: what it started has its process group
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+    if child.returncode != 0:
+        raise RuntimeError(f"the {name} failed: {err.decode(errors='replace')[-2000:]}")
+    return out.decode()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.wire_format import RpcService, protocol
-from tests.attacks.visitors.visitor import Visitor, output_of
+from tests.attacks.visitors.host import Visitor, output_of
 
 if TYPE_CHECKING:
     from tests.attacks.visitors.host import Target

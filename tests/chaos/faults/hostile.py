@@ -21,9 +21,10 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, bucket_key
+from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.member import Maker, Member, joined, spoil
+from tests.attacks.member import Member, joined, spoil
 from tests.attacks.victim import Victim
 from tests.chaos.faults.base import Fault, trains
 
@@ -161,8 +162,8 @@ async def _inject(scene: Scene, attack: Callable[[Attack], Awaitable[None]]) -> 
 
 
 @cache
-def _maker(model: Path, run: Path) -> Maker:
-    return Maker(model, load_manifest(str(run)))
+def _maker(model: Path, run: Path) -> GroupMaker:
+    return GroupMaker(model, load_manifest(str(run)))
 
 
 def _ids(count: int) -> Iterable[bytes]:

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftis_node.node.loops.intake import COMMIT_CAPACITY
-from tests.chaos.observing.history import counted
+from tests.chaos.observing.trail import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.invariants.groups import peer_of
-from tests.chaos.observing.history import counted
+from tests.chaos.observing.trail import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

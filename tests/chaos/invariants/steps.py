@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tests.chaos.observing.history import BEGINNINGS, counted
 from tests.chaos.observing.observe import CHECKPOINT_PREFIX, DAMAGED_PREFIX
+from tests.chaos.observing.trail import BEGINNINGS, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,9 +26,8 @@ from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.workers.durable import is_complete
 from tests.chaos.observing.buffer import read_buffer
-from tests.chaos.observing.history import counted
 from tests.chaos.observing.processes import family_of, leftovers_of, strays_of
-from tests.chaos.observing.trail import EventLogMemory
+from tests.chaos.observing.trail import EventLogMemory, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -156,7 +155,6 @@ _WATCHES: WeakKeyDictionary[Watched, Watch] = WeakKeyDictionary()
 
 
 def watch_of(node: Watched) -> Watch:
-    """The one watch of a node, from its first mention on."""
     if node not in _WATCHES:
         _WATCHES[node] = Watch(node)
     return _WATCHES[node]

@@ -124,18 +124,23 @@ def weights_in_memory(home: Path) -> Path:
 
 
 def by_role(processes: Collection[Process]) -> Mapping[str, list[Process]]:
-    """The processes of each role."""
     return {role: [p for p in processes if p.role == role] for role in sorted({p.role for p in processes})}
+
+
+def role_of(process: psutil.Process, *, daemon_pid: int) -> str:
+    """`daemon`, one of `ROLES`, or `other`. Raises psutil.NoSuchProcess."""
+    if process.pid == daemon_pid:
+        return "daemon"
+    words = [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
+    name = Path(words[0]).name if words else process.name()
+    return next((role for mark, role in ROLES.items() if mark in words or mark in name), "other")
 
 
 def _process(process: psutil.Process, *, daemon_pid: int) -> Process | None:
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        words = [] if is_zombie else process.cmdline()
-        name = Path(words[0]).name if words else process.name()
-        role = next((role for mark, role in ROLES.items() if mark in words or mark in name), "other")
         return Process(
-            "daemon" if process.pid == daemon_pid else role,
+            role_of(process, daemon_pid=daemon_pid),
             process.pid,
             _born_at(process.pid) or 0,
             rss_bytes=process.memory_info().rss,

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.cli.node_client import post_document
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import load_manifest
+from ftis_node.config.manifest import RunManifest, load_manifest
+from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.records.identity import Identity
-from tests.attacks.member import Maker
 from tests.chaos.power.cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds
 from tests.chaos.power.kept import Kept, events_in, losses, read_kept, wrong_resumption
 from tests.chaos.power.witness import Witness, witness
@@ -45,23 +45,14 @@ GIVE_UP_S = 1200.0  # a machine with a lot else to do is late, not wrong
 LOOK_S = 0.05
 LIFE_S = 5.0
 FIRST_START_S = 12.0  # before one was measured
-MANIFEST = """
-name = "power"
-task = "arithmetic"
-[sampling]
-group_size = 4
-max_prompt_tokens = 32
-max_completion_tokens = 16
-max_total_tokens = 48
-[step]
-own_groups = 4
-foreign_groups = 2
-foreign_wait_s = 0.5
-[eval]
-every_steps = 0
-[wire]
-announcement_shards = 1
-"""
+MANIFEST = RunManifest(
+    name="power",
+    task="arithmetic",
+    sampling={"group_size": 4, "max_prompt_tokens": 32, "max_completion_tokens": 16, "max_total_tokens": 48},
+    step={"own_groups": 4, "foreign_groups": 2, "foreign_wait_s": 0.5},
+    eval={"every_steps": 0},
+    wire={"announcement_shards": 1},
+)
 # Each step has its checkpoint before it is reported: what is checked below holds for such a node.
 SETTINGS = """
 [rate_limits]
@@ -124,7 +115,6 @@ class Victim:
         )
 
     def told_since(self, kept: Kept) -> list[dict[str, Any]]:
-        """The events since what was kept."""
         start = kept.events.rfind(b"\n") + 1
         events = self.home / "events.jsonl"
         return events_in(events.read_bytes()[start:]) if events.exists() else []
@@ -145,8 +135,8 @@ async def run_cuts(
     folder: Path, model: Path, *, cuts: list[Cut], say: Callable[[str], None], until_s: float = math.inf
 ) -> Outcome:
     """The cuts that fit into `until_s` (of the monotonic clock), and a last life that ends in order."""
-    (folder / "run.toml").write_text(MANIFEST)
-    maker = Maker(model, load_manifest(str(folder / "run.toml")))
+    (folder / "run.toml").write_text(MANIFEST.to_toml())
+    maker = GroupMaker(model, load_manifest(str(folder / "run.toml")))
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="ftis") as sockets:
         async with witness(Path(sockets) / "w", maker) as peer:

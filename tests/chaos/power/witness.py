@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from tests.attacks.member import Maker
+    from ftis_node.lab.group_maker import GroupMaker
 
 PERIOD_S = 0.5
 NUM_TOKENS = 12
@@ -31,7 +31,7 @@ LIMITS = GossipLimits(max_body_bytes=4 << 20)
 class Witness:
     """One peer with its own p2pd, in this process."""
 
-    def __init__(self, gossip: Libp2pGossip, identity: Identity, maker: Maker) -> None:
+    def __init__(self, gossip: Libp2pGossip, identity: Identity, maker: GroupMaker) -> None:
         self._gossip, self._identity, self._maker = gossip, identity, maker
         self._shelf: dict[bytes, bytes] = {}
         self._ids: dict[bytes, tuple[str, int]] = {}
@@ -92,7 +92,7 @@ class Witness:
 
 
 @asynccontextmanager
-async def witness(folder: Path, maker: Maker) -> AsyncIterator[Witness]:
+async def witness(folder: Path, maker: GroupMaker) -> AsyncIterator[Witness]:
     """At work from here to the block's end."""
     identity = Identity.generate()
     gossip = Libp2pGossip(settings(folder), identity=identity, run_id=maker.manifest.run_id, limits=LIMITS)

@@ -12,7 +12,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.peer_guard import Place
 from tests.conftest import TOKENIZER
-from tests.fuzz.items import Item, join
+from tests.fuzz.mutator import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT
 from tests.fuzz.world import HOSTILE, OWN, world
 

@@ -14,7 +14,7 @@ from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem
 from tests.conftest import TOKENIZER
-from tests.fuzz.items import Item, join
+from tests.fuzz.mutator import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT
 from tests.fuzz.world import FAR, HOSTILE, MIXED_RUN, NEAR, OWN, world
 

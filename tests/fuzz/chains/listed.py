@@ -13,7 +13,7 @@ from ftis_node.gossip.multiaddr import reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
 from ftis_node.swarm.rate_limits import subnet_of
 from ftis_node.swarm.topology import choose_dials, shard_of
-from tests.fuzz.items import Item, join
+from tests.fuzz.mutator import Item, join
 from tests.fuzz.world import HOSTILE, RUN
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.validation.weights_rules import Follower
 from tests.conftest import TOKENIZER
 from tests.fuzz.chains.served import chunks_of, offer_of
-from tests.fuzz.items import Item, join
+from tests.fuzz.mutator import Item, join
 from tests.fuzz.targets import _parsed
 from tests.fuzz.world import HOSTILE, RUN, world
 from tests.records.wire_example import hash_chunks

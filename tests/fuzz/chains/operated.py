@@ -11,7 +11,7 @@ from ftis_node.node.http_api.auth import host_name, is_same_secret
 from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
 from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.terminal_text import one_line
-from tests.fuzz.items import Item, join
+from tests.fuzz.mutator import Item, join
 from tests.fuzz.world import HOSTILE, OWN, look_at, world
 
 if TYPE_CHECKING:

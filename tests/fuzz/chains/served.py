@@ -14,7 +14,7 @@ from ftis_node.records.envelope import Accepted, open_announcement, seal_group
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, seal_offer
 from tests.conftest import TOKENIZER, make_group
-from tests.fuzz.items import Item, join
+from tests.fuzz.mutator import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT
 from tests.fuzz.world import HOSTILE, OWN, RUN, world
 from tests.records.wire_example import hash_chunks

@@ -27,7 +27,7 @@ from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
 from tests.conftest import make_group, make_text_group
-from tests.fuzz.items import Item, join
+from tests.fuzz.mutator import Item, join
 from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, _parsed
 from tests.fuzz.world import HOSTILE, OWN, RUN, beside, world
 

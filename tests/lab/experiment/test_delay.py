@@ -7,13 +7,13 @@ from statistics import median
 
 import pytest
 
+from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.rounds import NO_DELAY, Delay, delay_alone, parse_delay, parse_delays
+from ftis_node.lab.experiment.rounds import NO_DELAY, delay_alone, parse_delays
 from ftis_node.swarm.transit import VersionsInTransit
 
 
 def served(delay: Delay, steps: int) -> list[int]:
-    """The version served after each step, where every step makes one."""
     transit = VersionsInTransit(delay, random.Random(3))
     versions = []
     for step in range(1, steps + 1):

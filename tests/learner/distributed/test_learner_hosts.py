@@ -23,11 +23,13 @@ import ftis_node
 from ftis_node.config.workers import LearnerSection
 from ftis_node.telemetry.events import read_events
 from ftis_node.workers.wire import enc_hook
-from tests.network.hosts import Host, Internet, what_is_missing
+from tests.network.conftest import internet as internet  # a fixture
 from tests.node.support import write_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from tests.network.hosts import Host, Internet
 
 
 ROOT = Path(ftis_node.__file__).parents[1]
@@ -132,21 +134,8 @@ class Machines:
         return self.start(host or self.second, *command, "--secret-file", secret_file, "--threads", "1", *options)
 
     def start(self, host: Host | None, *command: str) -> Program:
-        """A program on a host."""
         self.programs.append(Program(host, *command))
         return self.programs[-1]
-
-
-@pytest.fixture
-def internet() -> Iterator[Internet]:
-    """An internet without hosts."""
-    if missing := what_is_missing():
-        pytest.skip(missing)
-    made = Internet()
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ async def test_what_one_senders_values_raise_keeps_no_confirmation_from_another(
         monkeypatch.setattr(bob.gossip, "confirm", confirm)
         monkeypatch.setattr(bob.gossip, "members", _returns([odd.peer_id, honest.peer_id]))
         monkeypatch.setattr(bob.gossip.guard, "on_fault", lambda peer_id, place, error: faults.append((peer_id, place)))
-        loop = bob.pull._confirmations
+        loop = bob.wiring.pull._confirmations
         _raise_for(monkeypatch, loop._window, method, odd.peer_id)
         groups = [_accepted(identity, swarm) for identity in (odd, honest)]
         await loop.confirm(groups, source=source.peer_id)

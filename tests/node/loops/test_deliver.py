@@ -18,6 +18,7 @@ from tests.replay.test_buffer import accepted
 if TYPE_CHECKING:
     from pathlib import Path
 
+
 PEER = Identity.from_seed(bytes([2]) * 32).peer_id
 
 
@@ -30,8 +31,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
         assert node.buffer.admit(group, own=True)
         if reason == "delivered":
             node.confirmations.confirm(PEER, group.envelope.id)
-        loop = Wiring(node).deliver_loop
-        await loop._release()
+        await Wiring(node).deliver_loop._release()
         assert [event["reason"] for event in events_of(node, "released")] == [reason]
         assert node.reader.ready_counts() == (0, 0)
         async with asyncio.timeout(5):
@@ -41,8 +41,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
 async def test_a_group_that_nobody_has_yet_keeps_its_slot(tmp_path: Path) -> None:
     with components(tmp_path, slots=SlotPool(1, held=1)) as node:
         assert node.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
-        loop = Wiring(node).deliver_loop
-        await loop._release()
+        await Wiring(node).deliver_loop._release()
         assert events_of(node, "released") == []
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):

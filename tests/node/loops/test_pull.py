@@ -390,10 +390,10 @@ async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_
 
 
 async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=8))
     own = identity_of(2).peer_id
     stranger = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
-    async with swarm.node(2, announcements_per_s=1.0) as bob, swarm.node(stranger) as other:
+    async with swarm.node(2, announcements_per_s=1.0, pull_policy="needed") as bob, swarm.node(stranger) as other:
         await eventually(lambda: len(bob.parts.context.state.read_shards) == 8)
         await swarm.publish(other, 12)
         await eventually(lambda: len(bob.parts.context.state.read_shards) < 8)
@@ -405,7 +405,7 @@ async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp
 async def test_peers_that_failed_or_gave_nothing_yet_leave_places_to_others(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1, pulls_in_flight=4) as alice:
-        pull = alice.pull
+        pull = alice.wiring.pull
         alice.parts.registry.seen("proven").accepted = 1
         pull._slots._asking.update(["new1", "new2"])
         assert not pull._slots.may_ask("new1"), "one at a time of who has given nothing yet"

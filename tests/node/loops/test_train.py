@@ -59,7 +59,6 @@ class Learner(NullLearner):
 def loop_with(
     folder: Path, report: StepReport, *, step: int = 0, manifest: RunManifest | None = None
 ) -> Iterator[tuple[TrainLoop, NodeComponents]]:
-    """A loop after `step` and its node; the learner answers with `report`."""
     state = NodeState(step=step, policy_version=step)
     with components(folder, learner=Learner(report), state=state, manifest=manifest) as node:
         wiring = Wiring(node)
