@@ -390,10 +390,10 @@ async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_
 
 
 async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=8))
     own = identity_of(2).peer_id
     stranger = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
-    async with swarm.node(2, announcements_per_s=1.0) as bob, swarm.node(stranger) as other:
+    async with swarm.node(2, announcements_per_s=1.0, pull_policy="needed") as bob, swarm.node(stranger) as other:
         await eventually(lambda: len(bob.parts.context.state.read_shards) == 8)
         await swarm.publish(other, 12)
         await eventually(lambda: len(bob.parts.context.state.read_shards) < 8)
