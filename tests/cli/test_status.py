@@ -1,5 +1,5 @@
 """`status` fits a screen whatever the names in it are, speaks of nodes that start or are stopped, and watches through
-both."""
+both; `swarm` shows its view in each form."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.cli.commands import status as status_command
+from ftis_node.cli.commands import swarm as swarm_command
 from ftis_node.cli.status_screen import log_line, screen
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
+from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
 from ftis_node.telemetry.status import (
     BudgetStatus,
     EvalStatus,
@@ -204,6 +206,32 @@ def test_watching_a_terminal_repaints_it(
     assert lines[0].startswith("contributing: no")
     assert len([line for line in lines if line]) == 11, "the terminal's height, less the cursor's line"
     assert max(map(cells, lines)) <= 69
+
+
+def test_the_swarm_is_a_table_json_or_a_line_of_json_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = SwarmRow("12D3KooWpeer0001", "an\x1bn", "full", "org/tiny", 1, "1", 0.0, 60.0)
+    view = json.loads(json.dumps(SwarmView(RunSummary("ab" * 16, task="arithmetic"), 1.0, (row,)).as_dict()))
+    (tmp_path / "status.json").write_text(json.dumps(_document(Status()) | {"swarm_view": [view]}))
+    assert run(["swarm", "--home", str(tmp_path)]) == 0
+    title, header, peer, *_ = capsys.readouterr().out.splitlines()
+    assert "1 peer; task arithmetic" in title and header.startswith("name") and peer.startswith("an\\x1bn  peer0001")
+    assert run(["swarm", "--home", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [view]
+    looks: list[Any] = [[view], FtisError("the node does not answer")]
+
+    def read(home: Home, path: str) -> Any:
+        look = looks.pop(0) if looks else _interrupt()
+        if isinstance(look, FtisError):
+            raise look
+        return look
+
+    monkeypatch.setattr(swarm_command, "read_document", read)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert run(["swarm", "--home", str(tmp_path), "--json", "--watch"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [[view], {"error": "the node does not answer"}]
 
 
 def _interrupt() -> Any:

@@ -157,7 +157,6 @@ class PeerManager:
         standing = self._standings.note(peer_id, conduct, now=self._clock(), reason=reason)
         if standing is not None:
             self._report(peer_id, standing, detail or reason or conduct.value)
-            self.save()
         elif self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
 
@@ -237,19 +236,16 @@ class PeerManager:
             raise UsageError("node.toml trusts this peer: remove it from access.trust and start the node again")
         self._standings.ban(peer_id, length_s or self._settings.access.ban_max_s, now=self._clock())
         self._report(peer_id, TrustLevel.BANNED, "by the operator")
-        self.save()
 
     def unban(self, peer_id: str) -> None:
         """End a ban, and delete the record of the peer's past bans."""
         self._standings.unban(peer_id, now=self._clock())
         self._report(peer_id, self.standing(peer_id), "by the operator")
-        self.save()
 
     def trust(self, peer_id: str, trusted: bool = True) -> None:
         """Set or end trust. A node never bans a trusted peer, and gives it more places. Trust ends a ban."""
         self._standings.trust(peer_id, trusted, now=self._clock())
         self._report(peer_id, self.standing(peer_id), "by the operator")
-        self.save()
 
     def known(self) -> list[str]:
         """Return the ids of known peers and of those that the settings name."""
@@ -282,12 +278,14 @@ class PeerManager:
             self._quotas.spend(peer_id, num_tokens, is_new_peer=is_new_peer, now=time.monotonic())
 
     def _report(self, peer_id: str, standing: TrustLevel, why: str) -> None:
+        """Write a changed trust level to the event log, the log and the disk."""
         row = self.row(peer_id)
         self._events.write(
             "reputation_changed", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"]
         )
         if standing is TrustLevel.BANNED:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
+        self.save()
 
 
 def fault_charger(

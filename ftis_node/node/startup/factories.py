@@ -60,13 +60,9 @@ def preloading_of(settings: NodeSettings, source: ModelSource, *, log_path: Path
     They are forked on the CPU, for the torch engine, if both compute with the same number of threads.
     """
     learner, num_threads = settings.learner, threads_of(settings.generation.threads)
-    if (
-        not (settings.generates and settings.learns)
-        or learner.num_ranks != 1
-        or num_threads != threads_of(learner.threads)
-    ):
-        return None
-    if not (settings.engine == "torch" or (settings.engine == "auto" and not has_vllm())):
+    has_same_threads = learner.num_ranks == 1 and num_threads == threads_of(learner.threads)
+    uses_torch = settings.engine == "torch" or (settings.engine == "auto" and not has_vllm())
+    if not (settings.generates and settings.learns and has_same_threads and uses_torch):
         return None
     if pick_device(settings.device) != "cpu" or not can_fork():
         return None

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 TAGS: Final = ("ftis-node", "grpo", "reinforcement-learning")
 CARD_FILE: Final = "README.md"
 MANIFEST_FILE: Final = "run.toml"
+REPRODUCE: Final = """## Reproduce
+
+`{manifest}` is the manifest of the run. Save it and run:
+
+```
+pip install ftis-node=={version}
+ftis-node join --run {manifest} --model {base}{weights} --seed {seed} --steps {step}"""
 MODEL_CARD: Final = """---
 {metadata}
 ---
@@ -44,13 +51,7 @@ Trained with [GRPO](https://arxiv.org/abs/2402.03300) by ftis-node {version}, by
 
 {table}
 
-## Reproduce
-
-`{manifest}` is the manifest of the run. Save it and run:
-
-```
-pip install ftis-node=={version}
-ftis-node join --run {manifest} --model {base}{weights} --seed {seed} --steps {step}
+{reproduce}
 ```
 
 The groups of peers differ each time, so the weights differ too.
@@ -70,13 +71,7 @@ A row is {row}. Log-probs are those of the full softmax at sampling time, in nat
 
 The completions are the text of language models and are not checked by people.
 
-## Reproduce
-
-`{manifest}` is the manifest of the run. Save it and run:
-
-```
-pip install ftis-node=={version}
-ftis-node join --run {manifest} --model {base}{weights} --seed {seed} --steps {step}
+{reproduce}
 ftis-node replay export --format {format} --out rows{options}
 ```
 
@@ -227,7 +222,7 @@ def write_data_card(
 
 
 def _common(record: RunRecord) -> dict[str, object]:
-    return {
+    fields = {
         "base": _cell(record.base),
         "manifest": MANIFEST_FILE,
         "method": record.manifest.method.name,
@@ -237,6 +232,7 @@ def _common(record: RunRecord) -> dict[str, object]:
         "version": __version__,
         "weights": {None: "", True: " --lora", False: " --full"}[record.lora],
     }
+    return fields | {"reproduce": REPRODUCE.format(**fields)}
 
 
 def _run_rows(record: RunRecord, *, license: str | None) -> list[tuple[str, str]]:

@@ -18,8 +18,8 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -60,27 +60,17 @@ class DiskThread:
 
 async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Return the result of `function`, run in a daemon thread; when canceled, abandon the thread."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[R] = loop.create_future()
-
-    def settle(result: R | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]  # None only together with an error
+    outcome: Future[R] = Future()
 
     def work() -> None:
-        try:
-            result, error = function(*args, **kwargs), None
-        except BaseException as caught:
-            result, error = None, caught
-        with suppress(RuntimeError):  # the loop is closed: no task waits for the result
-            loop.call_soon_threadsafe(settle, result, error)
+        if outcome.set_running_or_notify_cancel():
+            try:
+                outcome.set_result(function(*args, **kwargs))
+            except BaseException as error:
+                outcome.set_exception(error)
 
     threading.Thread(target=work, name=getattr(function, "__name__", "background"), daemon=True).start()
-    return await outcome
+    return await asyncio.wrap_future(outcome)
 
 
 async def to_the_end(work: Coroutine[None, None, R]) -> R:
