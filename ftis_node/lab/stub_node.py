@@ -211,7 +211,7 @@ class StubNode:
                 wiring.pull,
                 wiring.publish_loop(self._scored),
                 wiring.reannounce_loop,
-                wiring.shards_loop(),
+                wiring.shards_loop,
                 wiring.directory_loop(wiring.backfill),
             ):
                 tasks.create_task(loop.run(), name=type(loop).__name__)

@@ -214,7 +214,7 @@ def _full_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
         "check": wiring.check_loop().run(),
         "audit": wiring.audit_loop().run(),
         "reannounce": wiring.reannounce_loop.run(),
-        "shards": wiring.shards_loop().run(),
+        "shards": wiring.shards_loop.run(),
         "directory": wiring.directory_loop(wiring.backfill).run(),
     }
     return RoleLoops(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step).run())
@@ -229,7 +229,7 @@ def _learner_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
         "intake": wiring.intake.run(),
         "check": wiring.check_loop().run(),
         "audit": wiring.audit_loop().run(),
-        "shards": wiring.shards_loop().run(),
+        "shards": wiring.shards_loop.run(),
         "directory": wiring.directory_loop(wiring.backfill).run(),
         "offer": offers.run(),
     }
@@ -267,7 +267,7 @@ async def _exchange_work(wiring: Wiring) -> RoleLoops:
         "intake": wiring.intake.run(),
         "deliver": wiring.deliver_loop.run(),
         "reannounce": wiring.reannounce_loop.run(),
-        "shards": wiring.shards_loop().run(),
+        "shards": wiring.shards_loop.run(),
         "directory": wiring.directory_loop(wiring.backfill).run(),
     }
     return RoleLoops(loops, _until_canceled(), exchange)

@@ -254,6 +254,7 @@ class BackfillLoop:
         return is_read and not self.peers.is_banned(peer_id)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ShardsLoop:
     """Loop that selects shards every few seconds. It does nothing in a run with one shard.
 
@@ -261,24 +262,15 @@ class ShardsLoop:
     the groups of that shard would arrive ten seconds late.
     """
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        gossip: Gossip,
-        peers: PeerManager,
-        registry: PeerRegistry,
-        announcements: AnnouncementHandler,
-        backfill: BackfillLoop,
-    ) -> None:
-        self._context = context
-        self._gossip = gossip
-        self._peers = peers
-        self._registry = registry
-        self._announcements = announcements
-        self._backfill = backfill
-        self._guard = gossip.guard
-        self._num_shards = self._context.manifest.wire.announcement_shards
+    context: NodeContext
+    gossip: Gossip
+    peers: PeerManager
+    registry: PeerRegistry
+    announcements: AnnouncementHandler
+    backfill: BackfillLoop
+
+    def __post_init__(self) -> None:
+        self._num_shards = self.context.manifest.wire.announcement_shards
         self._read: frozenset[int] = frozenset()
 
     async def run(self) -> None:
@@ -294,7 +286,7 @@ class ShardsLoop:
                     await self._choose(tasks, count=count)
 
     async def _pulls_all(self) -> bool:
-        swarm, num_members = self._context.settings.swarm, len(await self._gossip.known_members())
+        swarm, num_members = self.context.settings.swarm, len(await self.gossip.known_members())
         return pulls_all(swarm.pull_policy, num_members=num_members, small_swarm=swarm.pull_all_max_peers)
 
     def _num_affordable(self, announcements_per_s: float) -> int:
@@ -302,25 +294,25 @@ class ShardsLoop:
             announcements_per_s,
             num_read=len(self._read),
             num_shards=self._num_shards,
-            budget_per_s=self._context.settings.swarm.announcements_per_s,
+            budget_per_s=self.context.settings.swarm.announcements_per_s,
         )
 
     def _num_announcements(self) -> int:
-        return self._announcements.announcements_by_shard.total()
+        return self.announcements.announcements_by_shard.total()
 
     def _required(self) -> frozenset[int]:
         """Return the shards of the trusted peers in the directory."""
-        peers = self._peers
-        known = self._registry.peers
+        peers = self.peers
+        known = self.registry.peers
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in known if peers.is_trusted(peer_id))
 
     async def _choose(self, tasks: asyncio.TaskGroup, *, count: int) -> None:
         """Subscribe to `count` shards, and catch up with the members of the new ones in separate tasks."""
         readers = Counter(
-            shard for peer in self._registry.peers.values() if peer.record for shard in peer.record.read_shards
+            shard for peer in self.registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
         chosen = choose_shards(
-            self._context.peer_id,
+            self.context.peer_id,
             num_shards=self._num_shards,
             count=count,
             readers=readers,
@@ -328,13 +320,13 @@ class ShardsLoop:
         )
         if chosen == self._read:
             return
-        await self._gossip.read_shards(chosen)
+        await self.gossip.read_shards(chosen)
         news, self._read = chosen - self._read, chosen
-        self._context.state.read_shards = chosen
-        self._backfill.read_shards(chosen)
-        self._context.events.write("shards", read=sorted(chosen))
+        self.context.state.read_shards = chosen
+        self.backfill.read_shards(chosen)
+        self.context.events.write("shards", read=sorted(chosen))
         log.debug("reading announcements of %d of %d shards", len(chosen), self._num_shards)
-        for peer_id in await self._gossip.members():
-            with self._guard.work_for(peer_id, Place.CATCH_UP):
+        for peer_id in await self.gossip.members():
+            with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
                 if shard_of(peer_id, self._num_shards) in news:
-                    tasks.create_task(self._backfill.catch_up(peer_id), name=f"shard-catch-up-{peer_id[-6:]}")
+                    tasks.create_task(self.backfill.catch_up(peer_id), name=f"shard-catch-up-{peer_id[-6:]}")

@@ -79,6 +79,7 @@ class Wiring:
     offer_loop = _shared(OfferLoop)
     peers_loop = _shared(PeersLoop)
     reannounce_loop = _shared(ReannounceLoop)
+    shards_loop = _shared(ShardsLoop)
 
     def __init__(self, node: NodeComponents) -> None:
         self.node = node
@@ -144,17 +145,6 @@ class Wiring:
         audit = self.make(AuditLoop)
         self.intake.on_foreign = audit.offer
         return audit
-
-    def shards_loop(self) -> ShardsLoop:
-        node = self.node
-        return ShardsLoop(
-            context=node.context,
-            gossip=node.gossip,
-            peers=node.peers,
-            registry=node.registry,
-            announcements=self.announcements,
-            backfill=self.backfill,
-        )
 
     def directory_loop(self, backfill: BackfillLoop | None) -> DirectoryLoop:
         return self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))

@@ -38,7 +38,7 @@ async def looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **swarm: Any)
         node.registry.seen(PEER)
         wiring, clock = Wiring(node), LoopClock(monkeypatch)
         await node.gossip.start()
-        task = asyncio.create_task(wiring.shards_loop().run())
+        task = asyncio.create_task(wiring.shards_loop.run())
         await clock.passes(0.0)
         assert len(node.context.state.read_shards) == NUM_SHARDS
 
