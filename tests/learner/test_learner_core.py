@@ -117,7 +117,7 @@ def test_a_checkpoint_that_the_disk_refused_is_followed_by_that_of_the_newest_st
     monkeypatch.setattr(checkpoint_manager, "write_checkpoint", refuse_once)
     learner = Learner(make_boot(model_folder, tmp_path, checkpoint_every_steps=None))
     learner.train(random_groups(), step=1)
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     assert not refusals
     assert Learner(make_boot(model_folder, tmp_path)).state().step == 1
 

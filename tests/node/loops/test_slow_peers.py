@@ -147,7 +147,7 @@ async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_o
     swarm, stuck, other = LightSwarm(tmp_path, manifest_of()), identity_of(4).peer_id, identity_of(5).peer_id
     async with swarm.node(2) as bob:
         sent = add_stuck_confirmation(bob, monkeypatch, stuck)
-        loop = bob.pull._confirmations
+        loop = bob.wiring.pull._confirmations
         queue = loop.announcements.reminders if is_again else loop._gathered
         event = loop.announcements.reminded if is_again else loop._has_gathered
         queue.add(stuck, bytes(32))
