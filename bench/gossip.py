@@ -34,7 +34,6 @@ from nodes.hosts import MEASURED_NODES, NUM_TARGET_MEMBERS, NUM_TOKENS, Host, ca
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-ROUNDS = 3
 STARTED_AT_ONCE = 4  # in each process
 SETTLE_S = 3.0  # heartbeats of gossipsub: before its mesh is built, announcements are lost
 MEETING_S = 120.0
@@ -110,12 +109,14 @@ async def timed(hosts: list[Host], name: str, *arguments: Any) -> tuple[float, n
     return took_s, np.sum(await call_all(hosts, "cpu_s"), axis=0) - cpu_before, results
 
 
-async def measure_loaded(hosts: list[Host], *, num_nodes: int, groups_per_node: int, size: int) -> dict[str, Any]:
+async def measure_loaded(
+    hosts: list[Host], *, num_nodes: int, groups_per_node: int, num_rounds: int, size: int
+) -> dict[str, Any]:
     """Throughput and bytes: rounds of ours and of bare calls in turn."""
     our_s = bare_s = crossed = 0.0
     our_cpu, bare_cpu = np.zeros(2), np.zeros(2)
     tokens_before = await foreign_tokens(hosts)
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, num_rounds + 1):
         bytes_before = loopback_bytes()
         took_s, cpu, done = await timed(hosts, "our_round", groups_per_node, ROUND_S)
         crossed += loopback_bytes() - bytes_before
@@ -123,7 +124,7 @@ async def measure_loaded(hosts: list[Host], *, num_nodes: int, groups_per_node: 
         bare_took_s, bare_cpu_s, _ = await timed(hosts, "bare_round")
         our_s, bare_s, our_cpu, bare_cpu = our_s + took_s, bare_s + bare_took_s, our_cpu + cpu, bare_cpu + bare_cpu_s
         say(f"round {number}: ours {took_s:.2f} s, bare {bare_took_s:.2f} s; all arrived: {all(done)}")
-    num_bodies = ROUNDS * groups_per_node * num_nodes * (num_nodes - 1)
+    num_bodies = num_rounds * groups_per_node * num_nodes * (num_nodes - 1)
     return {
         "throughput_ratio_to_bare": round(bare_s / our_s, 3),
         "mb_per_s": round(num_bodies * size / our_s / 1e6, 1),
@@ -161,7 +162,11 @@ async def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]
         await asyncio.sleep(SETTLE_S)
         result = await measure_unloaded(hosts, arguments.unloaded_s)
         loaded = await measure_loaded(
-            hosts, num_nodes=num_nodes, groups_per_node=arguments.groups or 40, size=result["envelope_bytes"]
+            hosts,
+            num_nodes=num_nodes,
+            groups_per_node=arguments.groups or 40,
+            num_rounds=arguments.rounds,
+            size=result["envelope_bytes"],
         )
         num_groups = sum(len(times) for part in await call_all(hosts, "published_at") for times in part.values())
         fraction = await delivered_fraction(hosts, num_nodes, num_groups)
@@ -250,6 +255,7 @@ def main() -> None:
     parser.add_argument("--per-s", type=float, default=SHORT_PER_S, help="with --short: groups of each node a second")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--groups", type=int, help="groups of each node in a round (40), or in all (4)")
+    parser.add_argument("--rounds", type=int, default=3, help="of ours and of bare calls, in turn")
     parser.add_argument("--unloaded-s", type=float, default=20.0)
     parser.add_argument("--within-s", type=float, default=120.0, help="survival: patience after the last group")
     parser.add_argument("--verbose", action="store_true", help="the nodes' counters on stderr")
