@@ -1,4 +1,4 @@
-"""Task of a `dataset:` part: its rows as problems, its rewards by weight.
+"""Task of a data set: its rows as problems, its rewards by weight. `gsm8k` and `math500` are data sets, too.
 
 Each reward is in [0, 1]. Their weighted mean is exactly 1 if every reward is 1: only then pass@1 counts a completion as
 right. The first node of a run writes the digest of its data sets into the manifest, every other node compares it.
@@ -16,7 +16,7 @@ from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, pl
 from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, finds
 from ftis_node.tasks.dataset_rows import digest_of, load_problems
 from ftis_node.tasks.plugins import load_reward
-from ftis_node.tasks.problems import ProblemTask
+from ftis_node.tasks.problems import IndexedTask
 from ftis_node.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ _BUILT_IN: dict[str, Callable[[Scored], float]] = {"exact": _exact, "format": _f
 assert {*_BUILT_IN, "regex"} == set(BUILT_IN_REWARDS)
 
 
-class DatasetTask(ProblemTask):
+class DatasetTask(IndexedTask):
     """Problems of a data set under the rewards of its query.
 
     The scoring process gets one problem alone, to warm up: a score needs only its item.
@@ -111,9 +111,9 @@ class DatasetTask(ProblemTask):
         NetworkError if the hub cannot be reached.
         """
         problems = load_problems(part, split)
-        assert part.query is not None
+        assert part.rows is not None
         check_digest(part, problems, split)
-        self._set_up(part.name, split, part.query, problems)
+        self._set_up(part.problems, split, part.rows, problems)
 
     def _set_up(self, name: str, split: str, query: DatasetQuery, problems: tuple[Problem, ...]) -> None:
         self.name = name
@@ -129,10 +129,13 @@ class DatasetTask(ProblemTask):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._set_up(*state)
 
-    def prompt_of(self, problem: Problem) -> Prompt:
-        if self._query.style == "plain":
-            return ({"role": "user", "content": problem.question},)
-        return chat_prompt(problem.question)
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
+        problem = self._problems[index]
+        plain: Prompt = ({"role": "user", "content": problem.question},)
+        return plain if self._query.style == "plain" else chat_prompt(problem.question), problem.answer
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         return self._rewards.score(item, completion_text)
