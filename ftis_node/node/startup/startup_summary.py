@@ -51,7 +51,7 @@ def read_saved_status(home: Home) -> Status:
 
 
 def mark_start(home: Home) -> None:
-    """Clear the saved end of the last start, so that a node killed during model loading does not show it."""
+    """Save that the node starts, so that `status` after a kill shows neither an older end nor an empty home."""
     _change_node(home, state=STARTING, end="")
 
 
@@ -63,9 +63,9 @@ def mark_end(home: Home, end: EndWord) -> None:
 
 def _change_node(home: Home, **changes: str) -> None:
     try:
-        document = read_object(home.status)
+        document = read_object(home.status) if home.status.exists() else {"node": {}}
     except (OSError, FileError):
-        return  # no file before the first start; the status loop replaces a damaged one
+        return  # the status loop replaces a damaged file
     if isinstance(document.get("node"), dict):
         document["node"] |= changes
         replace_file(home.status, json.dumps(document, indent=1).encode())
