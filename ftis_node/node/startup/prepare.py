@@ -7,7 +7,6 @@ settings, ports -> model found -> full weights or LoRA chosen -> disk space chec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +15,8 @@ from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
 from ftis_node.memory.choice import choose_training
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.startup.factories import ProcessNodeFactory
-from ftis_node.node.startup.preflight import check_disk_space, check_owner, check_ports
+from ftis_node.node.startup.factories import NodeInputs
+from ftis_node.node.startup.preflight import check_disk_space, check_owner
 from ftis_node.node.startup.run_plan import from_anywhere
 from ftis_node.node.storage.disk_space import limit_of
 from ftis_node.node.supervision.background import in_background
@@ -28,60 +27,25 @@ from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.memory.placement import WorkerPlacement
-    from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.node.storage.disk_space import HomeLimit
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.log import OnProgress
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedNode:
-    """The checked inputs of a node's components. `training` is one line: full weights or LoRA, with the reason."""
-
-    settings: NodeSettings
-    manifest: RunManifest
-    home: Home
-    identity: Identity
-    source: ModelSource
-    arrangement: WorkerPlacement
-    training: str
-    tokenizer: PromptTokenizer
-    task: Task
-    domain: Task
-    eval_tasks: tuple[Task, ...]
-    limit: HomeLimit
-
-
 async def prepare(
-    settings: NodeSettings,
-    plan: RunPlan,
-    home: Home,
-    makers: NodeFactory | None,
-    on_progress: OnProgress,
-    stack: AsyncExitStack,
-) -> tuple[NodeFactory, PreparedNode]:
-    """Return the factory and its inputs. If `makers` is None, the factory makes real workers and a real network.
-
-    The factory may begin to start the workers. `stack` ends what it began.
+    settings: NodeSettings, plan: RunPlan, home: Home, makers: NodeFactory, on_progress: OnProgress
+) -> NodeInputs:
+    """Return the inputs of the components. `makers` may begin to start the workers.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
     paths = settings.data_paths | from_anywhere(parse_spec(plan.task_spec).paths)
     settings = settings.model_copy(update={"task": plan.domain_spec or "", "data_paths": paths})  # for a later start
     _check_codec(settings, plan.manifest)
-    if makers is None:
-        processes = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
-        check_ports(processes.listen_addresses, settings.status_port)
-        stack.push_async_callback(processes.close)
-        makers = processes
     _check_followed(settings)
     check_installed(settings.tracking.to)
     check_can_export(settings.observe.otlp_endpoint)
@@ -98,29 +62,27 @@ async def prepare(
     settings = choice.settings
     await in_background(check_disk_space, home, source, settings)
     limit = await in_background(limit_of, settings, source)
-    arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
-    makers.begin()
+    arrangement = await makers.arrange(settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")
     tokenizer = await in_background(load_tokenizer, source)
     on_progress(None, "loading the task's problems")
     task, domain, eval_tasks = await in_background(load_tasks, plan)
     replace_file(home.run_toml, plan.manifest.to_toml().encode())
     replace_file(home.settings, settings.model_dump_json(indent=1).encode())
-    prepared = PreparedNode(
-        settings,
-        plan.manifest,
-        home,
-        identity,
-        source,
-        arrangement,
-        choice.training,
-        tokenizer,
-        task,
-        domain,
-        eval_tasks,
-        limit,
+    return NodeInputs(
+        settings=settings,
+        manifest=plan.manifest,
+        home=home,
+        identity=identity,
+        source=source,
+        arrangement=arrangement,
+        training=choice.training,
+        tokenizer=tokenizer,
+        task=task,
+        domain=domain,
+        eval_tasks=eval_tasks,
+        limit=limit,
     )
-    return makers, prepared
 
 
 def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:

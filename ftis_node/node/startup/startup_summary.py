@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.context import NodeCounters
-    from ftis_node.node.startup.prepare import PreparedNode
+    from ftis_node.node.startup.factories import NodeInputs
 
 LABEL_WIDTH = 10
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
@@ -71,7 +71,7 @@ def _change_node(home: Home, **changes: str) -> None:
         replace_file(home.status, json.dumps(document, indent=1).encode())
 
 
-def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> list[str]:
+def start_lines(prepared: NodeInputs, *, num_parameters: int, step: int) -> list[str]:
     """Return the lines for a start from `step`."""
     settings, manifest, home = prepared.settings, prepared.manifest, prepared.home
     what = f"{prepared.source.name} ({num_parameters:,} parameters)"
@@ -149,7 +149,7 @@ def _steps(settings: NodeSettings, step: int) -> str:
     return begins + (f", ends after step {limit}" if limit is not None else ", without end")
 
 
-def _peers(prepared: PreparedNode) -> str:
+def _peers(prepared: NodeInputs) -> str:
     settings = prepared.settings
     number = len(settings.peers)
     known = f"{number} address{'es' if number > 1 else ''} to dial first" if number else "none given: it works alone"
