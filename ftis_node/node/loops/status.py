@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.config.disk_room import replace_file
+from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.telemetry.status import (

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from pydantic import ValidationError
 
-from ftis_node.config.disk_room import disk_full, is_disk_full, replace_file
+from ftis_node.config.disk_room import disk_full, is_disk_full
 from ftis_node.config.home_files import HOME_SCHEMA, mark_schema, marked_schema, refuse_newer
 from ftis_node.config.manifest import read_own_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.errors import DamagedError, FileError, MachineError
-from ftis_node.files import read_object, read_toml
+from ftis_node.files import read_object, read_toml, replace_file
 from ftis_node.learner.checkpoint.checkpoint_files import older_checkpoints, renew
 from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
+from ftis_node.files import replace_file
 from ftis_node.memory.choice import choose_training
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.startup.factories import NodeInputs

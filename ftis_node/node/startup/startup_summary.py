@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home_files import raised_budgets, start_command
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
-from ftis_node.files import read_file, read_object
+from ftis_node.files import read_file, read_object, replace_file
 from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration
 from ftis_node.telemetry.status import EndWord, Status
