@@ -62,7 +62,7 @@ def mark_end(home: Home, end: EndWord) -> None:
 
 def _change_node(home: Home, **changes: str) -> None:
     try:
-        document = read_object(home.status) if home.status.exists() else {"node": {}}
+        document = read_object(home.status) if home.status.exists() else json.loads(Status().to_json())
     except (OSError, FileError):
         return  # the status loop replaces a damaged file
     if isinstance(document.get("node"), dict):

@@ -102,6 +102,7 @@ def test_a_first_start_that_is_killed_is_no_home_without_a_node(tmp_path: Path) 
     mark_start(home)
     document = read_document(home, "/status")
     assert (document["node"]["state"], document["node"]["end"]) == ("stopped", "killed")
+    assert document["budget"]["learn_steps"]["used"] == 0, "whole, as a script expects it"
     assert read_document(home, "/peers") == []
 
 
