@@ -181,8 +181,8 @@ class HealthReporter:
             event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),
             event_loop_lag_longest_s=_rounded(self.watchdog.lag.longest_s),
             loops=[
-                LoopStatus(name=name, waits_for=strand.waits_for, for_s=round(for_s, 1))
-                for name, strand, for_s in self.watchdog.board.strands()
+                LoopStatus(name=name, waits_for=state.waits_for, for_s=round(for_s, 1))
+                for name, state, for_s in self.watchdog.board.states()
             ],
         )
 
