@@ -23,8 +23,7 @@ from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.factories import ProcessNodeFactory
-from ftis_node.node.startup.preflight import check_ports
-from ftis_node.node.startup.prepare import prepare
+from ftis_node.node.startup.prepare import check_ports, prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
 from ftis_node.node.startup.wiring import Wiring
