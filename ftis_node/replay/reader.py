@@ -15,9 +15,9 @@ import numpy as np
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.database import open_reader
-from ftis_node.replay.faulty_groups import is_sound
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.reset import read_reset_at
+from ftis_node.replay.rows import StoredGroup, is_sound
 from ftis_node.replay.side_tables import is_forgotten, kept_bytes, read_counts, read_total
 
 if TYPE_CHECKING:
@@ -71,16 +71,6 @@ class HeldGroup:
     num_tokens: int
     policy_version: int
     created_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class PeerGroup:
-    """A peer's group: its signed body, this node's rewards, and the prompt's ids by this node's tokenizer."""
-
-    id: bytes
-    prompt_ids: tuple[int, ...]
-    rewards: tuple[float, ...]
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,14 +263,14 @@ class ReplayReader:
     def prompt_ids(self, group_id: bytes) -> tuple[int, ...]:
         """Return the prompt's token ids by this node's tokenizer; empty if the group is not stored."""
         row = self._db.execute("SELECT prompt_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
-        return () if row is None else _prompt_ids(row)
+        return () if row is None else tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
 
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
         """Yield every stored group with its envelope, oldest first."""
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
 
-    def newest_foreign(self, *, since: float) -> Iterator[PeerGroup]:
+    def newest_foreign(self, *, since: float) -> Iterator[StoredGroup]:
         """Yield peers' groups of token ids created after `since` (Unix s), newest arrival first, one row at a time.
 
         Groups that the node found faulty are omitted.
@@ -290,10 +280,7 @@ class ReplayReader:
             "SELECT * FROM groups WHERE own = 0 AND created_at > ? AND text_token_ids IS NULL"
             " AND (reason IS NULL OR reason IN (SELECT value FROM json_each(?))) ORDER BY arrival DESC"
         )
-        for row in self._db.execute(query, (since, reasons)):
-            if is_sound(row):
-                body = open_envelope(row["envelope"]).body
-                yield PeerGroup(row["id"], _prompt_ids(row), tuple(json.loads(row["rewards"])), body)
+        return (StoredGroup.from_row(row) for row in self._db.execute(query, (since, reasons)) if is_sound(row))
 
     def kept_bytes(self) -> int:
         return kept_bytes(self._db)
@@ -320,10 +307,6 @@ class ReplayReader:
             ready_foreign_bytes=self.ready_foreign_bytes(),
             **{name: kept[name] + totals.get(f"forgotten_{name}", 0) for name in names},
         )
-
-
-def _prompt_ids(row: sqlite3.Row) -> tuple[int, ...]:
-    return tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
 
 
 def _is_of(envelope: bytes, group_id: bytes) -> bool:
