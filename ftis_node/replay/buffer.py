@@ -206,13 +206,13 @@ class ReplayBuffer:
         Groups of steps after the checkpoint at `saved_step` stay, because a learner that resumes there needs them.
         """
         with transaction(self._db):
-            kept = side_tables.kept_bytes(self._db)
+            kept = self._kept_bytes()
             doomed = []
             for row in self._oldest_released(saved_step) if kept > max_disk_bytes else ():
                 if kept <= max_disk_bytes:
                     break
                 doomed.append(row)
-                kept -= row["size"]
+                kept -= row["num_bytes"]
             for row in doomed:
                 self._forget(row)
             side_tables.trim(self._db)
@@ -224,15 +224,18 @@ class ReplayBuffer:
 
     def evict_released(self, num_bytes: int, *, saved_step: int | None = None) -> int:
         """Delete RELEASED groups as `prune` does, up to `num_bytes`, and shrink the file. Return their number."""
-        most_bytes = max(0, side_tables.kept_bytes(self._db) - num_bytes)
+        most_bytes = max(0, self._kept_bytes() - num_bytes)
         num_removed = self.prune(max_disk_bytes=most_bytes, saved_step=saved_step)
         self.shrink()
         return num_removed
 
+    def _kept_bytes(self) -> int:
+        return int(self._db.execute("SELECT coalesce(sum(num_bytes), 0) FROM groups").fetchone()[0])
+
     def _oldest_released(self, saved_step: int | None) -> sqlite3.Cursor:
         """Return the RELEASED groups by arrival. No index is used, because with one SQLite first sorts all rows."""
         return self._db.execute(
-            "SELECT arrival, own, sender, number, reason, num_tokens, length(envelope) AS size FROM groups NOT INDEXED"
+            "SELECT arrival, own, sender, number, reason, num_tokens, num_bytes FROM groups NOT INDEXED"
             " WHERE state = ? AND (? IS NULL OR step IS NULL OR step <= ?) ORDER BY arrival",
             (State.RELEASED, saved_step, saved_step),
         )
@@ -277,7 +280,7 @@ class ReplayBuffer:
     def _candidates(self) -> list[Candidate]:
         rows = self._db.execute(
             "SELECT id, sender, own, arrival, created_at, policy_version, task, prompt_index, rewards, weights_of,"
-            " length(envelope) AS num_bytes FROM groups WHERE state = ?",
+            " num_bytes FROM groups WHERE state = ?",
             (State.READY,),
         )
         return [

@@ -59,7 +59,9 @@ def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | b
         "text_token_ids": text_token_ids,
         "weights_of": group.weights_of,
     }
-    return row | {"checksum": checksum_of(row), "envelope": accepted.envelope_bytes, "state": State.READY}
+    envelope = accepted.envelope_bytes
+    checksum = checksum_of(row)
+    return row | {"checksum": checksum, "envelope": envelope, "num_bytes": len(envelope), "state": State.READY}
 
 
 def checksum_of(row: Row) -> int:
