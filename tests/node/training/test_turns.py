@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.client import LearnerClient
     from ftis_node.node.protocols import Learning
     from ftis_node.node.startup.factories import NodeInputs
-    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.rows import StoredGroup
     from ftis_node.telemetry.events import EventLog
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
