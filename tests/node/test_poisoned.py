@@ -31,7 +31,7 @@ from ftis_node.node.startup.factories import ProcessNodeFactory
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
+from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model

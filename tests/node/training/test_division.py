@@ -15,8 +15,8 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_shares import Division, division_of, note_signals
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import PromptRef
-from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import Candidate
+from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import load_task
 from tests.conftest import PROMPT_IDS, make_group

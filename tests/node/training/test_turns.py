@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.client import LearnerClient
     from ftis_node.node.startup.factories import NodeInputs
-    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.rows import StoredGroup
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
 PROOF = WeightProof(version=1, probe_ids=(1, 2), logprobs=(-1.0,))
