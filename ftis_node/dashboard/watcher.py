@@ -1,6 +1,6 @@
 """Repeated snapshot of a node and of the machine's memory. Blocking; runs in one thread.
 
-Each snapshot reads the node anew, so it also finds a node that was restarted. Only the last values are kept.
+Each snapshot begins with the lock of the home, so it also finds a node that was restarted.
 """
 
 from __future__ import annotations
