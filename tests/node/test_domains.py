@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from bench.stubs.stub_node import StubNode, stub_group
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -19,7 +20,6 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial import HonestSender
-from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import plan_run

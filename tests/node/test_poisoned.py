@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -24,7 +25,6 @@ from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
-from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.node.daemon import run_node
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import ProcessNodeFactory

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from ftis_node.lab.group_maker import GroupMaker
+    from bench.stubs.group_maker import GroupMaker
 
 Request = p2pd_pb2.Request
 START_S, DIAL_S = 60.0, 20.0

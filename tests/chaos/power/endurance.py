@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, load_manifest
-from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.node.http_api.node_client import post_document
 from ftis_node.records.identity import Identity
 from tests.chaos.power.cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.stubs.stub_node import StubTokenizer
 from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_shares import Division, division_of, note_signals
 from ftis_node.records.envelope import Accepted, seal_group
