@@ -1,7 +1,7 @@
 """Three answers at the top of the screen: contributing, learning, healthy.
 
-They are those of `telemetry/health_summary.py`. The screen adds what a status document lacks: trends, a stalled learner,
-the machine's memory, a node that does not answer.
+They are those of `telemetry/health_summary.py`. The screen adds what a status document lacks: trends, a stalled
+learner, the memory of the machine, a node that does not answer.
 """
 
 from __future__ import annotations
