@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.context import NodeCounters
+from ftis_node.node.http_api.node_client import read_document
 from ftis_node.node.startup.startup_summary import (
     end_lines,
     finished_lines,
