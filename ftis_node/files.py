@@ -3,8 +3,8 @@
 One reader for all small files gives each the same bounds: regular file, size, UTF-8, depth of nesting. A pipe or device
 would block or never end. Each error is one line with the file's name.
 
-`replace_file` and `make_folder` survive a full disk and a power cut. They return when their change is on the disk: they
-sync a file's content and the folder of its name, and for a new folder the one above.
+`replace_file` and `make_folder` survive a full disk and a power cut. They return when their change is on the disk. They
+sync a file's content and the folder of its name. For a new folder they sync the one above.
 """
 
 from __future__ import annotations
