@@ -12,15 +12,10 @@ from random import Random
 import pytest
 
 from ftis_node.swarm.demand import is_assigned
-
-BENCH = str(Path(__file__).parents[2] / "bench")
-if BENCH not in sys.path:
-    sys.path.insert(0, BENCH)
-
-from swarm_simulation import SimulationResult, SimulationSettings, simulate  # noqa: E402  found by the path above
-from swarm_simulation.announcement import AnnouncementEvent  # noqa: E402
-from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for  # noqa: E402
-from swarm_simulation.world import Events, World  # noqa: E402
+from swarm_simulation import SimulationResult, SimulationSettings, simulate
+from swarm_simulation.announcement import AnnouncementEvent
+from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for
+from swarm_simulation.world import Events, World
 
 SMALL = SimulationSettings(
     num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.node_client import read_document, repeated
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json, print_line
 from ftis_node.errors import FtisError
+from ftis_node.node.http_api.node_client import read_document, repeated
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

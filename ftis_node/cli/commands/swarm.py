@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.node_client import read_document, repeated
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document, print_line
 from ftis_node.errors import FileError, FtisError, UsageError
+from ftis_node.node.http_api.node_client import read_document, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
