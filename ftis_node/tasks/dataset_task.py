@@ -38,30 +38,6 @@ class Scored(NamedTuple):
     answer: str | None
 
 
-class WeightedRewards:
-    """Weighted mean of the rewards of a query."""
-
-    def __init__(self, query: DatasetQuery) -> None:
-        """Raises TaskError for an unknown or faulty plug-in."""
-        self._style = query.style
-        self._rewards = [(_reward(name, query), weight) for name, weight in query.reward]
-        self._total = sum(weight for _, weight in query.reward)
-
-    def answer_in(self, completion_text: str) -> str | None:
-        answer = final_answer(completion_text) if self._style == "think" else completion_text.strip()
-        return answer or None
-
-    def score(self, item: TaskItem, completion_text: str) -> float:
-        """Return the weighted mean. Raises TaskError if a plug-in fails."""
-        scored = Scored(item, completion_text, self.answer_in(completion_text))
-        return sum(weight * reward(scored) for reward, weight in self._rewards) / self._total
-
-
-def needs_isolation(query: DatasetQuery) -> bool:
-    """Return whether a reward gives untrusted text to a parser or to third-party code."""
-    return any(name not in ("exact", "format") for name, _ in query.reward)
-
-
 def _reward(name: str, query: DatasetQuery) -> Callable[[Scored], float]:
     if name == "regex":
         return partial(_regex, query.pattern)
@@ -118,10 +94,11 @@ class DatasetTask(IndexedTask):
     def _set_up(self, name: str, split: str, query: DatasetQuery, problems: tuple[Problem, ...]) -> None:
         self.name = name
         self.split = split
-        self.isolate_scoring = needs_isolation(query)
+        # Other rewards give untrusted text to a parser or to third-party code.
+        self.isolate_scoring = any(name not in ("exact", "format") for name, _ in query.reward)
         self._query = query
         self._problems = problems
-        self._rewards = WeightedRewards(query)
+        self._rewards = [(_reward(name, query), weight) for name, weight in query.reward]
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.name, self.split, self._query, self._problems[:1]
@@ -138,13 +115,20 @@ class DatasetTask(IndexedTask):
         return plain if self._query.style == "plain" else chat_prompt(problem.question), problem.answer
 
     def score(self, item: TaskItem, completion_text: str) -> float:
-        return self._rewards.score(item, completion_text)
+        """Return the weighted mean of the rewards. Raises TaskError if a plug-in fails."""
+        scored = Scored(item, completion_text, self._final_answer(completion_text))
+        total = sum(weight for _, weight in self._rewards)
+        return sum(weight * reward(scored) for reward, weight in self._rewards) / total
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
         """Return the answer, plain numbers normalized if the reward is `math`; None if there is none."""
-        answer = self._rewards.answer_in(completion_text)
+        answer = self._final_answer(completion_text)
         is_math = any(name == "math" for name, _ in self._query.reward)
         return plain_answer(answer) if answer and is_math else plain_text(answer or "")
+
+    def _final_answer(self, completion_text: str) -> str | None:
+        is_plain = self._query.style == "plain"
+        return (completion_text.strip() if is_plain else final_answer(completion_text)) or None
 
 
 def check_digest(part: TaskPart, problems: tuple[Problem, ...], split: str) -> None:
