@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.wire_format import RpcService, read_bodies, unpack_ids
+from ftis_node.gossip.wire_format import RpcService, unpack_ids
 from ftis_node.swarm.rate_limits import UploadBudget
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ class Services:
         return {
             RpcService.HELLO: self._hello,
             RpcService.BATCHES: self._hello,
-            RpcService.FETCH: self._bodies,
-            RpcService.FETCH_TEXT: self._texts,
+            RpcService.FETCH: lambda peer_id, request: self._bodies(peer_id, request, self.lookup),
+            RpcService.FETCH_TEXT: lambda peer_id, request: self._bodies(peer_id, request, self.lookup_text),
             RpcService.CONFIRM: self._confirmation,
             RpcService.ASK: self._answers,
             RpcService.WEIGHTS: self._weights,
@@ -120,24 +120,25 @@ class Services:
     async def _hello(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         yield b""
 
-    def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        return self._looked_up(peer_id, self.lookup, request)
+    async def _bodies(self, peer_id: str, request: bytes, lookup: Lookup) -> AsyncGenerator[bytes, None]:
+        """Yield the available bodies of the ids in `request`. Raises RecordError for an invalid request.
 
-    def _texts(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        return self._looked_up(peer_id, self.lookup_text, request)
-
-    async def _looked_up(self, peer_id: str, lookup: Lookup, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the available bodies of the ids in `request`. Raises RecordError for an invalid request."""
-
-        def on_taken(body_id: bytes) -> None:
-            if self.on_sent is not None:
-                self.on_sent(peer_id, body_id)
-
+        A few are read at a time, so that a slow peer occupies little memory.
+        """
         ids = unpack_ids(request, limits=self._limits)
-        async for body in read_bodies(lookup, ids, limits=self._limits, on_taken=on_taken):
-            yield body
-            self._counters.bodies_out += 1
-            self._counters.body_bytes_out += len(body)
+        for at in range(0, len(ids), self._limits.num_bodies_per_lookup):
+            chunk = ids[at : at + self._limits.num_bodies_per_lookup]
+            bodies = await lookup(chunk)
+            if bodies and len(bodies) != len(chunk):  # the ids of these bodies are uncertain, so look up one by one
+                found = [(one, body) for one in chunk for body in await lookup([one])]
+            else:
+                found = list(zip(chunk, bodies, strict=False))
+            for body_id, body in found:
+                yield body
+                self._counters.bodies_out += 1
+                self._counters.body_bytes_out += len(body)
+                if self.on_sent is not None:
+                    self.on_sent(peer_id, body_id)
 
     async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         ids = unpack_ids(request, limits=self._limits)
