@@ -205,7 +205,6 @@ EXCEPTIONS: dict[str, str] = {
     "gossip/libp2p.py:Libp2pGossip.publish_*": "what this node says itself",
     "gossip/directory/entries.py:pack_manifest": "what this node says itself",
     "gossip/membership.py:_probe_none": "does nothing",
-    "gossip/dialer.py:ReconnectSchedule.*": "ids and times alone",
     "gossip/wire_format.py:record_key": "a peer id alone, which is bounded where it is read",
     "gossip/p2pd/process.py:check_free": "this machine's ports",
     "gossip/dialer.py:_probe": "`doctor`: its own process, for given addresses",
