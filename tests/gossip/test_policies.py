@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
@@ -9,8 +11,9 @@ from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, Networ
 from ftis_node.gossip.dialer import usable_addresses
 from ftis_node.gossip.directory.entries import is_of_another
 from ftis_node.gossip.pubsub import AnnouncementQueue
-from ftis_node.gossip.services import StreamSlots
+from ftis_node.gossip.services import AdmissionControl, OverBudget
 from ftis_node.gossip.types import ConnectionFacts
+from ftis_node.gossip.wire_format import RpcService
 from ftis_node.swarm.lru import LruDict
 from tests.gossip.test_multiaddr import PEER, RELAY
 
@@ -39,11 +42,21 @@ def test_claimed_addresses_must_name_the_claimant() -> None:
     assert usable_addresses(PEER, claimed[1:2]) == []
 
 
-def test_slots_have_two_bounds() -> None:
-    slots = StreamSlots(max_total=3, max_per_peer=2)
-    assert [slots.take(peer) for peer in ("a", "a", "a", "b", "b")] == [True, True, False, True, False]
-    slots.give_back("a")
-    assert [slots.take("b"), slots.take("b")] == [True, False]
+async def test_streams_have_two_bounds() -> None:
+    admission = AdmissionControl(GossipLimits(max_streams=3, max_streams_per_peer=2))
+    streams = {"a": ExitStack(), "b": ExitStack()}
+
+    def is_admitted(peer: str) -> bool:
+        try:
+            streams[peer].enter_context(admission.admitted(peer, RpcService.FETCH))
+        except OverBudget as error:
+            assert error.reason == "busy"
+            return False
+        return True
+
+    assert [is_admitted(peer) for peer in ("a", "a", "a", "b", "b")] == [True, True, False, True, False]
+    streams["a"].close()
+    assert [is_admitted("b"), is_admitted("b")] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ EXCEPTIONS: dict[str, str] = {
     "gossip/encryption.py:*": "a part of both `_decrypted`, `Session.pull` and `_send_items`",
     "gossip/services.py:_find_none": "does nothing",
     "gossip/settings.py:*": "this node's settings",
-    "gossip/services.py:StreamSlots.*": "counts by peer id",
+    "gossip/services.py:counted": "counts by peer id",
     "gossip/streams.py:StreamServer._answer": "a part of `StreamServer._serve_peer`",
     "gossip/streams.py:StreamServer._serve>ed25519_peer_id": "before anybody is known: ends one stream",
     "node/http_api/auth.py:*": "a request of this machine's users: aiohttp answers an error",
