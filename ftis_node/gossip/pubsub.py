@@ -6,7 +6,6 @@ A change loses no messages, because the node subscribes to new topics before it 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 T = TypeVar("T", int, str)
@@ -24,36 +23,30 @@ class AnnouncementQueue:
     """Drop-oldest queue with one reader, within one event loop."""
 
     def __init__(self, *, capacity: int, counters: GossipCounters) -> None:
-        self._waiting: deque[GossipMessage] = deque(maxlen=capacity)
+        self._queue: asyncio.Queue[GossipMessage | None] = asyncio.Queue()  # None: closed
+        self._capacity = capacity
         self._counters = counters
-        self._changed = asyncio.Event()
-        self._closed = False
         self._error: BaseException | None = None
 
     def put(self, announcement: GossipMessage) -> None:
         """Add a message; drops the oldest if the queue is full."""
         self._counters.announcements_received += 1
-        if len(self._waiting) == self._waiting.maxlen:
+        if self._queue.qsize() >= self._capacity:
+            self._queue.get_nowait()
             self._counters.announcements_dropped += 1
-        self._waiting.append(announcement)
-        self._changed.set()
+        self._queue.put_nowait(announcement)
 
     def close(self, error: BaseException | None = None) -> None:
         """End the reader's iteration after the queued messages; with `error`, raise it there."""
-        self._closed = True
         self._error = error
-        self._changed.set()
+        self._queue.put_nowait(None)
 
     async def drain(self) -> AsyncIterator[GossipMessage]:
-        while True:
-            while self._waiting:
-                yield self._waiting.popleft()
-            if self._closed:
-                if self._error is not None:
-                    raise self._error
-                return
-            self._changed.clear()
-            await self._changed.wait()
+        while (announcement := await self._queue.get()) is not None:
+            yield announcement
+        self._queue.put_nowait(None)  # for the next reader
+        if self._error is not None:
+            raise self._error
 
 
 class Subscriptions(Generic[T]):
