@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FileError, ModelError
-from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text
+from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text, replace_file
 from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
 from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
 from ftis_node.models import resolve_model
