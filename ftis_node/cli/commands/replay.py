@@ -203,7 +203,7 @@ def _export_rows(
 
 def _names(home: Home) -> dict[str, str]:
     """Return the names of this node and of the peers that it knows, by peer id; {} before its first status."""
-    from ftis_node.cli.node_client import read_document
+    from ftis_node.node.http_api.node_client import read_document
 
     if not home.status.exists():
         return {}
