@@ -18,7 +18,7 @@ from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodeSnapshot
 from ftis_node.dashboard.view.events import is_notable
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
-from ftis_node.telemetry.history import HistoryFollower
+from ftis_node.telemetry.history import HistoryReader
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Watcher:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS, is_notable=is_notable)
+        self._reader = HistoryReader(home.events, num_last_events=NUM_EVENTS, is_notable=is_notable)
         self._status = Status()
         self._peers: tuple[dict[str, Any], ...] = ()
 
@@ -48,13 +48,13 @@ class Watcher:
         except (FtisError, OSError, ValueError) as error:  # ValueError: a damaged document
             problem = str(error)
         if with_history:
-            self._follower.poll()
+            self._reader.poll()
         return NodeSnapshot(
             taken_at=time.time(),
             status=self._status,
             is_silent=is_held and bool(problem),
             peers=self._peers,
-            history=self._follower.history,
+            history=self._reader.history,
             machine=read_machine(self._home if is_held else None),
             start_command=self._status.node.resume or start_command(self._home),
             logs=str(self._home.logs),

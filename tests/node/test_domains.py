@@ -182,9 +182,9 @@ def _write(path: Path, manifest: RunManifest) -> str:
 
 async def _live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
     wiring = Wiring(parts)
-    loops = wiring.rollout_loops()
+    loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
+        running = [tasks.create_task(loop.run()) for loop in loops]
         gate = RoundGate(
             lockstep,
             peer_id=parts.context.peer_id,

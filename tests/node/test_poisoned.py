@@ -59,8 +59,8 @@ class _Poisoned(InProcessNodeFactory):
         self._kills = kills
         self._of_peer = of_peer
 
-    def learner(self, of: Any) -> LearnerClient:
-        client = ProcessNodeFactory(of.settings, self._home).learner(of)
+    def learner(self, of: Any, **parts: Any) -> LearnerClient:  # type: ignore[override]
+        client = ProcessNodeFactory(of.settings, self._home).learner(of, **parts)
         train = client.train
 
         async def poisoned(groups: list[TrainGroup], **how: Any) -> TrainReply:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.options import HomeOption, LogFormat, LogFormatOption, home_at
-from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.files import replace_file
 from ftis_node.telemetry.log import log_as_json
 
 PUBLIC = 0o644

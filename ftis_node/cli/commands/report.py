@@ -10,8 +10,8 @@ import typer
 
 from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.cli.progress import show_fraction
-from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.files import replace_file
 from ftis_node.node.http_api.node_client import read_document
 
 if TYPE_CHECKING:
