@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.errors import FtisError, MachineError, NetworkError, UsageError
+from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:

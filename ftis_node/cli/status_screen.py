@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-WIDTH = 80
+WIDTH, WIDEST = 80, 99
 HEIGHT = 23  # one of the 24 lines is for the prompt
 ID_TAIL = 8
 SKEW_WORTH_SAYING_S = 1.0

@@ -137,7 +137,8 @@ def _sending(swarm: Mapping[str, Any]) -> HealthAnswer:
         if swarm["groups_sent"] < UNCONFIRMED_GROUPS:
             return _not_yet(why, "wait for the first confirmation")
         return _no(why, "compare versions and clocks with peers: ftis-node doctor --peers ADDRESS")
-    return _yes(f"{swarm['groups_sent']} groups sent, {swarm['groups_confirmed']} confirmed")
+    sent, confirmed = swarm["groups_sent"], swarm["groups_confirmed"]
+    return _yes(f"{sent:,} groups sent, {confirmed:,} confirmed ({100 * confirmed / sent:.0f} %)")
 
 
 def _not_connected(swarm: Mapping[str, Any]) -> HealthAnswer:

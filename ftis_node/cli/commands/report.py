@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.cli.progress import show_fraction
-from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.files import replace_file
+from ftis_node.node.http_api.node_client import read_document
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

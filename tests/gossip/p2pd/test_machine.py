@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import UsageError
+from ftis_node.files import replace_file
 from ftis_node.gossip import parse_listen_address
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments, pin_ports
 from ftis_node.gossip.p2pd.session import prepare_sockets
-from ftis_node.records.identity import Identity, write_private
+from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually, process_is_gone, settings
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def test_the_key_file_is_private_and_replaces_an_old_one(tmp_path: Path) -> None
     path = tmp_path / "key"
     path.write_bytes(b"old")
     path.chmod(0o644)
-    write_private(path, libp2p_private_key(Identity.generate()))
+    replace_file(path, libp2p_private_key(Identity.generate()), mode=0o600)
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(path.read_bytes()) == 68
     assert list(tmp_path.iterdir()) == [path]
@@ -131,7 +132,7 @@ async def test_p2pd_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
 
 
 async def test_p2pd_ends_by_itself_if_no_daemon_connects(tmp_path: Path) -> None:
-    write_private(tmp_path / "key", libp2p_private_key(Identity.generate()))
+    replace_file(tmp_path / "key", libp2p_private_key(Identity.generate()), mode=0o600)
     arguments = p2pd_arguments(
         settings(tmp_path, start_timeout_s=1.0),
         listen=[parse_listen_address("/ip4/127.0.0.1/tcp/0")],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ftis_node.lab.stub_node import StubNode
+    from bench.stubs.stub_node import StubNode
 
 ANSWER_S = 1.8
 SLOW = [identity_of(number).peer_id for number in range(10, 26)]
