@@ -23,7 +23,7 @@ class AnnouncementQueue:
     """Drop-oldest queue with one reader, within one event loop."""
 
     def __init__(self, *, capacity: int, counters: GossipCounters) -> None:
-        self._queue: asyncio.Queue[GossipMessage | None] = asyncio.Queue()  # None: closed
+        self._queue: asyncio.Queue[GossipMessage | None] = asyncio.Queue(capacity + 1)  # None: closed
         self._capacity = capacity
         self._counters = counters
         self._error: BaseException | None = None
@@ -39,7 +39,8 @@ class AnnouncementQueue:
     def close(self, error: BaseException | None = None) -> None:
         """End the reader's iteration after the queued messages; with `error`, raise it there."""
         self._error = error
-        self._queue.put_nowait(None)
+        if not self._queue.full():  # else it is closed already
+            self._queue.put_nowait(None)
 
     async def drain(self) -> AsyncIterator[GossipMessage]:
         while (announcement := await self._queue.get()) is not None:
