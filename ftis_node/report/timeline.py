@@ -172,7 +172,7 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
         case "standing_banned":
             return f"{who} is banned: {clean(without_paths(event.get('why', '')))}"
         case "recovered":
-            return f"{clean(event.get('file', '?'))} was damaged and was replaced"
+            return f"{clean(event.get('file', '?'))} was damaged and was recovered"
         case "buffer_rolled_back":
             lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
             return (
