@@ -45,7 +45,7 @@ def rescue_files(home: Home) -> None:
     record = snapshot.read()
     if record.num_damaged:
         log.warning("%d lines of the event log are damaged: all readers skip them", record.num_damaged)
-        _note(home, file=home.events.name, why="lines that are no events", num_lost=record.num_damaged)
+        _write(home, "recovered", file=home.events.name, why="lines that are no events", num_lost=record.num_damaged)
         snapshot.renew()  # else the next start reports them again
     _rescue_peers(home)
     reset_buffer_if_damaged(home, record)
@@ -54,9 +54,9 @@ def rescue_files(home: Home) -> None:
 def _rescue_peers(home: Home) -> None:
     rescued = rescue(home.peers, home.damaged, copy=copy_peers)
     if rescued is not None:
-        saved = f"{rescued.num_rows} peers are kept, the original is in {rescued.folder}"
-        log.warning("%s was damaged (%s): %s", rescued.name, rescued.why, saved)
-        _note(home, file=rescued.name, why=rescued.why, num_saved=rescued.num_rows, folder=str(rescued.folder))
+        name, why, num_rows, folder = rescued.name, rescued.why, rescued.num_rows, rescued.folder
+        log.warning("%s was damaged (%s): %d peers are kept, the original is in %s", name, why, num_rows, folder)
+        _write(home, "recovered", file=name, why=why, num_saved=num_rows, folder=str(folder))
 
 
 def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
@@ -81,7 +81,7 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
     if reset is not None:
         log.warning("replay buffer damaged: it starts empty; %s; the original is in %s", reset.why, reset.folder)
         if not (found and reset.why == str(found[0])):
-            _note(home, file=reset.name, why=reset.why, num_saved=0, folder=str(reset.folder))
+            _write(home, "recovered", file=reset.name, why=reset.why, num_saved=0, folder=str(reset.folder))
             return
         lost = found[0]
     elif is_missing and (record.expected or record.used or record.last_number):
@@ -98,10 +98,6 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
         num_used=lost.num_wrong,
         last_number=lost.last_number,
     )
-
-
-def _note(home: Home, **fields: str | int) -> None:
-    _write(home, "recovered", **fields)
 
 
 def _write(home: Home, name: str, **fields: str | int) -> None:
