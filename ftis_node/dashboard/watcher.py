@@ -10,15 +10,14 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import psutil
 
 from ftis_node.config.home_files import start_command
 from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodeSnapshot
 from ftis_node.dashboard.view.events import is_notable
 from ftis_node.errors import FtisError
-from ftis_node.node.http_api.node_client import read_document
-from ftis_node.telemetry.history import HistoryFollower
+from ftis_node.node.http_api.node_client import read_document, read_status
+from ftis_node.telemetry.history import HistoryReader
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Watcher:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS, is_notable=is_notable)
+        self._reader = HistoryReader(home.events, num_last_events=NUM_EVENTS, is_notable=is_notable)
         self._status = Status()
         self._peers: tuple[dict[str, Any], ...] = ()
 
@@ -43,18 +42,17 @@ class Watcher:
         """
         problem, is_held = "", self._home.is_held()
         try:
-            status = msgspec.convert(read_document(self._home, "/status"), Status)
-            self._status, self._peers = status, tuple(read_document(self._home, "/peers"))
-        except (FtisError, OSError, ValueError) as error:  # ValueError: a damaged document
+            self._status, self._peers = read_status(self._home), tuple(read_document(self._home, "/peers"))
+        except (FtisError, OSError, ValueError, TypeError) as error:  # also a damaged document
             problem = str(error)
         if with_history:
-            self._follower.poll()
+            self._reader.poll()
         return NodeSnapshot(
             taken_at=time.time(),
             status=self._status,
             is_silent=is_held and bool(problem),
             peers=self._peers,
-            history=self._follower.history,
+            history=self._reader.history,
             machine=read_machine(self._home if is_held else None),
             start_command=self._status.node.resume or start_command(self._home),
             logs=str(self._home.logs),

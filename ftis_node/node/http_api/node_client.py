@@ -14,7 +14,6 @@ Commands, dashboard and report all read a node here, so they agree on its state:
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import TOKEN_HEADER
@@ -22,9 +21,8 @@ from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
 from ftis_node.files import read_object, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ftis_node.config.home import Home
+    from ftis_node.telemetry.status import Status
 
 TIMEOUT_S = 5.0
 OK = 200
@@ -65,6 +63,18 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     return json.loads(last.to_json())
 
 
+def read_status(home: Home) -> Status:
+    """Return `/status` as a record. Raises as `read_document`, FileError also if its values have other types."""
+    import msgspec
+
+    from ftis_node.telemetry.status import Status
+
+    try:
+        return msgspec.convert(read_document(home, "/status"), Status)
+    except msgspec.ValidationError as error:
+        raise FileError(f"the status of the node in {home.root} cannot be read ({error}): start it again") from None
+
+
 def _has_ended(home: Home) -> bool:
     """Return whether the node that closed its port has ended, or has saved its last status and is about to end."""
     if not home.is_held():
@@ -88,20 +98,6 @@ def _saved(home: Home, *, is_held: bool) -> dict[str, Any]:
         raise ConfigError(
             f"{home.status} is damaged: remove it; the next start of the node writes a new one ({error})"
         ) from None
-
-
-def repeated(read: Callable[[], Any], interval_s: float) -> Iterator[Any]:
-    """Yield what `read` returns, or its FtisError, every `interval_s`. Raises the ConfigError of the first read."""
-    seen_before = False
-    while True:
-        try:
-            yield read()
-        except FtisError as error:
-            if isinstance(error, ConfigError) and not seen_before:
-                raise
-            yield error
-        seen_before = True
-        time.sleep(interval_s)
 
 
 def post_document(home: Home, path: str, document: dict[str, Any]) -> Any:
