@@ -228,7 +228,7 @@ def _selection_rows(
 
 
 def _gate_chances(seen: Sequence[ExpertOutputs], eval_items: Sequence[TaskItem]) -> list[list[float]]:
-    from ftis_node.evaluation.gate import train_gate
+    from ftis_node.generation.gate import train_gate
 
     rewarded = [[is_right(problem) for problem in each.gated] for each in seen]
     gate = train_gate([problem.item.prompt for problem in seen[0].gated], rewarded)

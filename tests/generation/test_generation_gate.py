@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.evaluation.gate import RIDGE, train_gate
+from ftis_node.generation.gate import RIDGE, train_gate
 from ftis_node.tasks import load_task
 
 if TYPE_CHECKING:
