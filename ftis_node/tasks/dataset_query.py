@@ -106,7 +106,7 @@ KNOWN_DATASETS: Final = {
         prompt="problem", answer="answer", hub="HuggingFaceH4/MATH-500", config="default", split="", test="test"
     ),
 }
-"""Data sets by the task name that stands for them; it takes no QUERY."""
+"""Data sets with a fixed query, by their task names."""
 _PARAMETERS: Final = frozenset({field.name for field in fields(DatasetQuery)} | {"name"})
 
 
