@@ -316,12 +316,12 @@ def test_a_missing_model_is_named(experiment: Experiment, tmp_path: Path) -> Non
 def test_results_are_kept_and_not_made_again(experiment: Experiment, tmp_path: Path) -> None:
     heard: list[float] = []
     trials = replace(experiment, methods=("alone", "nois"), steps=1).trials()
-    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda standing: heard.append(standing.fraction))
+    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda fraction, what: heard.append(fraction))
     assert heard
     stored = tmp_path / "runs" / f"{trials[0].key}.json"
     marked = json.loads(stored.read_bytes()) | {"seconds": 12345.0}
     stored.write_text(json.dumps(marked))
-    again: list[TrialResult] = run_trials(trials, tmp_path, jobs=2, watch=lambda standing: None)
+    again: list[TrialResult] = run_trials(trials, tmp_path, jobs=2, watch=lambda fraction, what: None)
     assert [result.key for result in again] == [trial.key for trial in trials]
     assert again[0].seconds == 12345.0  # read, not run
     assert results[0].members == again[0].members
@@ -330,4 +330,4 @@ def test_results_are_kept_and_not_made_again(experiment: Experiment, tmp_path: P
 def test_a_trial_that_fails_ends_the_experiment_with_its_reason(experiment: Experiment, tmp_path: Path) -> None:
     pair = Pair("size", (PairMember("a", str(tmp_path / "nothing")), PairMember("b", str(tmp_path / "nothing"))))
     with pytest.raises(FtisError, match="nothing"):
-        run_trials([only(experiment, pairs=(pair,))], tmp_path, jobs=1, watch=lambda standing: None)
+        run_trials([only(experiment, pairs=(pair,))], tmp_path, jobs=1, watch=lambda fraction, what: None)
