@@ -26,8 +26,8 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import read_events
-from tests.gossip.helpers import eventually
 from tests.node.support import manifest_text
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
