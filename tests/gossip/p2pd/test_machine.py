@@ -19,7 +19,8 @@ from ftis_node.gossip.p2pd import launcher
 from ftis_node.gossip.p2pd.process import check_free, libp2p_private_key, pin_ports
 from ftis_node.gossip.p2pd.session import prepare_sockets
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import eventually, process_is_gone
+from tests.gossip.helpers import process_is_gone
+from tests.waiting import eventually
 
 LAUNCHER = Path(launcher.__file__)
 
