@@ -10,14 +10,13 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import psutil
 
 from ftis_node.config.home_files import start_command
 from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodeSnapshot
 from ftis_node.dashboard.view.events import is_notable
 from ftis_node.errors import FtisError
-from ftis_node.node.http_api.node_client import read_document
+from ftis_node.node.http_api.node_client import read_document, read_status
 from ftis_node.telemetry.history import HistoryReader
 from ftis_node.telemetry.status import Status
 
@@ -43,9 +42,8 @@ class Watcher:
         """
         problem, is_held = "", self._home.is_held()
         try:
-            status = msgspec.convert(read_document(self._home, "/status"), Status)
-            self._status, self._peers = status, tuple(read_document(self._home, "/peers"))
-        except (FtisError, OSError, ValueError) as error:  # ValueError: a damaged document
+            self._status, self._peers = read_status(self._home), tuple(read_document(self._home, "/peers"))
+        except (FtisError, OSError, ValueError, TypeError) as error:  # also a damaged document
             problem = str(error)
         if with_history:
             self._reader.poll()

@@ -19,7 +19,9 @@ PUBLIC = 0o644
 def bootstrap(
     home: HomeOption = None,
     listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
-    peers: Annotated[list[str] | None, typer.Option("--peers", help="Multiaddr of another bootstrap node.")] = None,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peers", help="Multiaddr of another bootstrap node. Repeatable.")
+    ] = None,
     announce: Annotated[
         list[str] | None,
         typer.Option(

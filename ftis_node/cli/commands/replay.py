@@ -118,7 +118,7 @@ def export(
     text: Annotated[
         bool, typer.Option("--text", help="Add prompt, completions as text, expected answer and the sender's name.")
     ] = False,
-    flat: Annotated[bool, typer.Option("--flat", help="Write one row a completion, not one a group.")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="Write one row per completion, not per group.")] = False,
     license: LicenseOption = None,
     push_to: PushToOption = None,
     public: PublicOption = False,

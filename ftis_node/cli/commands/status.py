@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
-from ftis_node.node.http_api.node_client import read_document
+from ftis_node.node.http_api.node_client import read_document, read_status
 
 
 def status(
@@ -31,21 +31,21 @@ def status(
     health: {healthy, ready, problems: [..], waits_for, taken_at, event_loop_lag_s, event_loop_lag_longest_s,
     loops: [{name, waits_for, for_s}]}}; with --watch one line per update.
     """
-    read = partial(read_document, home_at(home), "/status")
+    where = home_at(home)
     if as_json and not watch:
-        print_json(read())
+        print_json(read_document(where, "/status"))
         return
     from ftis_node.cli.status_screen import WIDEST, log_line, screen
 
     if not watch:
-        typer.echo("\n".join(screen(read(), now=time.time())))
+        typer.echo("\n".join(screen(read_status(where), now=time.time())))
         return
     from ftis_node.cli.watch import watch as show_until_interrupt
 
     show_until_interrupt(
-        read,
-        screen=lambda document, width: screen(document, now=time.time(), width=min(width, WIDEST)),
-        log_text=lambda document: log_line(document, now=time.time()),
+        partial(read_document, where, "/status") if as_json else partial(read_status, where),
+        screen=lambda status, width: screen(status, now=time.time(), width=min(width, WIDEST)),
+        log_text=lambda status: log_line(status, now=time.time()),
         interval_s=interval_s,
         as_json=as_json,
     )

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def swarm(
     home: HomeOption = None,
     peers: Annotated[
-        list[str] | None, typer.Option("--peers", help="Read the directory from here, without a home. Needs --run.")
+        list[str] | None,
+        typer.Option("--peers", help="Multiaddr of a peer that serves the directory; needs no home. Needs --run."),
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="RUN_ID", help="With --peers: the run.")] = None,
     as_json: JsonOption = False,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, labeled, line
 from ftis_node.telemetry.health_summary import AnswerWord, HealthAnswer, duration, summarize_health
 from ftis_node.telemetry.terminal_text import date_time, printable
@@ -37,7 +35,7 @@ TONES = {
 
 
 def health_of(snapshot: NodeSnapshot) -> HealthSummary:
-    health = summarize_health(msgspec.to_builtins(snapshot.status), now=snapshot.taken_at)
+    health = summarize_health(snapshot.status, now=snapshot.taken_at)
     if snapshot.is_silent:
         silent = HealthAnswer(AnswerWord.NO, "it runs and does not answer", f"see {snapshot.logs}")
         return health._replace(healthy=silent)

@@ -22,6 +22,7 @@ from ftis_node.files import read_object, read_text
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
+    from ftis_node.telemetry.status import Status
 
 TIMEOUT_S = 5.0
 OK = 200
@@ -60,6 +61,18 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
         raised = raised_budgets(saved.get("budget", {})) if is_finished else None
         last = stopped(last, resume=start_command(home, raised=raised))
     return json.loads(last.to_json())
+
+
+def read_status(home: Home) -> Status:
+    """Return `/status` as a record. Raises as `read_document`, FileError also if its values have other types."""
+    import msgspec
+
+    from ftis_node.telemetry.status import Status
+
+    try:
+        return msgspec.convert(read_document(home, "/status"), Status)
+    except msgspec.ValidationError as error:
+        raise FileError(f"the status of the node in {home.root} cannot be read ({error}): start it again") from None
 
 
 def _has_ended(home: Home) -> bool:
