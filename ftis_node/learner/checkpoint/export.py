@@ -124,17 +124,20 @@ class WeightPublication:
             self.way, self.fell_back = "pinned", reason
 
     def _write(self, version: int) -> PublishedWeights:
-        dtype = self._policy.compute_dtype
+        is_adapter = self._form == "adapter"
+        locked = None if is_adapter else self._locked
         with gathering_of(self._policy, form=self._form) as gathering:
-            tensors, change = gathering.tensors, gathering.take
-            if self._form == "adapter":
-                _, config = adapter_alone(self._policy)
-                return self._store.publish_adapter(version, tensors, config, dtype=dtype, change=change)
-            weights = self._store.publish(version, tensors, dtype=dtype, change=change, locked=self._locked)
-        if self._locked is None:
+            weights = self._store.publish(
+                version,
+                gathering.tensors,
+                adapter_config=adapter_alone(self._policy)[1] if is_adapter else None,
+                dtype=self._policy.compute_dtype,
+                change=gathering.take,
+                locked=locked,
+            )
+        if locked is None:
             return weights
-        why_not = self._locked.why_not
-        return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
+        return replace(weights, way="file" if locked.why_not else "pinned", fell_back=self.fell_back or locked.why_not)
 
     def _share(self, version: int) -> PublishedWeights:
         policy, tensors = self._policy, own_tensors(self._policy)
