@@ -19,7 +19,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
-from ftis_node.learner.distributed.ranks import GatherCommand
+from ftis_node.learner.distributed.ranks import RankTask
 from ftis_node.learner.messages import CheckpointInProgress
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class CheckpointManager:
         gather(self._masters.tensors, self._optimizer, keep=False)
 
     def _begin(self) -> None:
-        with self._ranks.lead(GatherCommand("checkpoint")):
+        with self._ranks.lead(RankTask("save")):
             weights, moments = gather(self._masters.tensors, self._optimizer, on_gathered=self._report_wait)
         state = state_of(self._owner, self.progress)
         self.saver.begin(state.step, partial(self._write, state, weights, moments))
