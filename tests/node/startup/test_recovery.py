@@ -243,10 +243,32 @@ def test_a_reset_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.Mo
         patch.setattr(integrity, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
         with pytest.raises(OSError, match="power"):
             heal(home)
-    assert not home.replay.exists()
+    assert home.replay.exists()
     heal(home)
     assert_reset(home)
-    assert not list(home.damaged.glob("*/UNFINISHED"))
+
+
+@pytest.mark.parametrize("moved", ["the file", "the file, not its log"])
+def test_a_reset_that_was_cut_off_without_a_file_in_place_is_taken_up(
+    home: Home, monkeypatch: pytest.MonkeyPatch, moved: str
+) -> None:
+    overwrite(home.replay, 8 * PAGE, noise(PAGE))
+    log = home.replay.with_name("replay.sqlite-wal")
+
+    def die(folder: Path) -> None:
+        if folder.parent == home.damaged:
+            raise OSError("the power goes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(integrity, "sync_to_disk", die)
+        with pytest.raises(OSError, match="power"):
+            heal(home)
+    assert not home.replay.exists()
+    if moved == "the file, not its log":
+        log.write_bytes(noise(PAGE))
+    heal(home)
+    assert_reset(home)
+    assert not list(home.root.glob("*.new")) and not log.exists()
 
 
 @pytest.mark.parametrize(
