@@ -13,12 +13,8 @@ from pydantic import Field, model_validator
 
 from ftis_node.config.section import Section
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 KEPT_EVENT_FILES = 3  # rotated files; the current one comes on top
-KEPT_LOG_FILES = 1
-NUM_LOGS = 2  # a worker each
-BUFFER_OVERHEAD = 1.25  # indexes, prompts, partly filled pages, the journal
-SLACK_BYTES = GIB  # trackers' files, backups of upgrades, the table of peers
 MIN_THREADS = 2
 
 Amount = Annotated[int, Field(ge=1, le=1 << 53)]
@@ -31,12 +27,10 @@ class BudgetSection(Section):
 
     generate_tokens: Amount | None = Field(
         default=None,
-        description="Completion tokens that the node generates. At the limit it cancels the groups in flight and "
-        "trains on those of peers only. Evaluations do not count.",
+        description="Completion tokens that the node generates. At the limit it begins no further group, and trains "
+        "on those of peers only. Evaluations do not count.",
     )
-    learn_steps: Amount | None = Field(
-        default=None, description="Optimizer steps after which the node ends, as `--steps`."
-    )
+    learn_steps: Amount | None = Field(default=None, description="Steps after which the node ends, as `--steps`.")
     learn_tokens: Amount | None = Field(
         default=None,
         description="Completion tokens, own and foreign, on which the node trains before it ends. It completes the "
@@ -85,20 +79,6 @@ class LimitsSection(Section):
         return self.daemon_threads or max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // 4)
 
 
-def usual_home_bytes(
-    limits: LimitsSection, *, buffer_bytes: int, checkpoint_bytes: int, keep_checkpoints: int, weights_bytes: int
-) -> int:
-    """Return the size of a home with every part at its limit: the default of `home_bytes`.
-
-    1.25 x `buffer_bytes` + (`keep_checkpoints` + the one in progress) x `checkpoint_bytes` + `weights_bytes` (versions
-    on their way to the generator) + 4 event files + 2 files of each worker's log + 1 GiB for all else.
-    """
-    events = (KEPT_EVENT_FILES + 1) * limits.event_file_bytes
-    logs = NUM_LOGS * (KEPT_LOG_FILES + 1) * limits.log_file_bytes
-    checkpoints = (keep_checkpoints + 1) * checkpoint_bytes
-    return int(BUFFER_OVERHEAD * buffer_bytes) + checkpoints + weights_bytes + events + logs + SLACK_BYTES
-
-
 class BufferSection(Section):
     """The replay buffer."""
 
@@ -109,7 +89,8 @@ class BufferSection(Section):
         default=512 << 20,
         ge=1 << 16,
         le=1 << 50,
-        description="Their total size. Above it the node drops the oldest groups of the sender with the most bytes.",
+        description="Total size of the foreign groups that are ready. Above it the node drops the oldest groups of the "
+        "sender with the most bytes.",
     )
     max_disk_bytes: int = Field(
         default=4 << 30,
@@ -130,8 +111,8 @@ class AccessSection(Section):
     trust: tuple[PeerId, ...] = Field(
         default=(),
         max_length=MAX_LISTED,
-        description="Peer ids that the node never bans by itself. Each may hold "
-        "`rate_limits.max_buffer_fraction_per_trusted_peer`.",
+        description="Peer ids that the node never bans by itself. Each may hold the fraction "
+        "`rate_limits.max_buffer_fraction_per_trusted_peer` of the buffer.",
     )
     ban_initial_s: float = Field(
         default=300.0, gt=0, le=86400, description="Length of a peer's first ban. Each further ban is twice as long."
@@ -184,7 +165,7 @@ class ValidationSection(Section):
 
     max_clock_skew_s: float = Field(
         default=60.0, gt=0, le=3600,
-        description="The node refuses a group whose time is further ahead than this (`clock_skew`). Seconds.",
+        description="The node refuses a group whose time is more seconds ahead than this (`clock_skew`).",
     )  # fmt: skip
     min_mean_logprob: float = Field(
         default=-14.0, ge=-100, lt=0,
@@ -211,12 +192,13 @@ class ValidationSection(Section):
     )  # fmt: skip
     audit_fraction: float = Field(
         default=0.1, ge=0, le=1,
-        description="Fraction of the groups that claim this node's own weights whose log-probs the learner recomputes. "
-        "For a peer on probation it recomputes all. 0: none.",
+        description="Fraction of the groups that claim this node's present weights whose log-probs the learner "
+        "recomputes. For a peer on probation it recomputes all. 0: none.",
     )  # fmt: skip
     audit_max_kl: float = Field(
         default=0.1, gt=0, le=100,
-        description="Largest KL divergence between them, in nats per token. Number formats alone cause up to 0.002.",
+        description="Largest KL between the claimed and the recomputed log-probs, in nats per token. Number formats "
+        "alone cause up to 0.002.",
     )  # fmt: skip
     audit_folders: bool = Field(
         default=False,

@@ -95,7 +95,7 @@ class EvalSection(Section):
     """Greedy pass@1 on held-out problems while training."""
 
     every_steps: int = Field(default=5, ge=0, le=100000, description="Steps between evaluations; 0: never.")
-    limit: int = Field(default=512, ge=1, le=100000, description="Test problems an evaluation takes.")
+    limit: int = Field(default=512, ge=1, le=100000, description="Test problems of one evaluation.")
 
 
 class WireSection(Section):
@@ -113,8 +113,8 @@ class WireSection(Section):
     )
     announcement_shards: Literal[1, 2, 4, 8, 16, 32, 64] = Field(
         default=8,
-        description="Topics over which announcements are spread, by sender. A node reads as many as its budget "
-        "allows, so large swarms need more.",
+        description="Topics over which announcements are spread, by sender. A node reads as many as "
+        "`swarm.announcements_per_s` allows, so large swarms need more.",
     )
 
     @field_validator("codecs")

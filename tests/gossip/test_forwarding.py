@@ -9,7 +9,8 @@ from ftis_node.gossip.bootstrap import MAX_TOPICS, BootstrapNode
 from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.gossip.wire_format import topic
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import eventually, settings
+from tests.gossip.helpers import settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ STRANGERS = {f"{number:032x}": StoredRun(8, 1) for number in range(MAX_TOPICS)}
 def _followed() -> set[str]:
     """The topics that are read now."""
     names = [task.get_name() for task in asyncio.all_tasks() if not task.cancelling()]
-    return {name.removeprefix("forward ") for name in names if name.startswith("forward ")}
+    return {name.removeprefix("topic ") for name in names if name.startswith("topic ")}
 
 
 async def test_runs_of_a_stranger_take_no_topic_from_a_larger_run(

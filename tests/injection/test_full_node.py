@@ -18,7 +18,6 @@ from ftis_node.node.supervision.task_monitor import AT_WORK
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.events import read_events
 from tests.attacks.member import joined
-from tests.gossip.helpers import eventually
 from tests.injection.full_node import (
     FullNode,
     Victim,
@@ -32,6 +31,7 @@ from tests.injection.full_node import (
 from tests.injection.hostile import Hostile
 from tests.injection.injector import Injector
 from tests.injection.table import FOR_ALL, STORE, injected
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -92,7 +92,7 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
 def _is_at_rest(node: FullNode) -> bool:
     """No pull is left under way, and no envelope without a verdict."""
     places = node.parts.context.settings.swarm.pulls_in_flight
-    states = [(name, state.waits_for) for name, state, _ in node.monitor.strands() if name.startswith("intake-")]
+    states = [(name, state.waits_for) for name, state, _ in node.monitor.states() if name.startswith("intake-")]
     assert len(states) == NUM_INTAKE_TASKS, states
     is_judging = any(waits_for == AT_WORK for _, waits_for in states)
     return node.pull._slots._free._value == places and not +node.pull._slots._asking and not is_judging

@@ -32,9 +32,9 @@ from ftis_node.records.identity import Identity
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import read_events
-from tests.gossip.helpers import eventually
 from tests.models.tiny_models import save_tiny
 from tests.node.nodes import components
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -139,10 +139,9 @@ def _sampled(parts: NodeComponents) -> Group:
 @asynccontextmanager
 async def _publishing(parts: NodeComponents) -> AsyncIterator[asyncio.Queue[Group]]:
     """The sender's loops; what is put on the queue is published."""
-    scored: asyncio.Queue[Group] = asyncio.Queue()
     wiring = Wiring(parts)
-    async with _running(wiring.intake.run(), wiring.publish_loop(scored).run()):
-        yield scored
+    async with _running(wiring.intake.run(), wiring.publish_loop.run()):
+        yield wiring.scored
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 0.5
+BACKLOG = 128
 MAX_LINE_BYTES = 8190
 MAX_HEADERS = 64
 HALF_CLOSED_S = 1.0  # from a client's last byte to the start of the answer
@@ -60,24 +61,6 @@ class HttpGuard:
         self._open: dict[asyncio.BaseTransport, _Connection] = {}
         self._faults = RateLimitedLog()
 
-    def runner(self, app: web.Application) -> web.AppRunner:
-        """Return a runner whose requests this guard limits. Set it up, then start it with `listen`."""
-        app.middlewares.insert(0, self._watched)
-        return web.AppRunner(
-            app,
-            access_log=None,
-            shutdown_timeout=SHUTDOWN_S,
-            logger=_QuietLog(self),
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
-            max_headers=MAX_HEADERS,
-            lingering_time=self.limits.request_s,
-        )
-
-    async def listen(self, runner: web.AppRunner, host: str, port: int) -> None:
-        """Open the port. Raise OSError."""
-        await _GuardedSite(self, runner, host, port).start()
-
     @asynccontextmanager
     async def serving(self, app: web.Application, host: str, port: int) -> AsyncIterator[str]:
         """Serve the status port while the block runs; yield the base URL. Raise UsageError if the port is taken."""
@@ -90,14 +73,30 @@ class HttpGuard:
         self, app: web.Application, host: str, port: int, *, name: str, remedy: str
     ) -> AsyncIterator[int]:
         """Serve while the block runs; yield the port. Raise UsageError, with `name` and `remedy`, if it is taken."""
-        runner = self.runner(app)
+        app.middlewares.insert(0, self._watched)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+            logger=_QuietLog(self),
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+            lingering_time=self.limits.request_s,
+        )
         await runner.setup()
+        handle = runner.server
+        assert handle is not None, "the runner is set up"
         try:
             try:
-                await self.listen(runner, host, port)
+                loop = asyncio.get_running_loop()
+                server = await loop.create_server(lambda: _Connection(self, handle), host, port, backlog=BACKLOG)
             except OSError as error:
                 raise UsageError(f"{name} cannot be opened ({error.strerror}): {remedy}") from None
-            yield int(runner.addresses[0][1])
+            try:
+                yield int(server.sockets[0].getsockname()[1])
+            finally:
+                server.close()
         finally:
             await runner.cleanup()
 
@@ -168,7 +167,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, guard: HttpGuard, make_inner: web.Server) -> None:
         self._guard = guard
         self._make_inner = make_inner
-        self._inner: asyncio.Protocol | None = None
+        self._inner = asyncio.Protocol()  # a null object until the connection is admitted
         self._deadline: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
         self.address = ""
@@ -190,12 +189,11 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_data = True
-        if self._inner is not None:
-            self._inner.data_received(data)
+        self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
         """Return whether a request waits for its answer, and so keeps the connection open for writing."""
-        if self._inner is None or not (self._has_data or self.is_answered):
+        if not (self._has_data or self.is_answered):
             return None
         self._inner.eof_received()
         self.is_half_closed = True
@@ -204,18 +202,15 @@ class _Connection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_writing()
+        self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_writing()
+        self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         self._guard.forget(self)
-        if self._inner is not None:
-            self._inner.connection_lost(exc)
+        self._inner.connection_lost(exc)
 
     def begin_answer(self) -> None:
         """Stop the time limit of the request, whose header is complete."""
@@ -251,24 +246,6 @@ class _Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-class _GuardedSite(web.TCPSite):
-    """A TCP port whose connections go through a guard."""
-
-    __slots__ = ("_guard",)
-
-    def __init__(self, guard: HttpGuard, runner: web.AppRunner, host: str, port: int) -> None:
-        super().__init__(runner, host, port)
-        self._guard = guard
-
-    async def start(self) -> None:
-        await web.BaseSite.start(self)
-        server = self._runner.server
-        assert server is not None, "the runner is set up"
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self._guard, server), self._host, self._port, backlog=self._backlog
-        )
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):

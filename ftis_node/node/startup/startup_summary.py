@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home_files import raised_budgets, start_command
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
-from ftis_node.files import read_file, read_object
+from ftis_node.files import read_file, read_object, replace_file
 from ftis_node.node.storage.disk_space import checkpoint_step
-from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration
+from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration, plural
 from ftis_node.telemetry.status import EndWord, Status
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.context import NodeCounters
-    from ftis_node.node.startup.prepare import PreparedNode
+    from ftis_node.node.startup.factories import NodeInputs
 
 LABEL_WIDTH = 10
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
@@ -51,7 +50,7 @@ def read_saved_status(home: Home) -> Status:
 
 
 def mark_start(home: Home) -> None:
-    """Clear the saved end of the last start, so that a node killed during model loading does not show it."""
+    """Save that the node starts, so that `status` after a kill shows neither an older end nor an empty home."""
     _change_node(home, state=STARTING, end="")
 
 
@@ -63,25 +62,25 @@ def mark_end(home: Home, end: EndWord) -> None:
 
 def _change_node(home: Home, **changes: str) -> None:
     try:
-        document = read_object(home.status)
+        document = read_object(home.status) if home.status.exists() else json.loads(Status().to_json())
     except (OSError, FileError):
-        return  # no file before the first start; the status loop replaces a damaged one
+        return  # the status loop replaces a damaged file
     if isinstance(document.get("node"), dict):
         document["node"] |= changes
         replace_file(home.status, json.dumps(document, indent=1).encode())
 
 
-def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> list[str]:
+def start_lines(inputs: NodeInputs, *, num_parameters: int, step: int) -> list[str]:
     """Return the lines for a start from `step`."""
-    settings, manifest, home = prepared.settings, prepared.manifest, prepared.home
-    what = f"{prepared.source.name} ({num_parameters:,} parameters)"
-    lines = [f"ftis-node {__version__} {ROLES[settings.role].does} {what} on {prepared.task.name}"]
+    settings, manifest, home = inputs.settings, inputs.manifest, inputs.home
+    what = f"{inputs.source.name} ({num_parameters:,} parameters)"
+    lines = [f"ftis-node {__version__} {ROLES[settings.role].does} {what} on {inputs.task.name}"]
     facts = {
         "run": f"{manifest.name} ({manifest.run_id[:12]}), method {manifest.method.name}; {_steps(settings, step)}",
-        "domain": "" if prepared.domain is prepared.task else f"{prepared.domain.name}; --task {manifest.task} ends it",
-        "trains": prepared.training,
-        "memory": prepared.arrangement.memory,
-        "peers": _peers(prepared),
+        "domain": "" if inputs.domain is inputs.task else f"{inputs.domain.name}; --task {manifest.task} ends it",
+        "trains": inputs.training,
+        "memory": inputs.arrangement.memory,
+        "peers": _peers(inputs),
         "shares": _shared(settings),
         "files": f"all in {home.root}; the workers print to {home.logs.name} in it",
         "watch": _command("dashboard", home),
@@ -95,7 +94,8 @@ def end_lines(
 ) -> list[str]:
     """Return the lines for the end of a start, from its first and last status and its counters."""
     saved = checkpoint_step(home) if settings.learns else after.learner.step
-    lines = [_heading(before, after, saved=saved)]
+    is_finished = after.node.end == EndWord.FINISHED
+    raised = raised_budgets(msgspec.to_builtins(after.budget)) if is_finished else None
     facts = {
         "pass@1": _accuracy(after),
         "groups": _groups(before, after, counters),
@@ -103,9 +103,9 @@ def end_lines(
         "saved": f"{home.root}, the checkpoint of step {saved}" if settings.learns else str(home.root),
         "export": _command("export", home, "--out", "MODEL") if settings.learns and after.learner.step else "",
         "report": _command("report", home),
-        "go on": start_command(home, raised=_raised(after)),
+        "go on": start_command(home, raised=raised),
     }
-    return lines + _labeled(facts, indent="  ")
+    return [_heading(before, after, saved=saved), *_labeled(facts, indent="  ")]
 
 
 def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[str] | None:
@@ -149,12 +149,12 @@ def _steps(settings: NodeSettings, step: int) -> str:
     return begins + (f", ends after step {limit}" if limit is not None else ", without end")
 
 
-def _peers(prepared: PreparedNode) -> str:
-    settings = prepared.settings
+def _peers(inputs: NodeInputs) -> str:
+    settings = inputs.settings
     number = len(settings.peers)
     known = f"{number} address{'es' if number > 1 else ''} to dial first" if number else "none given: it works alone"
     if settings.role == "learner":
-        return f"{known}; its generators: --role generator --follow {prepared.identity.peer_id}"
+        return f"{known}; its generators: --role generator --follow {inputs.identity.peer_id}"
     return known if number else f"{known} until others dial it; --peers ADDRESS joins others"
 
 
@@ -169,18 +169,18 @@ def _shared(settings: NodeSettings) -> str:
 
 def _heading(before: Status, after: Status, *, saved: int) -> str:
     first, last = before.learner.step, after.learner.step
-    steps = f"{_count(last - first, 'step')} trained"
-    if last > first:
-        steps += f" ({first} to {last})"
-    elif not last:
-        steps = f"{_count(after.generation.groups_made - before.generation.groups_made, 'group')} generated"
+    groups = plural(after.generation.groups_made - before.generation.groups_made, "group")
     if after.node.role == "exchange":
-        steps = f"{_count(after.generation.groups_made - before.generation.groups_made, 'group')} of the trainer shared"
+        done = f"{groups} of the trainer shared"
+    elif last:
+        done = f"{plural(last - first, 'step')} trained" + (f" ({first} to {last})" if last > first else "")
+    else:
+        done = f"{groups} generated"
     spent = duration(after.node.uptime_s)
     if after.node.end == EndWord.FINISHED:
-        return f"finished: {steps} in {spent}"
+        return f"finished: {done} in {spent}"
     end = f"stopped at step {last}" if last else "stopped"
-    return f"{end}, {'saved' if saved >= last else f'saved only to step {saved}'}: {steps} in {spent}"
+    return f"{end}, {'saved' if saved >= last else f'saved only to step {saved}'}: {done} in {spent}"
 
 
 def _accuracy(status: Status) -> str:
@@ -211,17 +211,6 @@ def _tokens(before: Status, after: Status) -> str:
     made = after.generation.tokens_made - before.generation.tokens_made
     trained = after.budget.learn_tokens.used - before.budget.learn_tokens.used
     return f"{made:,} generated, {trained:,} trained on"
-
-
-def _raised(status: Status) -> dict[str, int]:
-    if status.node.end != EndWord.FINISHED:
-        return {}
-    amounts = {name: getattr(status.budget, name) for name in BUDGET_UNITS}
-    return raised_budgets({name: {"limit": amount.limit, "left": amount.left} for name, amount in amounts.items()})
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _command(name: str, home: Home, *more: str) -> str:

@@ -30,9 +30,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from ftis_node.errors import ConfigError, FileError, UsageError
-from ftis_node.files import read_file
+from ftis_node.files import read_file, replace_file
 from ftis_node.node.startup.migrations import opened
-from ftis_node.records.identity import SEED_BYTES, Identity, write_private
+from ftis_node.records.identity import SEED_BYTES, Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 
@@ -92,7 +92,7 @@ def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: 
         raise UsageError(f"{out} exists: choose another name, or overwrite it with --force")
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     try:
-        write_private(out, pack_backup(identity, created_at=created_at, passphrase=passphrase))
+        replace_file(out, pack_backup(identity, created_at=created_at, passphrase=passphrase), mode=0o600)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; choose another place") from None
     return identity.peer_id
@@ -104,9 +104,18 @@ def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], s
     Raise UsageError and ConfigError: no readable backup, wrong passphrase, another identity in the home (unless
     `replace`); HomeInUseError if a node runs.
     """
-    identity = unpack_backup(_read(source), name=str(source), ask_passphrase=ask_passphrase)
+    try:
+        data = read_file(source, max_bytes=MAX_BYTES)
+    except FileError as error:
+        raise UsageError(f"{error}; name the backup's file") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror}; name the backup's file") from None
+    identity = unpack_backup(data, name=str(source), ask_passphrase=ask_passphrase)
     with opened(home):
-        present = _present(home.identity)
+        try:
+            present = Identity.load(home.identity)
+        except ConfigError:  # missing or invalid
+            present = None
         if present == identity:
             return RestoredIdentity(identity.peer_id, changed=False, kept=None)
         if present is not None and not replace:
@@ -118,23 +127,6 @@ def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], s
         _go_on_numbering(home.replay, identity)
         identity.save(home.identity)
     return RestoredIdentity(identity.peer_id, changed=True, kept=kept)
-
-
-def _read(source: Path) -> bytes:
-    try:
-        return read_file(source, max_bytes=MAX_BYTES)
-    except FileError as error:
-        raise UsageError(f"{error}; name the backup's file") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {source}: {error.strerror}; name the backup's file") from None
-
-
-def _present(path: Path) -> Identity | None:
-    """Return the present identity; None if it is missing or invalid."""
-    try:
-        return Identity.load(path)
-    except ConfigError:
-        return None
 
 
 def _keep(path: Path) -> Path | None:
@@ -171,8 +163,6 @@ def unpack_backup(data: bytes, *, name: str, ask_passphrase: Callable[[], str]) 
 
     Raises ConfigError for a file that is not a backup, is damaged or too new, UsageError for a wrong passphrase.
     """
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{name} is not a backup of an identity: it is larger than {MAX_BYTES} bytes")
     if (key := Identity.parse(data.decode("ascii", "replace"))) is not None:
         return key
     try:

@@ -28,11 +28,11 @@ from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
-from tests.gossip.helpers import eventually
 from tests.node.nodes import ME, components
 from tests.node.support import admission_of, sections_of
 from tests.tasks.hostile_task import HostileTask
 from tests.validation.test_pipeline import MANIFEST, _context, _Scorer, _Tokenizer
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -310,7 +310,7 @@ async def test_a_validation_that_never_ends_makes_the_node_unhealthy(tmp_path: P
         status = Wiring(node).status_loop(watchdog=watchdog)
         async with running(node) as intake:
             task = asyncio.create_task(intake.submit(sealed(identity, 1), origin=identity.peer_id))
-            await eventually(lambda: any(task.waits_for == AT_WORK for _, task, _ in watchdog.board.strands()))
+            await eventually(lambda: any(task.waits_for == AT_WORK for _, task, _ in watchdog.board.states()))
             for _ in range(120):
                 watchdog.board.tick(5.0)
             (problem,) = (await status.refresh()).health.problems
