@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from generation_fake_worker import checksum_of
-from generation_support import SETTINGS, MakeClient, eventually, one_group, proof, publish
+from generation_support import SETTINGS, MakeClient, one_group, proof, publish
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
 from ftis_node.generation.weight_loader import WeightLoader, known
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.weight_store import PublishedWeights
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

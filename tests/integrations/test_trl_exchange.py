@@ -28,11 +28,11 @@ from ftis_node.records.envelope import Accepted, open_envelope, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.status import Status
 from tests.conftest import EOS, PROMPT_IDS, make_completion, make_group
-from tests.gossip.helpers import eventually
 from tests.integrations.test_trl import Recorded, make_trainer
 from tests.node.exchange.parts import GROUP_SIZE, MANIFEST, exchanging, own_group, serving
 from tests.node.nodes import ME
 from tests.trained_models import trained_model
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

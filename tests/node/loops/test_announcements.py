@@ -16,8 +16,8 @@ from ftis_node.records.envelope import Announcement, Envelope, join_announcement
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.rate_limits import AnnounceRateLimiter
-from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.topology import shard_of
-from tests.gossip.helpers import eventually
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

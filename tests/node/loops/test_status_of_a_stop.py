@@ -17,8 +17,8 @@ from ftis_node.node.startup.startup_summary import read_last_status
 from ftis_node.node.supervision.background import delay_forced_end, until_signalled
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
-from tests.gossip.helpers import eventually
 from tests.node.nodes import components
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
