@@ -187,7 +187,7 @@ def _run(settings: NodeSettings, run: str | None, eval_task: str | None, where: 
         data_paths=settings.data_paths,
     )
     with show_fraction("start") if log_format is LogFormat.TEXT else nullcontext(unwatched) as progress:
-        run_until_stopped(settings, plan, where, steps=settings.budget.learn_steps, on_progress=progress)
+        run_until_stopped(settings, plan, where, on_progress=progress)
 
 
 def _absolute_folder(model: str) -> str:
