@@ -1,4 +1,4 @@
-"""Delivery of groups: confirmations that are pending, unverified or to be repeated, and the bodies sent to each peer.
+"""Delivery of groups: confirmations that are pending, unverified or to be sent, and the bodies sent to each peer.
 
 An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
 other members, and the next member in order is assigned (`demand.py`). Every member sees the announcement with the id,
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
 MAX_UNVERIFIED = 256  # in another one: claims of peers to hold a group
+MAX_CONFIRMED_AT_ONCE = 64  # ids in one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,30 +110,37 @@ class IdsByPeer:
         return group_id
 
 
-class ReconfirmQueue:
-    """Round-robin queue of confirmations to repeat, by sender: a confirmation was lost, or the sender restarted.
+class ConfirmationQueue:
+    """Round-robin queue of confirmations to send, by the groups' sender.
 
-    Above `max_senders` the oldest sender is dropped. Groups above `max_groups` are not added. Dropped groups are
-    announced again.
+    Above `max_senders` the oldest sender is dropped. Groups above `max_groups` are not added. Their senders announce
+    them again, and then the node confirms them.
     """
 
-    def __init__(self, *, max_senders: int = 256, max_groups: int = 64) -> None:
+    def __init__(self, *, max_senders: int = 256, max_groups: int = 256) -> None:
         """`max_groups` is per sender."""
         self._max_senders = max_senders
         self._max_groups = max_groups
         self._due: dict[str, dict[bytes, None]] = {}  # in the order of sending
 
-    def add(self, sender: str, group_id: bytes) -> bool:
-        """Add a group of `sender` that this node has; return False if the sender's groups are too many."""
+    def __len__(self) -> int:
+        """Return the number of senders with a confirmation to send."""
+        return len(self._due)
+
+    def add(self, sender: str, group_id: bytes) -> None:
+        """Add a group of `sender` that this node stores."""
         groups = self._due.setdefault(sender, {})
-        is_added = len(groups) < self._max_groups
-        if is_added:
+        if len(groups) < self._max_groups:
             groups[group_id] = None
         if len(self._due) > self._max_senders:
             del self._due[next(iter(self._due))]
-        return is_added
 
     def take(self, may_send: Callable[[str], bool] = lambda _: True) -> tuple[str, list[bytes]] | None:
-        """Return the next sender for which `may_send` is true, and its groups; None if there is none."""
+        """Return the next sender for which `may_send` is true, and groups for one message; None if there is none."""
         sender = next(filter(may_send, self._due), None)
-        return None if sender is None else (sender, list(self._due.pop(sender)))
+        if sender is None:
+            return None
+        groups = list(self._due.pop(sender))
+        if rest := groups[MAX_CONFIRMED_AT_ONCE:]:
+            self._due[sender] = dict.fromkeys(rest)
+        return sender, groups[:MAX_CONFIRMED_AT_ONCE]

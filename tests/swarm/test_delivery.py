@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ftis_node.gossip.types import GossipLimits
 from ftis_node.swarm.delivery import (
+    MAX_CONFIRMED_AT_ONCE,
+    ConfirmationQueue,
     IdsByPeer,
     PendingConfirmations,
     Reannouncement,
-    ReconfirmQueue,
 )
 
 GROUP, OTHER = b"g" * 32, b"o" * 32
@@ -76,7 +78,7 @@ def test_claims_are_taken_in_turn_and_bounded() -> None:
 
 
 def test_all_of_a_sender_at_once_and_senders_in_turn() -> None:
-    queue = ReconfirmQueue()
+    queue = ConfirmationQueue()
     for sender, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3"), ("a", b"1")):
         queue.add(sender, group_id)
     assert queue.take() == ("a", [b"1", b"3"])
@@ -87,7 +89,7 @@ def test_all_of_a_sender_at_once_and_senders_in_turn() -> None:
 
 
 def test_too_many_are_forgotten() -> None:
-    queue = ReconfirmQueue(max_senders=2, max_groups=2)
+    queue = ConfirmationQueue(max_senders=2, max_groups=2)
     for group_id in (b"1", b"2", b"3"):
         queue.add("a", group_id)
     queue.add("b", b"4")
@@ -95,3 +97,12 @@ def test_too_many_are_forgotten() -> None:
     for sender in ("c", "d"):
         queue.add(sender, b"5")
     assert [queue.take(), queue.take()] == [("c", [b"5"]), ("d", [b"5"])], "b was here longest"
+
+
+def test_a_message_has_the_ids_that_the_wire_allows() -> None:
+    queue, ids = ConfirmationQueue(), [bytes([number]) for number in range(MAX_CONFIRMED_AT_ONCE + 1)]
+    for group_id in ids:
+        queue.add("a", group_id)
+    assert queue.take() == ("a", ids[:-1])
+    assert queue.take() == ("a", ids[-1:])
+    assert GossipLimits().max_ids_per_request == MAX_CONFIRMED_AT_ONCE

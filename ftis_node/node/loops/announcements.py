@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.swarm.delivery import ReconfirmQueue
+from ftis_node.swarm.delivery import ConfirmationQueue
 from ftis_node.swarm.demand import eligible_members, is_assigned
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
@@ -70,8 +70,8 @@ class AnnouncementHandler:
         self._malformed: dict[tuple[str, bytes], None] = {}  # (peer, hash of a malformed payload): charged once
         self._limiter = AnnounceRateLimiter(max_per_minute=self.context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
-        self.reminders = ReconfirmQueue()
-        self.reminded = asyncio.Event()  # set when `reminders` has a confirmation to send
+        self.to_confirm = ConfirmationQueue()
+        self.has_to_confirm = asyncio.Event()
         self.announcements_by_shard: Counter[int] = Counter()
         self.members: AssignmentMembers | None = None  # None: no groups are assigned, since the node pulls all or none
 
@@ -98,8 +98,8 @@ class AnnouncementHandler:
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
         """Queue a confirmation of a stored group if its sender repeats the announcement: the first one was lost."""
         if announcement.attempt and self._is_stored(announcement.id, sender, announcement.number):
-            self.reminders.add(sender, announcement.id)
-            self.reminded.set()
+            self.to_confirm.add(sender, announcement.id)
+            self.has_to_confirm.set()
 
     def _is_rate_allowed(self, peer_id: str) -> bool:
         """Return whether to read an announcement of a peer: it is not banned, and within its rate limit."""

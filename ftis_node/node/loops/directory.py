@@ -148,17 +148,18 @@ class DirectoryLoop:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_members(tasks), name="directory-members")
+            tasks.create_task(self._watch_members(), name="directory-members")
             tasks.create_task(self._renew_records(), name="directory-records")
 
-    async def _watch_members(self, tasks: asyncio.TaskGroup) -> None:
+    async def _watch_members(self) -> None:
         while True:
             present = set(await self.gossip.members())
             self._log_changes(present)
             for peer_id in present - self._members:
                 self.registry.seen(peer_id)
                 self.context.events.write("peer_joined", peer=peer_id)
-                tasks.create_task(self._catch_up(peer_id), name=f"catch-up-{peer_id[-6:]}")
+                if self.backfill is not None:
+                    self.backfill.catch_up(peer_id)
             for peer_id in self._members - present:
                 self.context.events.write("peer_left", peer=peer_id)
             self._members = present
@@ -191,12 +192,6 @@ class DirectoryLoop:
         )
         for level, text in messages:
             log.log(level, "%s", text)
-
-    async def _catch_up(self, peer_id: str) -> None:
-        """Catch up with a new member. The backfill loop limits requests in flight, so a slow one delays no other."""
-        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-            if self.backfill is not None:
-                await self.backfill.catch_up(peer_id)
 
     async def _renew_records(self) -> None:
         period_s = self.context.settings.swarm.directory_period_s

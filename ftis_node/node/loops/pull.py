@@ -189,7 +189,7 @@ class PullLoop:
         finally:
             self._slots.release(source)
             self.announcements.changed.set()  # this peer can take the next request
-        with self.gossip.guard.work_for(source, Place.CONFIRM):  # without a slot: a sender may answer slowly
+        with self.gossip.guard.work_for(source, Place.CONFIRM):
             await self._confirmations.confirm(verdicts, source=source)
 
     async def _demand(self) -> PullDemand:

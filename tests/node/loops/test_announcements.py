@@ -53,13 +53,20 @@ def pulling(node: StubNode, answers: list[bytes]) -> tuple[Wiring, list[Backfill
     return Wiring(node.parts), requests
 
 
+async def catch_up(wiring: Wiring, peer_id: str = PEER) -> None:
+    """Query a member for what was missed, as the backfill loop does."""
+    wiring.backfill.catch_up(peer_id)
+    async with asyncio.TaskGroup() as tasks:
+        wiring.backfill._begin_queries(tasks)
+
+
 @pytest.mark.parametrize("ahead_s", [0.0, 50.0, 3600.0])
 async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ahead_s: float) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, PAGE)]
         wiring, requests = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
-        await wiring.backfill.catch_up(PEER)
+        await catch_up(wiring)
         assert requests
         skew_s = alice.parts.context.settings.validation.max_clock_skew_s
         assert max(question.since for question in requests) <= time.time() + skew_s
@@ -78,10 +85,10 @@ async def test_a_peer_whose_answers_are_all_of_no_use_is_left_alone_for_a_while(
     async with swarm.node(1) as alice:
         answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, 9)]
         wiring, requests = pulling(alice, answers)
-        await wiring.backfill.catch_up(PEER)  # for everybody's groups
+        await catch_up(wiring)  # for everybody's groups
         requests.clear()
         for _ in range(4):
-            await wiring.backfill.catch_up(PEER)
+            await catch_up(wiring)
         assert len(requests) == num_requests
 
 
@@ -92,7 +99,7 @@ async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_pat
         reset_at = int(time.time()) - 10
         alice.parts.buffer._db.execute("INSERT INTO totals (name, value) VALUES ('reset_at', ?)", (reset_at,))
         wiring, requests = pulling(alice, [])
-        await wiring.backfill.catch_up(PEER)
+        await catch_up(wiring)
         assert requests and all(question.since >= reset_at for question in requests)
 
 
@@ -102,8 +109,8 @@ async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(t
         wiring, requests = pulling(alice, [])
         wiring.announcements.tracker_of(PEER).note(1, at=0.0)
         wiring.announcements.tracker_of(PEER).note_tail(2**63 - 1)
-        (gap,) = wiring.announcements.tracker_of(PEER).gaps
-        await wiring.backfill._fill(PEER, gap, [PEER])
+        async with asyncio.TaskGroup() as tasks:
+            wiring.backfill._fill_gaps(tasks, [PEER])
         assert [(question.first_number, question.last_number) for question in requests] == [(2, 2**63 - 1)]
 
 
@@ -112,12 +119,12 @@ async def test_a_malformed_announcement_in_answer_after_answer_costs_once(tmp_pa
     async with swarm.node(1) as alice:
         wiring, _ = pulling(alice, [dated(announced(1), FAR_MS)])
         for _ in range(8):
-            await wiring.backfill.catch_up(PEER)
+            await catch_up(wiring)
             wiring.backfill._pauses.succeeded(PEER)  # the pause after answers of no use is over
         assert alice.parts.counters.refused["announcement_malformed"] == 8
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
         other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
-        await other.backfill.catch_up(PEER)
+        await catch_up(other)
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 2}, "another fault"
 
 

@@ -157,14 +157,12 @@ async def test_what_one_senders_values_raise_keeps_no_confirmation_from_another(
         _raise_for(monkeypatch, loop._window, method, odd.peer_id)
         groups = [_accepted(identity, swarm) for identity in (odd, honest)]
         await loop.confirm(groups, source=source.peer_id)
-        assert sent == [(honest.peer_id, [groups[1].announced_id])]
+        await eventually(lambda: sent == [(honest.peer_id, [groups[1].announced_id])])
         assert faults == [(odd.peer_id, Place.CONFIRM)], "its sender is charged, not the peer that sent the body"
         for identity in (odd, honest):
-            loop.announcements.reminders.add(identity.peer_id, bytes(32))
-            loop._gathered.add(identity.peer_id, bytes([1]) * 32)
-        loop.announcements.reminded.set()
-        loop._has_gathered.set()
-        await eventually(lambda: len([peer_id for peer_id, _ in sent if peer_id == honest.peer_id]) == 3)
+            loop.announcements.to_confirm.add(identity.peer_id, bytes(32))
+        loop.announcements.has_to_confirm.set()
+        await eventually(lambda: [peer_id for peer_id, _ in sent] == [honest.peer_id] * 2)
 
 
 def _accepted(identity: Identity, swarm: LightSwarm) -> Accepted:

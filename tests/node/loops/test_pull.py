@@ -253,7 +253,7 @@ async def test_a_silent_member_is_asked_while_another_one_does_not_answer(
 
         monkeypatch.setattr(bob.gossip, "request_backfill", one_stuck)
         async with swarm.node(3, directory_period_s=150):
-            await eventually(lambda: stuck in bob.wiring.backfill._querying)
+            await eventually(lambda: stuck in bob.wiring.backfill._slots)
             await swarm.publish(alice, 2)
             await eventually(lambda: held(bob) == 2)
 

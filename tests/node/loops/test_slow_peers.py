@@ -139,26 +139,22 @@ async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the
         assert held(bob) == 2
 
 
-@pytest.mark.parametrize("is_again", [False, True], ids=["gathered", "repeated"])
 async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_again: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirmations, "WINDOW_S", 0.05)
     swarm, stuck, other = LightSwarm(tmp_path, manifest_of()), identity_of(4).peer_id, identity_of(5).peer_id
     async with swarm.node(2) as bob:
         sent = add_stuck_confirmation(bob, monkeypatch, stuck)
         loop = bob.wiring.pull._confirmations
-        queue = loop.announcements.reminders if is_again else loop._gathered
-        event = loop.announcements.reminded if is_again else loop._has_gathered
-        queue.add(stuck, bytes(32))
-        event.set()
-        await eventually(lambda: stuck in sent)
-        queue.add(other, bytes(32))
-        event.set()
-        await eventually(lambda: other in sent)
-        await eventually(lambda: sent.count(stuck) == 2 and not loop._sending)
+        announcements = bob.wiring.announcements
+        for sender in (stuck, other):
+            announcements.to_confirm.add(sender, bytes(32))
+            announcements.has_to_confirm.set()
+            await eventually(lambda sender=sender: sender in sent)
+        await eventually(lambda: sent.count(stuck) == 2 and stuck not in loop._slots)
         assert loop._slots.pace_of(stuck) is Pace.SLOW
-        assert sent.count(stuck) == 2 and not queue.take(), "once more, with the time that a slow peer has"
+        assert sent.count(stuck) == 2 and not announcements.to_confirm.take(), "once more, with the time of slow peers"
 
 
 async def test_records_that_the_directory_does_not_give_delay_neither_others_nor_the_own_one(
@@ -189,30 +185,38 @@ async def test_records_that_the_directory_does_not_give_delay_neither_others_nor
 def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:
     slots = QuerySlots(2)
     assert slots.pace_of("p") is Pace.UNKNOWN
-    assert slots.note("p", took_s=0.01, is_answered=True) is Pace.QUICK
-    assert slots.note("p", took_s=pull_slots.QUICK_S, is_answered=False) is Pace.SLOW
-    assert slots.note("p", took_s=0.01, is_answered=False) is Pace.UNKNOWN, "it broke at once, which says nothing"
-    assert slots.note("p", took_s=9.0, is_answered=True) is Pace.SLOW
+    for took_s, is_answered, pace in (
+        (0.01, True, Pace.QUICK),
+        (pull_slots.QUICK_S, False, Pace.SLOW),
+        (0.01, False, Pace.UNKNOWN),  # it broke at once, which says nothing
+        (9.0, True, Pace.SLOW),
+    ):
+        slots.note("p", took_s=took_s, is_answered=is_answered)
+        assert slots.pace_of("p") is pace
 
 
-async def test_a_slot_of_each_pace_is_free_while_those_of_the_others_are_held() -> None:
-    slots, limits = QuerySlots(1), []
+def test_a_slot_of_each_pace_is_free_while_those_of_the_others_are_held() -> None:
+    slots = QuerySlots(1)
     slots.note("quick", took_s=0.0, is_answered=True)
     slots.note("slow", took_s=9.0, is_answered=True)
-    async with slots.of("slow") as slow_s, slots.of("quick") as quick_s, slots.of("new") as new_s:
-        limits += [slow_s, quick_s, new_s]
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05), slots.of("another new one"):
-                pass
+    peers = ("slow", "slow", "quick", "new", "newer")
+    assert [slots.take(peer) for peer in peers] == [True, False, True, True, False]
+    limits = [slots.limit_s(peer) for peer in ("slow", "quick", "new")]
     assert limits == [pull_slots.SLOW_S, pull_slots.QUICK_S, pull_slots.QUICK_S]
-    async with asyncio.timeout(1), slots.of("another new one"):
-        pass
+    slots.release("new")
+    assert slots.take("newer")
 
 
-def test_a_turn_is_one_of_a_few_of_each_pace() -> None:
-    slots, busy = QuerySlots(1), dict[str, Pace]()
-    slots.note("slow", took_s=9.0, is_answered=True)
-    assert [peer for peer in ("slow", "slow", "new", "newer") if slots.takes_turn(busy, peer)] == ["slow", "new"]
+def test_a_query_that_shows_that_its_peer_is_slow_is_repeated_once() -> None:
+    slots = QuerySlots(1)
+    assert slots.take("p")
+    slots.note("p", took_s=0.01, is_answered=True)
+    assert not slots.turned_slow("p")
+    for is_first in (True, False):
+        slots.note("p", took_s=pull_slots.QUICK_S, is_answered=False)
+        assert slots.turned_slow("p") is is_first
+        slots.release("p")
+        assert slots.take("p")
 
 
 def test_a_thousand_peers_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
