@@ -15,7 +15,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip import Fetched, FetchOutcome
-from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import confirmations, publish, pull, pull_slots
@@ -25,6 +25,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.topology import shard_of
+from ftis_node.telemetry.events import read_events
 from tests.gossip.helpers import eventually
 
 if TYPE_CHECKING:
@@ -168,6 +169,24 @@ async def test_a_newcomer_gets_from_others_what_its_sender_no_longer_gives(tmp_p
             await eventually(lambda: held(carol) == 3)
             await eventually(lambda: carol.parts.counters.groups_repaired == 3)
             assert bob.gossip.counters.bodies_out == 3
+
+
+async def test_the_end_of_a_long_catch_up_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "MIN_MISSED", 6)
+    fetch = LoopbackGossip.fetch
+
+    async def slow(gossip: LoopbackGossip, peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
+        await asyncio.sleep(0.3)
+        return await fetch(gossip, peer_id, ids, **how)
+
+    monkeypatch.setattr(LoopbackGossip, "fetch", slow)
+    swarm, events = LightSwarm(tmp_path, manifest_of()), Home(tmp_path / "2").events
+    async with swarm.node(1) as alice:
+        await swarm.publish(alice, 8)
+        async with swarm.node(2):
+            (event,) = await eventually(lambda: read_events(events, name="caught_up"))
+        assert event["num_groups"] == 8
+        assert event["duration_s"] > 0
 
 
 async def test_a_gap_between_numbers_is_asked_for(tmp_path: Path) -> None:

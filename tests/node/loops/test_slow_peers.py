@@ -126,6 +126,24 @@ async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
             assert answers.total() < len(slow), "the slow ones were queried first"
 
 
+async def test_what_a_slow_newcomer_has_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node needs no foreign groups for a step, so it queries no silent member."""
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1, directory_period_s=150) as alice:
+        await swarm.publish(alice, 3)
+        request = LoopbackGossip.request_backfill
+
+        async def request_slowly(gossip: LoopbackGossip, peer_id: str, question: bytes, *, timeout_s: float) -> Fetched:
+            await asyncio.sleep(min(timeout_s, 0.5))
+            if timeout_s < 0.5:
+                return Fetched((), FetchOutcome.TIMED_OUT)
+            return await request(gossip, peer_id, question, timeout_s=timeout_s)
+
+        monkeypatch.setattr(LoopbackGossip, "request_backfill", request_slowly)
+        async with swarm.node(2, directory_period_s=150) as bob:
+            await eventually(lambda: held(bob) == 3, within_s=10)
+
+
 async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the_pulls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
