@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, TokenBucket
-from ftis_node.swarm.reputation import BanRules, Behaviour, Reputation
+from ftis_node.config.limits import AccessSection, RateLimitsSection
+from ftis_node.swarm.rate_limits import Quotas, TokenBucket
+from ftis_node.swarm.reputation import Behaviour, Reputation
 from ftis_node.swarm.topology import shard_of
 from swarm_simulation.announcement import AnnouncedGroup
 from swarm_simulation.host_link import ByteCounts, HostLink, Kind
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 MAX_OWN = 256  # own groups kept for queries
 MAX_ANSWERS = 64  # announcements in one answer
 UNKNOWN = Reputation()
-LIMITS = QuotaLimits()
-RULES = BanRules()
+LIMITS = RateLimitsSection()
+ACCESS = AccessSection()
 
 
 class Peer:
@@ -129,7 +130,7 @@ class PeerTable:
 
     def note(self, peer_id: str, conduct: Behaviour, *, now: float) -> None:
         """Apply one `conduct`."""
-        record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now, rules=RULES)
+        record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now, access=ACCESS)
         self.records[peer_id] = record
         if record.num_bans and peer_id not in self.banned_at:
             self.banned_at[peer_id] = now

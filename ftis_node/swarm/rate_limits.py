@@ -22,6 +22,8 @@ from ftis_node.swarm.lru import LruDict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ftis_node.config.limits import RateLimitsSection
+
 MAX_WAIT_S = 2.0  # for one item; a longer wait is answered with BUSY
 RECENT_S = 10.0  # time constant of the decay
 FADE_PERIOD_S = 0.5
@@ -151,18 +153,6 @@ def minute_bucket(per_minute: float) -> TokenBucket:
     return TokenBucket(rate_per_s=per_minute / MINUTE_S, burst=per_minute)
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaLimits:
-    """Groups, tokens and scoring seconds per minute, for one sender and for all new peers together."""
-
-    groups_per_minute: float = 6000.0
-    tokens_per_minute: float = 20e6
-    new_peers_groups_per_minute: float = 30000.0
-    new_peers_tokens_per_minute: float = 100e6
-    scoring_s_per_minute: float = 20.0
-    new_peers_scoring_s_per_minute: float = 40.0
-
-
 class _PeerBuckets:
     """Token buckets for groups, tokens and scoring seconds."""
 
@@ -182,7 +172,7 @@ class _PeerBuckets:
 class Quotas:
     """Token buckets of the `max_peers` peers seen last. `now` is a monotonic clock in seconds."""
 
-    def __init__(self, limits: QuotaLimits, *, max_peers: int = 4096) -> None:
+    def __init__(self, limits: RateLimitsSection, *, max_peers: int = 4096) -> None:
         self._limits = limits
         self._senders = LruDict[str, _PeerBuckets](max_peers)
         self._new_peers = _PeerBuckets(

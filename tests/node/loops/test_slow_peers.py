@@ -13,6 +13,7 @@ from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
+from ftis_node.swarm.delivery import PendingConfirmations
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import ANNOUNCED, ASKED, LightSwarm, held, identity_of, manifest_of
 
@@ -127,9 +128,10 @@ async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
 
 
 async def test_what_a_slow_newcomer_has_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node needs no foreign groups for a step, so it queries no silent member."""
+    """The node needs no foreign groups for a step, so it queries no silent member; and nothing is announced again."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1, directory_period_s=150) as alice:
+        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=3600.0)
         await swarm.publish(alice, 3)
         request = LoopbackGossip.request_backfill
 
@@ -141,7 +143,7 @@ async def test_what_a_slow_newcomer_has_is_pulled(tmp_path: Path, monkeypatch: p
 
         monkeypatch.setattr(LoopbackGossip, "request_backfill", request_slowly)
         async with swarm.node(2, directory_period_s=150) as bob:
-            await eventually(lambda: held(bob) == 3, within_s=10)
+            await eventually(lambda: held(bob) == 3)
 
 
 async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the_pulls(
@@ -161,6 +163,7 @@ async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirmations, "WINDOW_S", 0.05)
+    monkeypatch.setattr(pull_slots, "QUICK_S", 1.0)
     swarm, stuck, other = LightSwarm(tmp_path, manifest_of()), identity_of(4).peer_id, identity_of(5).peer_id
     async with swarm.node(2) as bob:
         sent = add_stuck_confirmation(bob, monkeypatch, stuck)
@@ -170,6 +173,7 @@ async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_o
             announcements.to_confirm.add(sender, bytes(32))
             announcements.has_to_confirm.set()
             await eventually(lambda sender=sender: sender in sent)
+        assert loop._slots.pace_of(stuck) is Pace.UNKNOWN, "its confirmation is in flight"
         await eventually(lambda: sent.count(stuck) == 2 and stuck not in loop._slots)
         assert loop._slots.pace_of(stuck) is Pace.SLOW
         assert sent.count(stuck) == 2 and not announcements.to_confirm.take(), "once more, with the time of slow peers"
