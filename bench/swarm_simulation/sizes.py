@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import AccessSection, RateLimitsSection
 from ftis_node.replay.lifecycle import Candidate
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.rate_limits import Quotas, TokenBucket
 from ftis_node.swarm.reputation import Behaviour, Reputation
@@ -69,10 +69,10 @@ def _wants() -> PullQueue:
     return queue
 
 
-def _unconfirmed() -> PendingConfirmations:
-    unconfirmed = PendingConfirmations(first_wait_s=1.0)
+def _unconfirmed() -> RetryQueue[bytes]:
+    unconfirmed = RetryQueue[bytes](first_wait_s=1.0)
     for number in range(NUM_MADE):
-        unconfirmed.announced(_id(number), now=1.0 + number)
+        unconfirmed.put(_id(number), now=1.0 + number)
     return unconfirmed
 
 

@@ -1,4 +1,4 @@
-"""Delivery of groups: confirmations that are pending, unverified or to be sent, and the bodies sent to each peer.
+"""Delivery of groups: what to announce or pull again, which confirmations to verify or send, who got which body.
 
 An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
 other members, and the next member in order is assigned (`demand.py`). Every member sees the announcement with the id,
@@ -7,9 +7,8 @@ so a confirmation alone proves nothing. A query verifies each confirmation of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.swarm.lru import LruDict
@@ -17,55 +16,41 @@ from ftis_node.swarm.lru import LruDict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ItemT = TypeVar("ItemT")
 MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
 MAX_UNVERIFIED = 256  # in another one: claims of peers to hold a group
 MAX_CONFIRMED_AT_ONCE = 64  # ids in one message
 
 
-@dataclass(frozen=True, slots=True)
-class Reannouncement:
-    """A group to announce again; `attempt` counts its earlier announcements."""
+class RetryQueue(Generic[ItemT]):
+    """Items to try again, each after a pause that doubles; above `capacity` the oldest is dropped.
 
-    group_id: bytes
-    attempt: int
-
-
-@dataclass(slots=True)
-class _Waiting:
-    attempt: int
-    next_at: float
-
-
-class PendingConfirmations:
-    """Retry queue of unconfirmed groups; above `capacity` the oldest is dropped. `now`: monotonic, in seconds."""
+    `now` is a monotonic clock in seconds.
+    """
 
     def __init__(self, *, first_wait_s: float, max_attempts: int = 4, capacity: int = 1024) -> None:
-        """Announce again after `first_wait_s`, then after twice as long each time, at most `max_attempts` times."""
         self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
         self._max_attempts = max_attempts
-        self._waiting = LruDict[bytes, _Waiting](capacity)  # in the order of their first announcement
+        self._waiting = LruDict[ItemT, tuple[float, int]](capacity)  # time of the next attempt, and its number
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def announced(self, group_id: bytes, *, now: float) -> None:
-        """Add a group that was announced for the first time."""
-        self._waiting[group_id] = _Waiting(attempt=0, next_at=now + self._backoff.delay_s(1))
+    def put(self, item: ItemT, *, attempt: int = 1, now: float) -> bool:
+        """Queue an item for an attempt, the first after `first_wait_s`; return False if it had its last one."""
+        if attempt > self._max_attempts:
+            return False
+        self._waiting[item] = now + self._backoff.delay_s(attempt), attempt
+        return True
 
-    def confirmed(self, group_id: bytes) -> None:
-        self._waiting.pop(group_id, None)
+    def discard(self, item: ItemT) -> None:
+        self._waiting.pop(item, None)
 
-    def due(self, *, now: float) -> list[Reannouncement]:
-        """Return the groups to announce again now; schedules the next attempt of each."""
-        due = []
-        for group_id, waiting in list(self._waiting.items()):
-            if waiting.next_at > now:
-                continue
-            waiting.attempt += 1
-            due.append(Reannouncement(group_id, waiting.attempt))
-            waiting.next_at = now + self._backoff.delay_s(waiting.attempt + 1)
-            if waiting.attempt >= self._max_attempts:
-                del self._waiting[group_id]
+    def due(self, *, now: float) -> list[tuple[ItemT, int]]:
+        """Remove and return the items to try now, each with the number of the attempt."""
+        due = [(item, attempt) for item, (at, attempt) in self._waiting.items() if at <= now]
+        for item, _ in due:
+            del self._waiting[item]
         return due
 
 

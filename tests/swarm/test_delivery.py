@@ -7,36 +7,39 @@ from ftis_node.swarm.delivery import (
     MAX_CONFIRMED_AT_ONCE,
     ConfirmationQueue,
     IdsByPeer,
-    PendingConfirmations,
-    Reannouncement,
+    RetryQueue,
 )
 
 GROUP, OTHER = b"g" * 32, b"o" * 32
 
 
-def test_it_is_announced_again_ever_more_rarely_and_then_given_up() -> None:
-    waiting = PendingConfirmations(first_wait_s=10.0, max_attempts=3)
-    waiting.announced(GROUP, now=0.0)
-    times = [now for now in range(200) for _ in waiting.due(now=float(now))]
-    assert times == [10, 30, 70]
-    assert len(waiting) == 0
+def test_the_pauses_double_until_the_last_attempt() -> None:
+    queue, now, waits = RetryQueue[str](first_wait_s=2.0, max_attempts=3), 0.0, []
+    attempt = 1
+    while queue.put("x", attempt=attempt, now=now):
+        began = now
+        while not (due := queue.due(now=now)):
+            now += 1.0
+        waits.append(now - began)
+        assert due == [("x", attempt)]
+        attempt += 1
+    assert waits == [2.0, 4.0, 8.0]
+    assert len(queue) == 0
 
 
-def test_the_attempt_is_counted_and_a_confirmation_ends_it() -> None:
-    waiting = PendingConfirmations(first_wait_s=10.0)
-    waiting.announced(GROUP, now=0.0)
-    waiting.announced(OTHER, now=5.0)
-    assert waiting.due(now=9.9) == []
-    assert waiting.due(now=10.0) == [Reannouncement(GROUP, 1)]
-    waiting.confirmed(GROUP)
-    assert waiting.due(now=100.0) == [Reannouncement(OTHER, 1)]
+def test_what_is_discarded_is_not_tried_again() -> None:
+    queue = RetryQueue[bytes](first_wait_s=10.0)
+    assert queue.put(GROUP, now=0.0) and queue.put(OTHER, now=5.0)
+    assert queue.due(now=9.9) == []
+    queue.discard(GROUP)
+    assert queue.due(now=100.0) == [(OTHER, 1)]
 
 
 def test_of_too_many_the_oldest_are_given_up() -> None:
-    waiting = PendingConfirmations(first_wait_s=1.0, capacity=2)
+    queue = RetryQueue[int](first_wait_s=1.0, capacity=2)
     for number in range(3):
-        waiting.announced(bytes([number]) * 32, now=0.0)
-    assert [due.group_id[0] for due in waiting.due(now=1.0)] == [1, 2]
+        queue.put(number, now=0.0)
+    assert queue.due(now=1.0) == [(1, 1), (2, 1)]
 
 
 def test_a_delivery_is_one_peers_and_one_groups() -> None:

@@ -65,7 +65,7 @@ class ReannounceLoop:
     async def run(self) -> None:
         self._former.update(self.reader.own_ready())
         for group_id in self._former:
-            self.confirmations.pending.announced(group_id, now=-math.inf)
+            self.confirmations.pending.put(group_id, now=-math.inf)
         while True:
             await pause(REANNOUNCE_PERIOD_S)
             claims = self.confirmations.unverified.take(MAX_CHECKED)
@@ -86,17 +86,16 @@ class ReannounceLoop:
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
 
     async def _announce_again(self) -> None:
-        for due in self.confirmations.pending.due(now=time.monotonic()):
-            held = self.reader.held(due.group_id)
-            if held is None:
-                continue
-            announcement = replace(self.announcer.announcement_of(held), attempt=due.attempt)
-            if announcement.created_at < time.time() - self.context.manifest.step.max_age_s:
-                self.confirmations.pending.confirmed(due.group_id)  # too old for every peer: stop announcing it
-            elif await self.announcer.announce(announcement):
-                self.counters.groups_sent += due.group_id in self._former
-                self._former.discard(due.group_id)
-                self.context.events.write("reannounced", group=due.group_id, attempt=due.attempt)
+        pending, now = self.confirmations.pending, time.monotonic()
+        for group_id, attempt in pending.due(now=now):
+            held = self.reader.held(group_id)
+            if held is None or held.created_at < time.time() - self.context.manifest.step.max_age_s:
+                continue  # too old for every peer
+            pending.put(group_id, attempt=attempt + 1, now=now)
+            if await self.announcer.announce(replace(self.announcer.announcement_of(held), attempt=attempt)):
+                self.counters.groups_sent += group_id in self._former
+                self._former.discard(group_id)
+                self.context.events.write("reannounced", group=group_id, attempt=attempt)
 
 
 def _is_body(data: bytes, group_id: bytes) -> bool:
@@ -182,5 +181,5 @@ class PublishLoop:
                 continue
             for one in (announcement, *announcement.more):
                 self.counters.groups_sent += 1
-                self.confirmations.pending.announced(one.id, now=time.monotonic())
+                self.confirmations.pending.put(one.id, now=time.monotonic())
                 self.context.events.write("announced", group=one.id, number=one.number)

@@ -20,7 +20,7 @@ from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, PendingConfirmations
+from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, RetryQueue
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.topology import shard_of
 
@@ -52,7 +52,7 @@ class Confirmations:
         self.confirmed_ids: dict[bytes, None] = {}
         self.num_confirmed = 0
         self._pairs: dict[tuple[str, bytes], None] = {}
-        self.pending = PendingConfirmations(first_wait_s=REANNOUNCE_S)
+        self.pending = RetryQueue[bytes](first_wait_s=REANNOUNCE_S)
         self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
@@ -66,7 +66,7 @@ class Confirmations:
         if group_id in self.confirmed_ids:
             return False
         self.confirmed_ids[group_id] = None
-        self.pending.confirmed(group_id)
+        self.pending.discard(group_id)
         self.num_confirmed += 1
         if len(self.confirmed_ids) > MAX_CONFIRMED:
             del self.confirmed_ids[next(iter(self.confirmed_ids))]

@@ -14,7 +14,7 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.rate_limits import AnnounceRateLimiter
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
@@ -171,7 +171,7 @@ async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.counters.refused[reason])
@@ -189,7 +189,7 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
     swarm.loses = lambda sender, receiver, kind, said: sender == 1 and kind == "announced"
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         await asyncio.sleep(0.3)
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=3600)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=3600)
         await swarm.publish(alice, 1)
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)

@@ -11,7 +11,7 @@ import pytest
 from ftis_node.lab.stub_node import stub_group
 from ftis_node.node.loops import publish
 from ftis_node.records.envelope import open_announcement, seal_group
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Accepted
@@ -70,7 +70,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
     swarm.loses = lambda sender, receiver, kind, said: receiver == 2 and kind == "announced" and said.attempt < 2
     async with swarm.node(1) as alice, liar(swarm, gives=gives):
         counters, confirmations = alice.parts.counters, alice.parts.confirmations
-        confirmations.pending = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
+        confirmations.pending = RetryQueue[bytes](first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
         await alice.wiring.deliver_loop._release()

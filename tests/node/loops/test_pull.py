@@ -23,7 +23,7 @@ from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import open_backfill_request
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.events import read_events
 from tests.gossip.helpers import eventually
@@ -315,7 +315,7 @@ async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == ASKED or (kind == ANNOUNCED and said.attempt == 0)
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.2)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.2)
         await swarm.publish(alice, 2)
         await eventually(lambda: held(bob) == 2)
         await eventually(lambda: alice.parts.confirmations.num_confirmed == 2)
@@ -380,7 +380,7 @@ async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> No
 async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
         bob.parts.new_peers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.counters.refused["reward_mismatch"])
@@ -399,7 +399,7 @@ async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_
         nodes = [await stack.enter_async_context(swarm.node(number, pull_all_max_peers=0)) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
-            node.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.3)
+            node.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.3)
             await swarm.publish(node, 2)
         await eventually(lambda: sum(node.parts.confirmations.num_confirmed for node in nodes) == 16)
         await asyncio.sleep(0.5)

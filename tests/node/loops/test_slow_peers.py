@@ -13,7 +13,7 @@ from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import ANNOUNCED, ASKED, LightSwarm, held, identity_of, manifest_of
 
@@ -131,7 +131,7 @@ async def test_what_a_slow_newcomer_has_is_pulled(tmp_path: Path, monkeypatch: p
     """The node needs no foreign groups for a step, so it queries no silent member; and nothing is announced again."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1, directory_period_s=150) as alice:
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=3600.0)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=3600.0)
         await swarm.publish(alice, 3)
         request = LoopbackGossip.request_backfill
 
