@@ -310,15 +310,15 @@ class PullLoop:
         given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self.announcements.can_serve)
         if batch.source.as_text and is_answered:
             self.announcements.refuse(missing)  # a text is stored under another id, so the announced one stays missing
-        now = time.monotonic()
-        for_good = []
-        for item in given_up:
-            if item.as_text or not self._later.put(item, attempt=item.num_retries + 1, now=now):
-                for_good.append(item)
+        for_good = [item for item in given_up if not self._is_retried(item)]
         if for_good:  # one event for all: an attacker may announce many groups that no peer has
             shown = [item.id.hex() for item in for_good[:NUM_SHOWN]]
             self.context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
         self.announcements.changed.set()
+
+    def _is_retried(self, item: PullItem) -> bool:
+        """Queue a group that no known peer has for a retry; return False after the last one."""
+        return not item.as_text and self._later.put(item, attempt=item.num_retries + 1, now=time.monotonic())
 
 
 def _is_useless(verdict: ValidationResult) -> bool:
