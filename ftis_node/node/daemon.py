@@ -76,7 +76,6 @@ from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
-from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord
 
@@ -238,11 +237,10 @@ def _learner_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
 
 async def _generator_work(wiring: Wiring) -> RoleLoops:
     """Return the work of a node that generates with the weights of the learner that it follows."""
-    node, context = wiring.node, wiring.node.context
+    node = wiring.node
     follow = wiring.follow_loop
     await follow.resume()
-    own_shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
-    await node.gossip.read_shards(frozenset({own_shard}))
+    await node.gossip.read_shards(frozenset({node.context.shard}))
     scored: asyncio.Queue[Group] = asyncio.Queue(node.slots.capacity)
     loops = {
         "follow": follow.run(),

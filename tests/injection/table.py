@@ -221,7 +221,7 @@ EXCEPTIONS: dict[str, str] = {
     "node/http_api/local_api.py:*": "of this machine's users; `StatusLoop.peers` guards each row",
     "doctor/*": "`doctor`: a process of its own, for given addresses",
     "node/peers/registry.py:*": "counts by peer id; its callers are points",
-    "node/peers/serve.py:Announcer.*": "this node's own groups",
+    "node/peers/serve.py:announcement_of": "a stored group",
     "node/peers/serve.py:Confirmations.*": "counts by peer id: its callers are points",
     "node/startup/recovery.py:*": "this node's own files",
     "node/startup/bootstrap.py:BootstrapApi.*": "a request of this machine's users: aiohttp answers an error",

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
+from ftis_node.node.peers.serve import announcement_of
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import announce_group, join_announcements, open_envelope, seal_group
@@ -32,9 +33,9 @@ from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
     from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.peers.serve import Announcer, Confirmations
+    from ftis_node.node.peers.serve import Confirmations
     from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.records.envelope import Announcement
     from ftis_node.records.group import Group
@@ -55,7 +56,7 @@ class ReannounceLoop:
     """Loop that runs once a second. It announces nothing if no member is connected."""
 
     context: NodeContext
-    announcer: Announcer
+    about: NodeDescription
     gossip: Gossip
     reader: ReplayReader
     counters: NodeCounters
@@ -92,7 +93,8 @@ class ReannounceLoop:
             if held is None or held.created_at < time.time() - self.context.manifest.step.max_age_s:
                 continue  # too old for every peer
             pending.put(group_id, attempt=attempt + 1, now=now)
-            if await self.announcer.announce(replace(self.announcer.announcement_of(held), attempt=attempt)):
+            announcement = replace(announcement_of(held, self.about), attempt=attempt)
+            if await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 self.counters.groups_sent += group_id in self._former
                 self._former.discard(group_id)
                 self.context.events.write("reannounced", group=group_id, attempt=attempt)
@@ -115,7 +117,7 @@ class PublishLoop:
     context: NodeContext
     scored: asyncio.Queue[Group]
     intake: IntakeLoop
-    announcer: Announcer
+    gossip: Gossip
     slots: SlotPool
     counters: NodeCounters
     confirmations: Confirmations
@@ -161,7 +163,7 @@ class PublishLoop:
         """Return whether the gathered groups may wait for others: small, not a full message, and one went just now."""
         is_full = num_bytes > SMALL_BYTES or len(self._gathered) > MAX_MORE_GROUPS
         is_idle = not self._window.wait_s(ALL, now=time.monotonic())
-        return not is_full and not is_idle and await self.announcer.may_batch()
+        return not is_full and not is_idle and await self.gossip.all_read_batches()
 
     async def _announce_gathered(self) -> None:
         while True:
@@ -175,9 +177,9 @@ class PublishLoop:
         """Announce the gathered groups, each alone if some member reads no batches."""
         gathered, self._gathered = self._gathered, []
         self._window.sent(ALL, now=time.monotonic())
-        may_batch = len(gathered) > 1 and await self.announcer.may_batch()
+        may_batch = len(gathered) > 1 and await self.gossip.all_read_batches()
         for announcement in join_announcements(gathered) if may_batch else gathered:
-            if not await self.announcer.announce(announcement):
+            if not await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 continue
             for one in (announcement, *announcement.more):
                 self.counters.groups_sent += 1

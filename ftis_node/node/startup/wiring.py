@@ -24,7 +24,7 @@ from ftis_node.node.loops.train import TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
-from ftis_node.node.peers.serve import Announcer, PeerRequestHandler
+from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluation import Evaluator, OwnStats
@@ -62,7 +62,6 @@ class Wiring:
     """
 
     announcements = _shared(AnnouncementHandler)
-    announcer = _shared(Announcer)
     backfill = _shared(BackfillLoop)
     evaluator = _shared(Evaluator)
     limits = _shared(BufferLimits)

@@ -10,6 +10,7 @@ import pytest
 
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
+from ftis_node.node.peers.serve import announcement_of
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
@@ -194,7 +195,7 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
         assert kept is not None
-        said = alice.wiring.announcer.announcement_of(kept)
+        said = announcement_of(kept, alice.parts.about)
         ((_, data),) = alice.parts.reader.all_groups()
         sound = open_envelope(data)
         bad = Envelope(sound.id, sound.body, bytes(64)).to_bytes() if how == "signature" else data

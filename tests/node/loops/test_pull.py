@@ -19,6 +19,7 @@ from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import confirmations, publish, pull, pull_slots
+from ftis_node.node.peers.serve import announcement_of
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
@@ -352,11 +353,11 @@ async def test_only_what_is_announced_again_is_confirmed_again(tmp_path: Path) -
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
         assert kept is not None
-        said = alice.wiring.announcer.announcement_of(kept)
-        await alice.wiring.announcer.announce(said)
+        said = announcement_of(kept, alice.parts.about)
+        await alice.gossip.announce(said.to_bytes(), shard=alice.parts.context.shard)
         await asyncio.sleep(0.3)
         assert bob.gossip.counters.confirmed_out == 1, "it may be late on its way: its sender was told"
-        await alice.wiring.announcer.announce(replace(said, attempt=1))
+        await alice.gossip.announce(replace(said, attempt=1).to_bytes(), shard=alice.parts.context.shard)
         await eventually(lambda: bob.gossip.counters.confirmed_out == 2)
 
 
