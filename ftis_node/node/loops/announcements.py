@@ -22,7 +22,7 @@ from ftis_node.swarm.demand import eligible_members, is_assigned
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
-from ftis_node.swarm.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.rate_limits import RateLimiter
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
 
@@ -67,7 +67,7 @@ class AnnouncementHandler:
         self._refused = LruDict[bytes, None](MAX_REFUSED)  # not to be pulled again
         self._refused_of = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, group): not to be requested from it
         self._malformed = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, hash of a payload): charged once
-        self._limiter = AnnounceRateLimiter(max_per_minute=self.context.settings.rate_limits.groups_per_minute)
+        self._limiter = RateLimiter[str](max_per_minute=self.context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
         self.to_confirm = ConfirmationQueue()
         self.has_to_confirm = asyncio.Event()

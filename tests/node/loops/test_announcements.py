@@ -16,7 +16,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.delivery import RetryQueue
-from ftis_node.swarm.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.rate_limits import RateLimiter
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 
@@ -142,7 +142,7 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) ->
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         ear = alice.wiring.announcements
-        ear._limiter = AnnounceRateLimiter(max_per_minute=3)
+        ear._limiter = RateLimiter(max_per_minute=3)
         (batch,) = join_announcements([announced(number) for number in range(1, 8)])
         ear._take(GossipMessage(PEER, batch.to_bytes()))
         assert len(ear.queue) == 3
