@@ -207,7 +207,7 @@ class DirectoryLoop:
     async def _read_records(self, *, limit_s: float) -> None:
         """Read the members' records, for `limit_s` at most: this node's own one must be renewed before it expires.
 
-        Those that were not read in time come first the next time.
+        Those that were not read in time come first the next time, and of these the ones whose read did not begin.
         """
         in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
         present, late = dict.fromkeys(self._members), self._late
@@ -215,6 +215,7 @@ class DirectoryLoop:
 
         async def read(peer_id: str) -> None:
             async with in_flight:
+                self._late[peer_id] = self._late.pop(peer_id)  # to the end
                 with waiting_for("a peer's record", endless=False), self.gossip.guard.work_for(peer_id, Place.RECORD):
                     await self._read_record(peer_id)
             del self._late[peer_id]
@@ -223,7 +224,6 @@ class DirectoryLoop:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
                 for peer_id in list(self._late):
                     tasks.create_task(read(peer_id), name=f"record-{peer_id[-6:]}")
-        self._late = dict(reversed(self._late.items()))  # those that hung come after those that waited for them
 
     async def _read_record(self, peer_id: str) -> None:
         data = await self.gossip.get_record(peer_id)

@@ -204,6 +204,28 @@ async def test_records_that_the_directory_does_not_give_delay_neither_others_nor
         await eventually(lambda: (record := record_of(identity_of(1).peer_id)) is not None and record.last_number == 1)
 
 
+async def test_a_record_is_read_wherever_it_is_among_many_that_the_directory_does_not_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, alice_id = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), identity_of(1).peer_id
+    async with swarm.node(1), swarm.node(2, directory_period_s=150) as bob:
+        get_record = bob.gossip.get_record
+        await eventually(lambda: bob.parts.registry.peers)
+        await asyncio.sleep(0.1)
+
+        async def get_or_hang(peer_id: str) -> bytes | None:
+            return await (get_record(peer_id) if peer_id == alice_id else asyncio.Future())
+
+        monkeypatch.setattr(bob.gossip, "get_record", get_or_hang)
+        loop = bob.wiring.directory_loop(None)
+        order = [*SLOW[:8], alice_id, *SLOW[8:]]
+        loop._members, loop._late = set(order), dict.fromkeys(order)
+        bob.parts.registry.seen(alice_id).record = None
+        for _ in range(2):
+            await loop._read_records(limit_s=0.05)
+        assert bob.parts.registry.record_of(alice_id) is not None
+
+
 def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:
     slots = QuerySlots(2)
     assert slots.pace_of("p") is Pace.UNKNOWN
