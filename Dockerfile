@@ -3,7 +3,7 @@
 # Two images from one file:
 #
 #     docker build --target cuda --tag ftis-node:cuda .      # vLLM on an NVIDIA GPU
-#     docker build --target cpu  --tag ftis-node:cpu  .      # a meeting point, tiny models, trying it out
+#     docker build --target cpu  --tag ftis-node:cpu  .      # a bootstrap node, or tiny models without a GPU
 #
 #   tools --+-- wheel            this package, from exactly the files that are copied here
 #           +-- packages-cpu     /opt/venv with everything but this package: made again only when pyproject.toml changes
@@ -11,10 +11,10 @@
 #   runtime --+-- cpu            no compiler; /opt/venv, then one small layer with the wheel
 #             +-- cuda           gcc and g++ besides: Triton and Inductor compile in the running container
 #
-# PyPI's torch is a build for CUDA also where nothing needs it. An index with CPU builds makes the cpu image some
-# gigabytes smaller: --build-arg PIP_EXTRA_INDEX_URL=URL.
+# The default index has torch as a build for CUDA. An index with CPU builds makes the cpu image some gigabytes smaller:
+# --build-arg PIP_EXTRA_INDEX_URL=URL.
 #
-# A container keeps all it must not lose in the volume /var/lib/ftis-node, and downloaded models in /var/cache/ftis-node.
+# The volume /var/lib/ftis-node has the home, /var/cache/ftis-node downloaded models and compiled code.
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS tools
@@ -37,12 +37,12 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM tools AS packages
 ENV PATH=/opt/venv/bin:${PATH}
 COPY pyproject.toml ./
-# An empty package stands in for ours, so that a changed line of code does not install torch again.
+# An empty package replaces this one here, so that a change of its code does not install torch again.
 RUN python -m venv /opt/venv && mkdir ftis_node && touch README.md LICENSE \
     && echo '__version__ = "0"' > ftis_node/__init__.py
 
 FROM packages AS packages-cpu
-# The three packages that go again come with vLLM as builds for CUDA; beside a CPU build of torch they break transformers.
+# vLLM brings the last three packages as builds for CUDA. Beside a CPU build of torch they break transformers.
 # Versions are pinned in pyproject.toml.
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \
@@ -61,7 +61,7 @@ LABEL org.opencontainers.image.title="ftis-node" \
       org.opencontainers.image.description="A peer-to-peer GRPO node" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0"
-# tini is the first process: it passes SIGTERM on to the node alone, and buries what workers leave behind.
+# tini is the first process: it passes SIGTERM to the node alone, and reaps orphaned processes.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends tini \
@@ -70,8 +70,8 @@ RUN apt-get update \
     && install --directory --owner=ftis --group=ftis --mode=0700 /var/lib/ftis-node /var/cache/ftis-node \
     && install --directory --owner=ftis --group=ftis /meet
 # XDG_DATA_HOME makes /var/lib/ftis-node the default home: `docker exec NODE ftis-node status` needs no --home. HOME is
-# where libraries compile to and look for settings, so the root file system may be read-only. /meet is where a meeting
-# point may write its address for the nodes beside it.
+# where libraries compile to and look for settings, so the root file system may be read-only. /meet is where a bootstrap
+# node may write its address for nodes beside it.
 ENV PATH=/opt/venv/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     HOME=/var/cache/ftis-node \
@@ -84,7 +84,7 @@ WORKDIR /var/lib/ftis-node
 EXPOSE 4001 9464
 VOLUME ["/var/lib/ftis-node", "/var/cache/ftis-node"]
 STOPSIGNAL SIGTERM
-# Answered from the start, also while a model loads. `bootstrap` has no such port: give it a check of its own.
+# The node answers from its start, also while a model loads. `bootstrap` does not have this port: give it another check.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9464/healthz', timeout=8)"]
 ENTRYPOINT ["tini", "--", "ftis-node"]
@@ -102,7 +102,7 @@ FROM runtime AS cuda
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-# torch as vLLM needs it is built for CUDA 13: with an older driver the container does not start, and says so.
+# vLLM needs a torch that is built for CUDA 13. With an older driver the container does not start, and reports it.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility NVIDIA_REQUIRE_CUDA="cuda>=13.0"
 COPY --from=packages-cuda /opt/venv /opt/venv
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \

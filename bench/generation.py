@@ -36,12 +36,12 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import resolve_model
 from ftis_node.workers.weight_store import PublishedWeights
 from learner_sides.batch import even_groups, memory_folder, sample, with_flat_logprobs
+from stubs.random_models import SHAPES, save_random_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -32,10 +32,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from ftis_node.lab.random_models import SHAPES, save_random_model
 from learner_sides.batch import GROUP_SIZE, Counts, count, ragged_groups, with_logprobs
 from learner_sides.job import LORA, Job, write_groups
 from learner_sides.process import take_turns
+from stubs.random_models import SHAPES, save_random_model
 
 CPU_SHAPE = "12m-wide"
 VOCABULARIES = (8192, 32768)

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from ftis_node.lab.random_models import save_random_model
 from learner_sides.batch import count, even_groups, spread, with_logprobs
 from learner_sides.job import Job, read_groups, write_groups
 from learner_sides.process import take_turns
+from stubs.random_models import save_random_model
 
 if TYPE_CHECKING:
     from ftis_node.learner.messages import TrainGroup

@@ -62,7 +62,7 @@ def arguments() -> argparse.Namespace:
 
 def make_model(folder: Path) -> Path:
     """Write a model of 2 million parameters with random weights. Returns its folder."""
-    from ftis_node.lab.random_models import SHAPES, save_random_model
+    from stubs.random_models import SHAPES, save_random_model
 
     SHAPES["tiny"] = SHAPES["12m"] | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     save_random_model("tiny", folder)

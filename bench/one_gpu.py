@@ -39,7 +39,6 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.memory.placement import WorkerPlacement, arrange
 from ftis_node.memory.plan import Machine, MemoryPlan, plan
@@ -48,6 +47,7 @@ from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 from gpu.device import GIB, MIB, ask_driver
 from learner_sides.batch import of_result, sample
+from stubs.random_models import SHAPES, pack_train_group, save_random_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

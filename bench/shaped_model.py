@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ftis_node.lab.random_models import SHAPES, save_random_model
+from stubs.random_models import SHAPES, save_random_model
 
 
 def main() -> None:

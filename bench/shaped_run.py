@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.lab.random_models import SHAPES
 from soaking.sampling import role_of
+from stubs.random_models import SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.stub_node import StubScorer, StubTokenizer
 from ftis_node.lab.wire_probe import RUN_ID, VOCABULARY, random_group
 from ftis_node.records.codec import CODECS, hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import Accepted, announce_group, seal_group
@@ -37,6 +36,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import ValidationContext, validate
+from stubs.stub_node import StubScorer, StubTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

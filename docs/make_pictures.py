@@ -35,10 +35,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.watcher import Watcher
 from ftis_node.dashboard.widgets import TextLines
 from ftis_node.telemetry.events import read_events
 
@@ -107,7 +105,7 @@ def wait_for_step(home: Home, demo: subprocess.Popen[bytes]) -> None:
 @asynccontextmanager
 async def dashboard_of(home: Home) -> AsyncIterator[tuple[DashboardApp, Pilot[None]]]:
     """A dashboard that has read the node and its events."""
-    app = DashboardApp(home, lambda: Watcher(home, read_document))
+    app = DashboardApp(home)
     async with app.run_test(size=SIZE) as pilot, asyncio.timeout(READ_LIMIT_S):
         while app.snapshot is None or not app.snapshot.history.events:
             await pilot.pause(0.1)
@@ -123,7 +121,7 @@ async def picture_dashboard(home: Home, out: Path) -> None:
 
 async def picture_swarm(home: Home, out: Path) -> None:
     """Write the view of the swarm as this node sees it."""
-    app = DashboardApp(home, None, read_swarm=lambda: read_document(home, "/swarm"))
+    app = DashboardApp(home, is_swarm=True)
     async with app.run_test(size=SWARM_SIZE) as pilot, asyncio.timeout(READ_LIMIT_S):
         while len(app.query_one("#text", TextLines).lines) < 2:
             await pilot.pause(0.1)

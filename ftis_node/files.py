@@ -1,7 +1,10 @@
-"""Reading and opening of untrusted files: a home from an archive, a model from the hub.
+"""Reading of untrusted files, such as a home from an archive or a model from the hub, and durable writes.
 
 One reader for all small files gives each the same bounds: regular file, size, UTF-8, depth of nesting. A pipe or device
 would block or never end. Each error is one line with the file's name.
+
+`replace_file` and `make_folder` survive a full disk and a power cut. They return when their change is on the disk. They
+sync a file's content and the folder of its name. For a new folder they sync the one above.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import errno
 import json
 import os
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FileError
@@ -146,6 +150,46 @@ def open_to_write(path: Path, flags: int, mode: int = 0o666) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def sync_to_disk(path: Path) -> None:
+    """Write a file's content, or a folder's names, to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and the missing ones above it. Raises OSError."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(made):
+        sync_to_disk(folder.parent)
+
+
+def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write `data` to `path` whole or not at all: after an error or a crash `path` has its old content.
+
+    Raises OSError. Raises FileError if `path` is a folder, or if the temporary file's name is a link.
+    """
+    check_no_folder(path)
+    temporary = path.with_name(f"{path.name}.tmp")
+    check_regular(temporary, follow_links=False)
+    temporary.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # no other user's file
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_to_disk(path.parent)
 
 
 def _values(outer: dict[str, Any] | list[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
+BENCH = PACKAGE.parent / "bench"
 FLOORS = {
     "errors": 0,
     "files": 0,
@@ -119,15 +120,9 @@ def test_heavy_libraries_stay_in_their_rooms() -> None:
     assert _who_imports(_is_too_heavy) == ""
 
 
-CYCLIC: set[str] = set()
-"""Packages whose files still import each other in a cycle, at least for types. This list only gets shorter."""
-
-
-def _cycle_of(package: str) -> list[str]:
-    """One cycle among the files of a package, imports under TYPE_CHECKING included; empty if there is none."""
-    files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
-    files = {name.removesuffix(".__init__"): path for name, path in files.items() if _room(path) == package}
-    graph = {name: (_modules_imported(path) & set(files)) - {name} for name, path in files.items()}
+def _cycle_of(files: dict[str, Path]) -> list[str]:
+    """One cycle among files, by module name, imports under TYPE_CHECKING included; empty if there is none."""
+    graph = {name: _modules_imported(path, files) - {name} for name, path in files.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -135,22 +130,32 @@ def _cycle_of(package: str) -> list[str]:
     return []
 
 
-def _modules_imported(path: Path) -> set[str]:
-    """Modules that a file imports from; the package itself only for names that are no modules of it."""
+def _modules_imported(path: Path, files: dict[str, Path]) -> set[str]:
+    """Those of `files` from which a file imports; a package itself only for names that are no modules of it."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ftis_node"):
-            folder = PACKAGE.parent.joinpath(*node.module.split("."))
-            for alias in node.names:
-                is_module = (folder / alias.name).is_dir() or (folder / f"{alias.name}.py").is_file()
-                names.add(f"{node.module}.{alias.name}" if is_module else node.module)
-    return names
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= modules & files.keys()
+            if not modules <= files.keys():
+                names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names & files.keys()
+
+
+def _module(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
 def test_no_cycle_between_files_type_only_imports_included() -> None:
-    cycles = {package: cycle for package in sorted(FLOORS) if (cycle := _cycle_of(package))}
-    assert not {package: cycle for package, cycle in cycles.items() if package not in CYCLIC}
-    assert set(cycles) == CYCLIC, "a package has no cycle any more: remove it from CYCLIC"
+    names = {_module(path, PACKAGE.parent): path for path in FILES}
+    by_room = {room: {name: path for name, path in names.items() if _room(path) == room} for room in FLOORS}
+    assert not {room: cycle for room, files in by_room.items() if (cycle := _cycle_of(files))}
+
+
+def test_no_cycle_between_files_of_the_benchmarks() -> None:
+    assert not _cycle_of({_module(path, BENCH): path for path in sorted(BENCH.rglob("*.py"))})
 
 
 def test_no_folder_has_more_than_20_files_and_no_file_more_than_350_lines() -> None:

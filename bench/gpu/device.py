@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy import load_unchecked
 from learner_sides.serving import status_bytes
+from stubs.random_models import SHAPES, save_random_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,6 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.batch import batch_of, make_micro_batches
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.memory.generator import generator_memory
@@ -32,6 +31,7 @@ from ftis_node.records.group import SamplingSettings
 from gpu.device import GIB, gib, load_policy, model_folder, scale_logits, used_bytes
 from learner_sides.batch import of_result, sample
 from learner_sides.job import LORA
+from stubs.random_models import SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

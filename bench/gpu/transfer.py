@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ftis_node.lab.random_models import SHAPES
 from ftis_node.workers.tensor_file import checksum, read_tensors, write_tensors
 from gpu.device import seconds
 from gpu.machine import SHM, register, unregister
+from stubs.random_models import SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,13 +17,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ftis_node.generation.engines.base import GenerateRequest
-from ftis_node.lab.random_models import pack_train_group
-from ftis_node.lab.random_models import with_logprobs as filled
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import MEMORY_DISK
+from stubs.random_models import pack_train_group
+from stubs.random_models import with_logprobs as filled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

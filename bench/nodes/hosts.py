@@ -26,9 +26,9 @@ from ftis_node.config.step import StepSection
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.session import CONTROL_NAME
-from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.records.identity import Identity
 from nodes.bare import BareNode
+from stubs.stub_node import StubNode, stub_group
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,10 +17,10 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.lab.demo import ANY_PORT
-from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import shard_of
+from stubs.group_maker import GroupMaker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from swarm_simulation.node import SimulatedNode
-from swarm_simulation.peer import Peer
 from swarm_simulation.settings import Role
+from swarm_simulation.world import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

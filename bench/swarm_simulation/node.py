@@ -16,52 +16,44 @@ from typing import TYPE_CHECKING
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.demand import PullDemand, pull_demand
-from ftis_node.swarm.pull_queue import PullQueue
 from ftis_node.swarm.rate_limits import ShareCap, TokenBucket
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
-from swarm_simulation.peer import Peer, PeerTable
 from swarm_simulation.settings import NUM_VIEWS
-from swarm_simulation.shard_reader import ShardReader
+from swarm_simulation.shard_reader import FIRST_LOOK_S, ShardReader
+from swarm_simulation.transfers import RequestingPeer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
-    from swarm_simulation.world import World
+    from swarm_simulation.world import Peer, World
 
 ALL = PullDemand(need=None, takes_assigned=True)
 
 
-class SimulatedNode(Peer):
+class SimulatedNode(RequestingPeer):
     """One honest node."""
 
-    confirms = True
     pulls_all = False
 
     def __init__(self, world: World, peer_id: str) -> None:
         super().__init__(world, peer_id)
         settings = world.settings
         self.view = world.random.randrange(NUM_VIEWS)  # view of its shard's members
-        self.queue = PullQueue(capacity=settings.max_wants)
         self.heard: dict[str, SequenceTracker] = {}
         self.unconfirmed = RetryQueue[bytes](first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
-        self.peer_table = PeerTable()
-        self.shard_reader = ShardReader(self, world)
+        self.shard_reader = ShardReader(self)
         self.ready: dict[bytes, Candidate] = {}  # remote groups in the buffer
         self.held: dict[bytes, AnnouncedGroup] = {}  # pulled and still fresh
-        self.num_pulls = 0
         self.num_heard = 0
         self.announcement_bytes = 0.0  # received and forwarded
         self.num_steps = self.num_full_steps = 0
         self.top_share = 0.0  # maximum use of its buffer cap by one peer
         self.policy_s = 0.0  # measured if the node is observed
-        self._senders_with_gaps: dict[str, None] = {}
-        self._busy_until: dict[str, float] = {}
         self._per_sender: Counter[str] = Counter()
         self._share_cap = ShareCap()
         self._pull_bytes = TokenBucket(rate_per_s=settings.pull_bytes_per_s, burst=8 * settings.pull_bytes_per_s)
-        self._is_awake = False
         self._arrivals = 0
         self._demand = ALL
 
@@ -70,11 +62,18 @@ class SimulatedNode(Peer):
         super().begin()
         events, settings, random = self.world.events, self.world.settings, self.world.random
         self.shard_reader.begin()
+        events.after(FIRST_LOOK_S, self._look_at_shards)
         self._look_at_demand()
         events.after(random.random() * settings.tick_s, self.tick)
         events.after(random.random() * settings.directory_s, self.directory)
         if not self.pulls_all:
             events.after(random.random() * self.step_s, self.step)
+
+    def restart_counters(self) -> None:
+        """End the warm-up."""
+        self.traffic.reset()
+        self.announcement_bytes = self.policy_s = 0.0
+        self.num_heard = self.num_steps = self.num_full_steps = 0
 
     def publish(self, *, is_valid: bool) -> AnnouncedGroup:
         """Announce a group and wait for its confirmation."""
@@ -101,7 +100,7 @@ class SimulatedNode(Peer):
         if heard is None:
             heard = self.heard[sender] = SequenceTracker(at=now)
         elif group.number > heard.highest + 1:
-            self._senders_with_gaps[sender] = None
+            self.senders_with_gaps[sender] = None
         heard.note(group.number, at=now)
         if group.id in self.held:
             return
@@ -114,15 +113,9 @@ class SimulatedNode(Peer):
         """Return whether this node pulls the group, by its view of the sender's shard."""
         return self.world.settings.with_assignment and call.is_assigned(self.peer_id, view=self.view)
 
-    def wake(self, delay_s: float) -> None:
-        """Schedule `act`."""
-        if not self._is_awake:
-            self._is_awake = True
-            self.world.events.after(delay_s, self.act)
-
     def act(self) -> None:
         """Start as many pulls as are needed and allowed."""
-        self._is_awake = False
+        self.is_awake = False
         now, settings = self.world.events.now, self.world.settings
         while self.num_pulls < settings.pulls_in_flight and not self.is_gone:
             if (wait_s := self._pull_bytes.wait_s(settings.group_bytes, now=now)) > 0:
@@ -139,12 +132,7 @@ class SimulatedNode(Peer):
                 return
             self.num_pulls += 1
             self._pull_bytes.spend(sum(want.num_bytes for want in request.items), now=now)
-            self.world.transfers.pull(self, request)
-
-    def rest(self, peer_id: str, seconds: float) -> None:
-        """Pause requests to a peer."""
-        self._busy_until[peer_id] = self.world.events.now + seconds
-        self.wake(seconds)
+            self.pull(request)
 
     def accept(self, group: AnnouncedGroup, *, handed_over_by: Peer) -> bool:
         """Validate and store a body; return whether it was accepted."""
@@ -184,10 +172,10 @@ class SimulatedNode(Peer):
             self.unconfirmed.put(group_id, attempt=attempt + 1, now=now)
             if group_id in self.own:
                 self.world.announce(self.own[group_id], attempt=attempt)
-        for sender in self._senders_with_gaps:
+        for sender in self.senders_with_gaps:
             if self.heard[sender].gaps and not self.peer_table.is_banned(sender, now=now):
-                self.world.transfers.ask(self, sender, self.heard[sender])
-        self._senders_with_gaps.clear()
+                self.ask(sender, self.heard[sender])
+        self.senders_with_gaps.clear()
         self.world.events.after(self.world.settings.tick_s, self.tick)
 
     def directory(self) -> None:
@@ -202,15 +190,15 @@ class SimulatedNode(Peer):
             member = world.peers.get(peer_id)
             if heard is not None and member is not None and member.recorded_number > heard.highest:
                 heard.note_tail(member.recorded_number)
-                self._senders_with_gaps[peer_id] = None
-        world.count_directory(self, num_members=len(members))
+                self.senders_with_gaps[peer_id] = None
+        world.count_directory(self.traffic, num_members=len(members))
         self._drop_expired(now)
         self.shard_reader.look(self.num_heard)
         world.events.after(world.settings.directory_s, self.directory)
 
-    def gap_stays(self, sender: str) -> None:
-        """Query the sender again at the next tick."""
-        self._senders_with_gaps[sender] = None
+    def _look_at_shards(self) -> None:
+        if not self.is_gone:
+            self.shard_reader.look(self.num_heard)
 
     def _look_at_demand(self) -> None:
         if self.pulls_all:
@@ -227,7 +215,7 @@ class SimulatedNode(Peer):
 
     def _may_ask(self, peer_id: str) -> bool:
         now = self.world.events.now
-        return self._busy_until.get(peer_id, 0.0) <= now and not self.peer_table.is_banned(peer_id, now=now)
+        return self.busy_until.get(peer_id, 0.0) <= now and not self.peer_table.is_banned(peer_id, now=now)
 
     def _store(self, group: AnnouncedGroup) -> None:
         """Store a group. A sender at its cap and a full buffer lose their oldest group."""
@@ -261,7 +249,7 @@ class SimulatedNode(Peer):
         self.queue.drop_older(oldest)
         for peer_id in [peer_id for peer_id, heard in self.heard.items() if heard.at < oldest]:
             del self.heard[peer_id]
-            self._senders_with_gaps.pop(peer_id, None)
+            self.senders_with_gaps.pop(peer_id, None)
         for group_id in [group_id for group_id, group in self.held.items() if group.created_at < oldest]:
             del self.held[group_id]
-        self._busy_until = {peer_id: until for peer_id, until in self._busy_until.items() if until > now}
+        self.busy_until = {peer_id: until for peer_id, until in self.busy_until.items() if until > now}

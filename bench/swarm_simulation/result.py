@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from swarm_simulation.host_link import Kind
+from swarm_simulation.population import Population, honest_nodes
 from swarm_simulation.settings import Role
 from swarm_simulation.sizes import entry_bytes
 from swarm_simulation.world import World
@@ -67,9 +68,10 @@ class SimulationResult:
 def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> SimulationResult:
     """Run one swarm; `progress` is called with the virtual time about every ten virtual seconds."""
     world = World(settings)
-    world.populate()
+    Population(world).start()
     world.events.run_until(settings.warm_up_s)
-    world.reset()
+    for node in honest_nodes(world):
+        node.restart_counters()
     while world.events.now < settings.end_s:
         world.events.run_until(min(settings.end_s, world.events.now + 10.0))
         progress(world.events.now)
@@ -105,7 +107,7 @@ def make_result(world: World) -> SimulationResult:
         pulls_per_group=fmean([group.num_pulls for group in groups] or [0]),
         first_pull_s=_latencies(pulled),
         full_steps_share=sum(node.num_full_steps for node in nodes) / max(1, sum(node.num_steps for node in nodes)),
-        top_share_of_cap=max(node.top_share for node in world.honest()),
+        top_share_of_cap=max(node.top_share for node in honest_nodes(world)),
         heard_per_s=fmean(node.num_heard for node in nodes) / seconds,
         shards_read=fmean(len(node.shard_reader.shards) for node in nodes),
         received_bytes_per_s={kind.name.lower(): fmean(received[kind]) for kind in Kind},
@@ -123,7 +125,7 @@ def make_result(world: World) -> SimulationResult:
 
 def _stayed(world: World) -> list[SimulatedNode]:
     """Return the honest nodes that were present from the start."""
-    return [node for node in world.honest() if node.joined_at == 0.0]
+    return [node for node in honest_nodes(world) if node.joined_at == 0.0]
 
 
 def _received(node: SimulatedNode, kind: Kind) -> float:

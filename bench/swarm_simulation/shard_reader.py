@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable
 
 if TYPE_CHECKING:
-    from swarm_simulation.node import SimulatedNode
-    from swarm_simulation.world import World
+    from swarm_simulation.transfers import RequestingPeer
 
 FIRST_LOOK_S = 10.0
 
@@ -16,11 +15,10 @@ FIRST_LOOK_S = 10.0
 class ShardReader:
     """Shard selection of one node. `shards` are those that it reads now."""
 
-    __slots__ = ("_heard_before", "_looked_at", "_node", "_world", "shards")
+    __slots__ = ("_heard_before", "_looked_at", "_node", "shards")
 
-    def __init__(self, node: SimulatedNode, world: World) -> None:
+    def __init__(self, node: RequestingPeer) -> None:
         self._node = node
-        self._world = world
         self._heard_before = 0
         self._looked_at = 0.0
         self.shards: frozenset[int] = frozenset()
@@ -29,14 +27,13 @@ class ShardReader:
         """Subscribe to the first shards: several for a new node, one for a node of the start, whose number has
         settled.
         """
-        world = self._world
+        world = self._node.world
         self._looked_at = world.events.now
         self._read(min(FIRST_SHARDS, world.settings.num_simulated_shards) if world.events.now else 1)
-        world.events.after(FIRST_LOOK_S, self._first_look)
 
     def look(self, num_heard: int) -> None:
         """Read more or fewer shards, by the announcements received since the last call."""
-        world = self._world
+        world = self._node.world
         passed_s = world.events.now - self._looked_at
         if passed_s < FIRST_LOOK_S:
             return
@@ -53,15 +50,11 @@ class ShardReader:
     def leave(self) -> None:
         """Unsubscribe from all shards."""
         for shard in self.shards:
-            self._world.readers[shard].pop(self._node.peer_id)
+            self._node.world.readers[shard].pop(self._node.peer_id)
         self.shards = frozenset()
 
-    def _first_look(self) -> None:
-        if not self._node.is_gone:
-            self.look(self._node.num_heard)
-
     def _read(self, count: int) -> None:
-        node, world = self._node, self._world
+        node, world = self._node, self._node.world
         chosen = choose_shards(
             node.peer_id, num_shards=world.settings.num_shards, count=count, readers=world.known_readers()
         )

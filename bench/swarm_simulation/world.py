@@ -1,4 +1,4 @@
-"""The simulated swarm: participants, churn, and how announcements spread.
+"""The simulated swarm: what all participants have, and how announcements spread.
 
 An announcement is one event: all readers of its shard receive it at the same time, after a random delay. Each reader
 loses it with the same probability. Everything else happens between two peers.
@@ -6,86 +6,37 @@ loses it with the same probability. Everything else happens between two peers.
 
 from __future__ import annotations
 
-import heapq
 import math
-from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ftis_node.swarm.demand import MIN_MEMBERS_PER_SHARD
+from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, shard_of
 from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
-from swarm_simulation.attackers import KINDS
-from swarm_simulation.host_link import Kind
-from swarm_simulation.node import SimulatedNode
-from swarm_simulation.observed import ObservedNode
-from swarm_simulation.settings import NUM_VIEWS, Role, SimulationSettings, copies_of
-from swarm_simulation.transfers import Transfers
+from swarm_simulation.events import Events
+from swarm_simulation.host_link import ByteCounts, HostLink, Kind
+from swarm_simulation.member_views import MemberViews
+from swarm_simulation.settings import Role, copies_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Sequence
 
-    from swarm_simulation.peer import Peer
+    from swarm_simulation.settings import SimulationSettings
 
 GOSSIP_SPREAD = 0.5  # sigma of the logarithm of the delay
-NUM_ASKED_BY_NEWCOMER: Final = 3
 NOT_SIMULATED: Final = 1 << 30  # readers of a shard that is not simulated, so that it is chosen last
 NUM_REPLICAS: Final = 5  # of a directory record
+MAX_OWN = 256  # own groups kept for queries
+MAX_ANSWERS = 64  # announcements in one answer
 
 
-class Events:
-    """Priority queue of events by time in seconds; `now` is the time of the current event."""
+class Reader(Protocol):
+    """A participant that subscribes to shards."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = count()
+    announcement_bytes: float  # received and forwarded
 
-    def after(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Schedule `act(*arguments)` in `delay_s`."""
-        heapq.heappush(self._queue, (self.now + delay_s, next(self._order), act, arguments))
-
-    def run_until(self, end_s: float) -> None:
-        """Run all events up to and including this time."""
-        while self._queue and self._queue[0][0] <= end_s:
-            self.now, _, act, arguments = heapq.heappop(self._queue)
-            act(*arguments)
-        self.now = end_s
-
-
-class MemberViews:
-    """Members of a shard, and the views of the last few periods, newest first.
-
-    The directory shows new members late, and departed ones until their records expire.
-    """
-
-    def __init__(self, *, record_lives_s: float) -> None:
-        self._record_lives_s = record_lives_s
-        self._left_at: dict[str, float | None] = {}
-        self.views: tuple[frozenset[str], ...] = (frozenset(),) * NUM_VIEWS
-
-    def join(self, peer_id: str) -> None:
-        self._left_at[peer_id] = None
-
-    def leave(self, peer_id: str, *, now: float) -> None:
-        """Remove a member; it stays in the views until its record expires."""
-        self._left_at[peer_id] = now
-
-    def begin(self) -> None:
-        """Start with views that contain all members."""
-        self.views = (frozenset(self._left_at),) * NUM_VIEWS
-
-    def look(self, *, now: float) -> None:
-        """Start a new period."""
-        lapsed = [
-            peer for peer, left_at in self._left_at.items() if left_at is not None and self._is_over(left_at, now)
-        ]
-        for peer in lapsed:
-            del self._left_at[peer]
-        self.views = (frozenset(self._left_at), *self.views[:-1])
-
-    def _is_over(self, left_at: float, now: float) -> bool:
-        return now - left_at > self._record_lives_s
+    def receive(self, group: AnnouncedGroup, call: AnnouncementEvent, now: float) -> None: ...
 
 
 class World:
@@ -96,37 +47,13 @@ class World:
         self.random = Random(settings.seed)
         self.events = Events()
         self.peers: dict[str, Peer] = {}
-        self.gone: list[SimulatedNode] = []
         self.groups: dict[bytes, AnnouncedGroup] = {}
-        self.readers: list[dict[str, SimulatedNode]] = [{} for _ in range(settings.num_shards)]
+        self.readers: list[dict[str, Reader]] = [{} for _ in range(settings.num_shards)]
         self.member_views = [MemberViews(record_lives_s=settings.record_lives_s) for _ in range(settings.num_shards)]
-        self.transfers = Transfers(self)
         self.num_elsewhere = 0  # peers of shards that are not simulated
-        self._num_made = 0
         elsewhere = range(settings.num_simulated_shards, settings.num_shards)
         self._num_readers = dict.fromkeys(elsewhere, NOT_SIMULATED)
         self._num_lost_before = self._draw_gap()
-
-    def populate(self) -> None:
-        """Create the participants of the start, who have known each other for long."""
-        num_attackers = round(self.settings.num_nodes * self.settings.attackers_share)
-        num_honest = self.settings.num_nodes - num_attackers
-        kinds: list[Callable[[World, str], Peer]] = [SimulatedNode] * num_honest
-        kinds += [KINDS[number % len(KINDS)] for number in range(num_attackers)]
-        made: list[Peer] = []
-        for kind in kinds:
-            peer_id = self._new_peer_id()
-            if not self._is_simulated(peer_id):
-                self.num_elsewhere += 1
-                continue
-            is_observed = kind is SimulatedNode and len(made) < self.settings.num_observed
-            made.append(self._make(ObservedNode if is_observed else kind, peer_id))
-        for views_of_shard in self.member_views:
-            views_of_shard.begin()
-        for peer in made:
-            peer.begin()
-        self.events.after(self.settings.listing_period_s, self._look)
-        self._wait_for_churn()
 
     def announce(self, group: AnnouncedGroup, *, attempt: int) -> None:
         """Deliver a group's announcement to its readers after a delay."""
@@ -134,9 +61,9 @@ class World:
         delay_s = self.random.lognormvariate(math.log(self.settings.gossip_delay_s), GOSSIP_SPREAD)
         self.events.after(delay_s, self._deliver, group, attempt)
 
-    def pulled(self, group: AnnouncedGroup, node: SimulatedNode) -> None:
-        """Note that a node has validated and stored a group."""
-        if node.role is not Role.HONEST:
+    def pulled(self, group: AnnouncedGroup, role: Role) -> None:
+        """Note that a node of that role has validated and stored a group."""
+        if role is not Role.HONEST:
             return
         group.num_pulls += 1
         if group.pulled_at is None:
@@ -159,7 +86,7 @@ class World:
         """
         return self._num_readers
 
-    def count_directory(self, node: SimulatedNode, *, num_members: int) -> None:
+    def count_directory(self, traffic: ByteCounts, *, num_members: int) -> None:
         """Count one period of directory traffic: store the record, read the shard's members, serve as much to
         others.
         """
@@ -168,23 +95,21 @@ class World:
         num_buckets = NUM_MEMBER_BUCKETS // settings.num_shards
         num_bytes = (num_buckets + 1) * num_hops * settings.hop_bytes
         num_bytes += (num_members + NUM_REPLICAS) * settings.record_bytes
-        node.traffic.received[Kind.DIRECTORY] += num_bytes
-        node.traffic.sent[Kind.DIRECTORY] += num_bytes
+        traffic.received[Kind.DIRECTORY] += num_bytes
+        traffic.sent[Kind.DIRECTORY] += num_bytes
+
+    def list_members(self) -> None:
+        """Start a new period of the directory."""
+        for views_of_shard in self.member_views:
+            views_of_shard.look(now=self.events.now)
+        for shard, readers in enumerate(self.readers[: self.settings.num_simulated_shards]):
+            self._num_readers[shard] = len(readers)
+        self.events.after(self.settings.listing_period_s, self.list_members)
 
     @property
     def num_peers(self) -> int:
         """Number of participants, simulated or not."""
         return len(self.peers) + self.num_elsewhere
-
-    def honest(self) -> list[SimulatedNode]:
-        return [peer for peer in self.peers.values() if isinstance(peer, SimulatedNode) and peer.role is Role.HONEST]
-
-    def reset(self) -> None:
-        """End the warm-up: restart all counters."""
-        for node in self.honest():
-            node.traffic.reset()
-            node.announcement_bytes = node.policy_s = 0.0
-            node.num_heard = node.num_steps = node.num_full_steps = 0
 
     def _deliver(self, group: AnnouncedGroup, attempt: int) -> None:
         now, readers = self.events.now, self.readers[group.shard]
@@ -220,60 +145,91 @@ class World:
             return 1 << 62
         return int(math.log(1.0 - self.random.random()) / math.log(1.0 - self.settings.loss))
 
-    def _new_peer_id(self) -> str:
-        self._num_made += 1
-        return f"12D3Koo-{self.settings.seed}-{self._num_made}"
 
-    def _is_simulated(self, peer_id: str) -> bool:
-        return shard_of(peer_id, self.settings.num_shards) < self.settings.num_simulated_shards
+class Peer:
+    """One participant under one id."""
 
-    def _make(self, kind: Callable[[World, str], Peer], peer_id: str) -> Peer:
-        peer = kind(self, peer_id)
-        self.peers[peer.peer_id] = peer
-        self.member_views[peer.shard].join(peer.peer_id)
-        return peer
+    role = Role.HONEST
 
-    def _look(self) -> None:
-        for views_of_shard in self.member_views:
-            views_of_shard.look(now=self.events.now)
-        for shard, readers in enumerate(self.readers[: self.settings.num_simulated_shards]):
-            self._num_readers[shard] = len(readers)
-        self.events.after(self.settings.listing_period_s, self._look)
+    def __init__(self, world: World, peer_id: str) -> None:
+        settings = world.settings
+        self.world = world
+        self.peer_id = peer_id
+        self.shard = shard_of(peer_id, settings.num_shards)
+        self.link = HostLink(settings, world.random)
+        self.traffic = ByteCounts()
+        self.joined_at = world.events.now
+        self.is_gone = False
+        self.last_number = 0
+        self.recorded_number = 0  # last sequence number in its directory record
+        self.own: dict[bytes, AnnouncedGroup] = {}
+        spread = world.random.lognormvariate(math.log(settings.step_s), settings.step_spread)
+        self.step_s = min(4 * settings.step_s, max(settings.step_s / 4, spread))
+        rate = settings.serve_share * self.link.up_bytes_per_s
+        self._serve_all = TokenBucket(rate_per_s=rate, burst=settings.burst_s * rate)
+        self._serve_each: dict[str, TokenBucket] = {}
 
-    def _wait_for_churn(self) -> None:
-        rate_per_s = (self.settings.num_nodes - self.num_elsewhere) * self.settings.leave_share_per_hour / 3600
-        if rate_per_s:
-            self.events.after(self.random.expovariate(rate_per_s), self._churn)
+    @property
+    def period_s(self) -> float:
+        """Seconds between two of its groups."""
+        return self.step_s / self.world.settings.groups_per_step
 
-    def _churn(self) -> None:
-        """Remove one honest node without notice, and add another."""
-        honest = self.honest()
-        if len(honest) > 1:
-            node = honest[self.random.randrange(len(honest))]
-            node.is_gone = True
-            node.shard_reader.leave()
-            del self.peers[node.peer_id]
-            self.member_views[node.shard].leave(node.peer_id, now=self.events.now)
-            self.gone.append(node)
-        while not self._is_simulated(peer_id := self._new_peer_id()):
-            continue
-        newcomer = self._make(SimulatedNode, peer_id)
-        newcomer.begin()
-        if isinstance(newcomer, SimulatedNode):
-            self._catch_up(newcomer)
-        self._wait_for_churn()
+    @property
+    def num_budgets(self) -> int:
+        return len(self._serve_each)
 
-    def _catch_up(self, newcomer: SimulatedNode) -> None:
-        """Query a few members of the shard for recent groups."""
-        settings = self.settings
-        for peer_id in self.some_members(newcomer.shard, NUM_ASKED_BY_NEWCOMER):
-            peer = self.peers.get(peer_id)
-            if peer is None or peer is newcomer:
-                continue
-            answer = peer.answer([(1, peer.last_number)])
-            newcomer.send(peer, Kind.QUESTIONS, settings.request_bytes)
-            num_bytes = settings.request_bytes + settings.answered_announcement_bytes * len(answer)
-            peer.send(newcomer, Kind.QUESTIONS, num_bytes)
-            for group in answer:
-                if group.call is not None:
-                    newcomer.receive(group, group.call, self.events.now)
+    def begin(self) -> None:
+        """Start; the first group comes at a random time within a period."""
+        self.world.events.after(self.world.random.random() * self.period_s, self.make)
+
+    def make(self) -> None:
+        """Publish a group and schedule the next."""
+        if self.is_gone:
+            return
+        self.publish(is_valid=True)
+        self.world.events.after(self.period_s, self.make)
+
+    def publish(self, *, is_valid: bool) -> AnnouncedGroup:
+        self.last_number += 1
+        group = AnnouncedGroup(
+            self.world.new_id(), self.peer_id, self.shard, self.role, self.last_number,
+            created_at=self.world.events.now, num_bytes=self.world.settings.group_bytes, is_valid=is_valid,
+        )  # fmt: skip
+        self.own[group.id] = group
+        if len(self.own) > MAX_OWN:
+            del self.own[next(iter(self.own))]
+        self.world.announce(group, attempt=0)
+        return group
+
+    def find(self, group_ids: Iterable[bytes]) -> set[bytes]:
+        """Return which of these groups it can serve."""
+        return {group_id for group_id in group_ids if group_id in self.own}
+
+    def answer(self, numbers: Sequence[tuple[int, int]]) -> list[AnnouncedGroup]:
+        """Return its own fresh groups in these ranges of sequence numbers."""
+        oldest = self.world.events.now - self.world.settings.max_age_s
+        found = [
+            group
+            for group in self.own.values()
+            if group.created_at >= oldest and any(first <= group.number <= last for first, last in numbers)
+        ]
+        return found[-MAX_ANSWERS:]
+
+    def may_serve(self, peer_id: str, num_bytes: float) -> bool:
+        """Return whether the upload budgets allow it, and charge them."""
+        settings, now = self.world.settings, self.world.events.now
+        own = self._serve_each.get(peer_id)
+        if own is None:
+            rate = settings.serve_bytes_per_s_per_peer
+            own = self._serve_each[peer_id] = TokenBucket(rate_per_s=rate, burst=settings.burst_s * rate)
+        if own.left(now=now) < num_bytes or self._serve_all.left(now=now) < num_bytes:
+            return False
+        return own.take(num_bytes, now=now) and self._serve_all.take(num_bytes, now=now)
+
+    def confirmed(self, group_ids: Sequence[bytes]) -> None:
+        """Take in the confirmation of a peer."""
+
+    def send(self, other: Peer, kind: Kind, num_bytes: float) -> None:
+        """Count bytes sent to another participant."""
+        self.traffic.sent[kind] += num_bytes
+        other.traffic.received[kind] += num_bytes

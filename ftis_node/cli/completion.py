@@ -107,7 +107,7 @@ def group_ids(context: typer.Context, incomplete: str) -> list[str]:
 
 def peer_ids(context: typer.Context, incomplete: str) -> list[str]:
     """Suggest the peers in the node's current or last status."""
-    from ftis_node.cli.node_client import read_document
+    from ftis_node.node.http_api.node_client import read_document
 
     try:
         rows = read_document(_home(context), "/peers", timeout_s=NODE_ANSWERS_S)

@@ -9,22 +9,18 @@ import dataclasses
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.dashboard.view.groups import MARGIN, group_lines
 from ftis_node.dashboard.view.peers import explained, peer_lines
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.errors import UsageError
 from ftis_node.swarm.peer_rows import find_peer
-from ftis_node.swarm.reasons import sentence
-from ftis_node.telemetry.terminal_text import LABEL, cells, clipped, cut, date_time, labeled, printable, wrapped
+from ftis_node.telemetry.terminal_text import cut, labeled, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ftis_node.config.home import Home
-    from ftis_node.replay.group_history import CompletionDetails, GroupHistory, PromptDetails
+    from ftis_node.replay.group_history import CompletionDetails, GroupHistory
 
 WIDTH = 80
-MARGIN = "    | "
-SHOWN_FIELDS = ("step", "reason", "attempt", "peer", "kl", "detail")
 NUM_NEWEST = 5
 
 
@@ -39,88 +35,21 @@ def group_document(story: GroupHistory) -> dict[str, Any]:
 
 
 def group_screen(story: GroupHistory) -> list[str]:
-    lines = labeled((*_head(story), *_fate(story)), WIDTH)
-    if story.prompt is not None:
-        lines += ["", *_prompt(story.prompt)]
-    if story.completions:
-        lines += ["", *_completions(story)]
-    if story.events:
-        lines += ["", "events", *(_event(event) for event in story.events)]
-    return lines
-
-
-def _head(story: GroupHistory) -> Iterator[tuple[str, str]]:
-    yield "group", story.id
-    if summary := story.summary:
-        yield "made by", f"this node ({summary.sender})" if summary.own else summary.sender
-        weights = f", with the weights of {story.weights_of}" if story.weights_of else ""
-        yield (
-            "",
-            f"its group {summary.number}, by {summary.model or 'an unnamed model'}, version {summary.policy_version}"
-            f"{weights}, at {date_time(summary.created_at)}",
-        )
-
-
-def _fate(story: GroupHistory) -> Iterator[tuple[str, str]]:
-    if story.verdict == "refused":
-        reason = str(story.reason)
-        yield "validation", f"rejected ({reason}): {sentence(reason)}. {story.detail}"
-    else:
-        at = f" at {date_time(story.summary.admitted_at)}" if story.summary else ""
-        yield "validation", f"accepted{at}: it passed all rules"
-    yield "used", story.used
-    if story.texts_missing:
-        yield "note", story.texts_missing
-
-
-def _prompt(prompt: PromptDetails) -> Iterator[str]:
-    yield f"prompt      {printable(f'{prompt.task}/{prompt.split}/{prompt.index}')}"
-    if prompt.text is None:
-        yield from wrapped(f"    its text is not available: {prompt.missing}", WIDTH, indent=4)
-        return
-    yield from _quoted(prompt.text)
-    if prompt.answer:
-        yield f"    answer: {clipped(prompt.answer, WIDTH - LABEL)}"
-
-
-def _completions(story: GroupHistory) -> Iterator[str]:
-    rewards = [completion.reward for completion in story.completions]
-    yield f"completions {len(rewards)}, mean reward {sum(rewards) / len(rewards):.3f}"
-    for completion in story.completions:
-        lowest = "" if completion.lowest_logprob is None else f", lowest {completion.lowest_logprob:.4f}"
-        claimed = "" if completion.claimed_reward == completion.reward else f" (claimed {completion.claimed_reward:g})"
-        head = (
-            f"  reward {completion.reward:g}{claimed}, {completion.num_tokens} tokens, {completion.finish_reason}, "
-            f"mean log-prob {completion.mean_logprob:.4f}{lowest}"
-        )
-        yield from _with_text(head, completion)
-
-
-def _with_text(head: str, completion: CompletionDetails) -> Iterator[str]:
-    """Yield the head line with the text behind it if it fits, else the text below. The text is never shortened."""
-    text = completion.text
-    inline = str(completion.token_ids) if text is None else repr(text)
-    if cells(f"{head}: {inline}") <= WIDTH:
-        yield f"{head}: {inline}"
-    else:
-        yield f"{head}:"
-        yield from _quoted(inline if text is None else text)
-
-
-def _quoted(text: str) -> Iterator[str]:
-    return (MARGIN + piece for line in text.splitlines() or [""] for piece in cut(line, WIDTH - len(MARGIN)))
-
-
-def _event(event: dict[str, Any]) -> str:
-    fields = [f"{name} {event[name]}" for name in SHOWN_FIELDS if event.get(name) is not None]
-    return clipped(
-        f"    {date_time(event['time'])}  {event['event']}{'  ' + ', '.join(fields) if fields else ''}", WIDTH
-    )
+    """Return the lines of the dashboard, without colors. Text of the model is cut and stays behind its margin."""
+    texts: list[str] = []
+    for shown in group_lines(story):
+        head, rest = (shown[0].text, text_of(shown[1:])) if len(shown) > 1 else ("", text_of(shown))
+        if head == MARGIN:
+            texts += [head + piece for piece in cut(rest, WIDTH - len(head))]
+        else:
+            pieces = wrapped(rest, WIDTH - len(head)) or [""]
+            texts += [(" " * len(head) if place else head) + piece for place, piece in enumerate(pieces)]
+    return texts
 
 
 def _completion_row(completion: CompletionDetails) -> dict[str, Any]:
     row = dataclasses.asdict(completion)
-    del row["versions"]
+    del row["versions"], row["pieces"]
     if not completion.token_ids:
         del row["token_ids"], row["logprobs"], row["lowest_logprob"]
         row["sender_tokens"] = row.pop("num_tokens")

@@ -1,20 +1,17 @@
 """`ftis-node docs --serve`: the pages over HTTP on 127.0.0.1.
 
-It serves the site that `make site` built. Without a site, it serves the Markdown pages as plain HTML at the same paths.
+It serves the site that `make site` built. Without a site, it serves the folder of the pages, each as plain HTML.
 """
 
 from __future__ import annotations
 
 import html
-import os
-import shutil
-import tempfile
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,9 +19,7 @@ from ftis_node import documentation
 from ftis_node.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from markdown_it import MarkdownIt
+    from pathlib import Path
 
 HOST = "127.0.0.1"
 PAGE = Template("""<!doctype html>
@@ -39,59 +34,55 @@ table { border-collapse: collapse; } img { max-width: 100%; } nav a { margin-rig
 """)
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
-    """Handler that serves files and logs nothing."""
+class PagesHandler(SimpleHTTPRequestHandler):
+    """Handler that serves the files of a folder, and its `pages` as HTML. Links between pages work as they are."""
+
+    def __init__(self, *connection: Any, pages: dict[str, Path], directory: str) -> None:
+        self._pages = pages
+        super().__init__(*connection, directory=directory)
+
+    def do_GET(self) -> None:
+        name = self.path.strip("/").removesuffix(".md") or documentation.INDEX
+        if name not in self._pages:
+            super().do_GET()
+            return
+        page = as_html(self._pages, name).encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
 
     def log_message(self, format: str, *args: object) -> None:
-        pass
+        """Log nothing."""
 
 
 def serve_pages(pages: dict[str, Path], name: str, anchor: str, port: int) -> None:
     """Serve the pages until ctrl-C. Raises UsageError if the port is not free."""
-    with tempfile.TemporaryDirectory(prefix="ftis-docs-") as folder:
-        root = documentation.site_folder() or render_pages(pages, Path(folder))
-        try:
-            server = ThreadingHTTPServer((HOST, port), partial(QuietHandler, directory=str(root)))
-        except OSError as error:
-            raise UsageError(f"cannot listen on {HOST}:{port} ({error.strerror}): choose another --port") from None
-        address = f"http://{HOST}:{port}/docs/{name}.html" + (f"#{anchor}" if anchor else "")
-        with server, suppress(KeyboardInterrupt):
-            typer.echo(f"the documentation is at {address} (ctrl-C ends it)")
-            server.serve_forever()
+    site = documentation.site_folder()
+    root, file = (site, f"docs/{name}.html") if site else (documentation.folder(), f"{name}.md")
+    handler = partial(PagesHandler, pages={} if site else pages, directory=str(root))
+    try:
+        server = ThreadingHTTPServer((HOST, port), handler)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {HOST}:{port} ({error.strerror}): choose another --port") from None
+    address = f"http://{HOST}:{port}/{file}" + (f"#{anchor}" if anchor else "")
+    with server, suppress(KeyboardInterrupt):
+        typer.echo(f"the documentation is at {address} (ctrl-C ends it)")
+        server.serve_forever()
 
 
-def render_pages(pages: dict[str, Path], root: Path) -> Path:
-    """Write each page as HTML to `root/docs`, with the pictures of the package. Return `root`."""
+def as_html(pages: dict[str, Path], name: str) -> str:
+    """Return a page as HTML below links to all pages. Its headings have the anchors of `documentation.sections`."""
     from markdown_it import MarkdownIt
 
+    sources = {page: path.read_text(encoding="utf-8") for page, path in pages.items()}
+    titles = {page: html.escape(documentation.title_of(source)) for page, source in sources.items()}
     parser = MarkdownIt("commonmark").enable("table")
-    titles = {name: documentation.title_of(path.read_text(encoding="utf-8")) for name, path in pages.items()}
-    for name, path in pages.items():
-        target = root / "docs" / f"{name}.html"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        up = "../" * name.count("/")
-        links = " ".join(f'<a href="{up}{other}.html">{html.escape(title)}</a>' for other, title in titles.items())
-        body = _body(parser, path.read_text(encoding="utf-8"), name, pages)
-        target.write_text(PAGE.substitute(title=html.escape(titles[name]), links=links, body=body), encoding="utf-8")
-    pictures = documentation.folder() / "assets"
-    if pictures.is_dir():
-        shutil.copytree(pictures, root / "docs/assets")
-    return root
-
-
-def _body(parser: MarkdownIt, source: str, name: str, pages: Container[str]) -> str:
-    """Return a page as HTML: headings have their anchors, and links between pages point to HTML files."""
-    tokens = parser.parse(source)
-    anchors = iter(documentation.sections(source))
+    tokens = parser.parse(sources[name])
+    anchors = iter(documentation.sections(sources[name]))
     for token in tokens:
         if token.type == "heading_open":
             token.attrSet("id", next(anchors, ""))
-        for part in token.children or []:
-            target, mark, anchor = str(part.attrGet("href") or "").partition("#")
-            page = os.path.normpath(os.path.join(os.path.dirname(name), target.removesuffix(".md")))
-            if part.type == "link_open" and target.endswith(".md") and page in pages:
-                part.attrSet("href", f"{target.removesuffix('.md')}.html{mark}{anchor}")
-            elif part.type == "link_open" and target and ":" not in target:  # a file that is not in the package
-                del part.attrs["href"]
-    rendered: str = parser.renderer.render(tokens, parser.options, {})
-    return rendered
+    links = " ".join(f'<a href="/{page}.md">{title}</a>' for page, title in titles.items())
+    return PAGE.substitute(title=titles[name], links=links, body=parser.renderer.render(tokens, parser.options, {}))

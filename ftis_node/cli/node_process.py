@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import subprocess
 import sys
@@ -15,15 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.errors import FtisError, MachineError, NetworkError, UsageError
-from ftis_node.telemetry.status import Status
+from ftis_node.node.http_api.node_client import read_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from types import TracebackType
+
+    from ftis_node.telemetry.status import Status
 
 log = logging.getLogger(__name__)
 
@@ -156,11 +156,10 @@ class Node:
 
     async def _read_status(self) -> Status | None:
         try:
-            document = await asyncio.to_thread(read_document, Home(self.home), "/status")
+            return await asyncio.to_thread(read_status, Home(self.home))
         except FtisError as error:
             log.info("status of the node unavailable, next try follows: %s", error)
             return None
-        return Status.from_json(json.dumps(document).encode())
 
     async def _wait_for_end(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s

@@ -74,7 +74,8 @@ TensorParallelOption = Annotated[
     typer.Option("--tensor-parallel", min=1, help="Number of GPUs for the generator (vLLM only).", show_default="1"),
 ]
 LogFormatOption = Annotated[
-    LogFormat, typer.Option("--log-format", help="Form of the log lines on stderr: text or json, one object a line.")
+    LogFormat,
+    typer.Option("--log-format", help="Format of the log lines on stderr: text or json, one object per line."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -1,20 +1,28 @@
-"""A status document as one screen of 80 x 24, and as one line for a log. Pure functions."""
+"""The status of a node as one screen of 80 x 24, and as one line for a log. Pure functions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ftis_node.telemetry.health_summary import OFF, AnswerWord, duration, summarize_health
+from ftis_node.telemetry.health_summary import BUDGET_UNITS, OFF, AnswerWord, duration, summarize_health
 from ftis_node.telemetry.terminal_text import labeled, printable, size, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftis_node.telemetry.health_summary import HealthSummary
+    from ftis_node.telemetry.status import (
+        BudgetStatus,
+        EvalStatus,
+        GenerationStatus,
+        LearnerStatus,
+        LimitsStatus,
+        ModelStatus,
+        Status,
+        SwarmStatus,
+    )
 
-    Document = dict[str, Any]
-
-WIDTH = 80
+WIDTH, WIDEST = 80, 99
 HEIGHT = 23  # one of the 24 lines is for the prompt
 ID_TAIL = 8
 SKEW_WORTH_SAYING_S = 1.0
@@ -32,9 +40,9 @@ STEP_FIGURES = {
 }
 
 
-def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
+def screen(status: Status, *, now: float, width: int = WIDTH) -> list[str]:
     """Return the lines, each at most `width` cells wide. `now` is Unix time in seconds."""
-    verdict = summarize_health(document, now=now)
+    verdict = summarize_health(status, now=now)
     if verdict.healthy.word in ENDED_WELL:
         lines = wrapped(f"{verdict.healthy.word}: {verdict.healthy.why}", width, indent=2)
         lines += wrapped(f"- {verdict.healthy.advice}", width, indent=2)
@@ -42,27 +50,27 @@ def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
         lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
     for explanation in _explanations(verdict):
         lines += wrapped(explanation, width, indent=2)
-    return [*lines, *labeled(_facts(document, now), width)][:HEIGHT]
+    return [*lines, *labeled(_facts(status, now), width)][:HEIGHT]
 
 
-def log_line(document: Document, *, now: float) -> str:
+def log_line(status: Status, *, now: float) -> str:
     """Return one line for a log: the answers, the reasons of those that are not yes, and the values that change."""
-    verdict = summarize_health(document, now=now)
+    verdict = summarize_health(status, now=now)
     answers = [
         f"{question} {answer.word}" + ("" if answer.word is AnswerWord.YES else f" ({answer.why})")
         for question, answer in verdict.items()
     ]
     if verdict.healthy.word in ENDED_WELL:
         answers = [f"{verdict.healthy.word} ({verdict.healthy.why})"]
-    learner, swarm = document["learner"], document["swarm"]
+    learner, swarm = status.learner, status.swarm
     figures = [
-        f"step {learner['step']}",
-        f"reward {_number(learner['reward_mean'])}",
-        f"{document['generation']['tokens_per_s']:.0f} tokens/s",
-        f"{swarm['peers_connected']} peers",
-        f"{swarm['groups_sent']} sent",
-        f"{swarm['groups_confirmed']} confirmed",
-        f"{swarm['groups_received']} received",
+        f"step {learner.step}",
+        f"reward {_number(learner.reward_mean)}",
+        f"{status.generation.tokens_per_s:.0f} tokens/s",
+        f"{swarm.peers_connected} peers",
+        f"{swarm.groups_sent} sent",
+        f"{swarm.groups_confirmed} confirmed",
+        f"{swarm.groups_received} received",
     ]
     return printable(f"{', '.join(answers)}; {', '.join(figures)}")
 
@@ -77,111 +85,108 @@ def _explanations(verdict: HealthSummary) -> Iterator[str]:
             shown_reasons.add(answer.why)
 
 
-def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
-    node, run, model = document["node"], document["run"], document["model"]
-    if not node["peer_id"]:  # the node has never started before
+def _facts(status: Status, now: float) -> Iterator[tuple[str, str]]:
+    node, run, model = status.node, status.run, status.model
+    if not node.peer_id:  # the node has never started before
         return
-    generation, swarm, replay = document["generation"], document["swarm"], document["replay"]
-    yield "node", f"{node['name']} (..{node['peer_id'][-ID_TAIL:]}), {node['role']}, {_state(document, now)}"
-    yield "run", f"{run['name']} ({run['id'][:12]}), {run['method']} on {run['task']}"
-    if node.get("domain"):
-        yield "domain", node["domain"]
-    if budget := _budget(document.get("budget") or {}):
+    generation, swarm, replay = status.generation, status.swarm, status.replay
+    yield "node", f"{node.name} (..{node.peer_id[-ID_TAIL:]}), {node.role}, {_state(status, now)}"
+    yield "run", f"{run.name} ({run.id[:12]}), {run.method} on {run.task}"
+    if node.domain:
+        yield "domain", node.domain
+    if budget := _budget(status.budget):
         yield "budget", budget
-    yield "model", f"{model['name']}, {model['parameters']:,} parameters, {_trained(model)}"
-    if model.get("training"):
-        yield "trains", model["training"]
-    if node["role"] == "exchange":
-        yield "trainer", _trainer(generation, document["learner"])
+    yield "model", f"{model.name}, {model.parameters:,} parameters, {_trained(model)}"
+    if model.training:
+        yield "trains", model.training
+    if node.role == "exchange":
+        yield "trainer", _trainer(generation, status.learner)
     else:
         yield "generation", _generation(generation)
-        yield from _learner(document["learner"], now)
-    reach = "" if swarm["reachability"] in ("unknown", "") else f"; reachable: {swarm['reachability']}"
-    yield "swarm", f"{swarm['state']}: {swarm['reason']}{reach}{_skew(swarm)}"
+        yield from _learner(status.learner, now)
+    reach = "" if swarm.reachability in ("unknown", "") else f"; reachable: {swarm.reachability}"
+    yield "swarm", f"{swarm.state}: {swarm.reason}{reach}{_skew(swarm)}"
     yield (
         "",
-        f"{swarm['peers_connected']} of {swarm['peers_known']} known peers connected, groups since the start: "
-        f"{swarm['groups_sent']} sent, {swarm['groups_confirmed']} confirmed, {swarm['groups_received']} received",
+        f"{swarm.peers_connected} of {swarm.peers_known} known peers connected, groups since the start: "
+        f"{swarm.groups_sent} sent, {swarm.groups_confirmed} confirmed, {swarm.groups_received} received",
     )
-    if swarm["groups_refused"]:
-        yield "refused", _counts(swarm["groups_refused"])
+    if swarm.groups_refused:
+        yield "refused", _counts(swarm.groups_refused)
     yield (
         "replay",
-        f"{replay['waiting']} waiting, {replay['ready']} ready, {replay['taken']} taken, "
-        f"{size(replay['disk_bytes'])} on disk",
+        f"{replay.waiting} waiting, {replay.ready} ready, {replay.taken} taken, {size(replay.disk_bytes)} on disk",
     )
-    yield from _disk(document.get("limits") or {})
-    if swarm["weights_bytes_in"] or swarm["weights_bytes_out"]:
+    yield from _disk(status.limits)
+    if swarm.weights_bytes_in or swarm.weights_bytes_out:
         yield "weights", _weights(swarm)
-    yield from _evaluations(document["eval"])
+    yield from _evaluations(status.eval)
 
 
-def _budget(budget: Document) -> str:
-    amounts = {"generate_tokens": "tokens generated", "learn_steps": "steps", "learn_tokens": "tokens trained on"}
-    return ", ".join(
-        f"{amount['used']:,} of {amount['limit']:,} {what}"
-        for name, what in amounts.items()
-        if (amount := budget.get(name)) and amount["limit"] is not None
-    )
+def _budget(budget: BudgetStatus) -> str:
+    amounts = [(getattr(budget, name), unit) for name, unit in BUDGET_UNITS.items()]
+    return ", ".join(f"{one.used:,} of {one.limit:,} {unit}" for one, unit in amounts if one.limit is not None)
 
 
-def _generation(generation: Document) -> str:
-    if generation["state"] == OFF:
+def _generation(generation: GenerationStatus) -> str:
+    if generation.state == OFF:
         return "off: this role learns from what others generate"
-    way = generation.get("hand_over")
+    way = generation.hand_over
     return (
-        f"{generation['state']} ({generation['engine']}), {generation['tokens_per_s']:.0f} tokens/s, "
-        f"{generation['groups_made']} groups in all, version {generation['policy_version']}{_restarts(generation)}"
+        f"{generation.state} ({generation.engine}), {generation.tokens_per_s:.0f} tokens/s, "
+        f"{generation.groups_made} groups in all, version {generation.policy_version}{_restarts(generation)}"
         + (f", new weights by {way}" if way else "")
     )
 
 
-def _trainer(generation: Document, learner: Document) -> str:
+def _trainer(generation: GenerationStatus, learner: LearnerStatus) -> str:
     return (
-        f"step {generation['policy_version']}, groups in all: {generation['groups_made']} shared, "
-        f"{learner['foreign_groups']} foreign given to it"
+        f"step {generation.policy_version}, groups in all: {generation.groups_made} shared, "
+        f"{learner.foreign_groups} foreign given to it"
     )
 
 
-def _learner(learner: Document, now: float) -> Iterator[tuple[str, str]]:
-    if learner["state"] == OFF:
+def _learner(learner: LearnerStatus, now: float) -> Iterator[tuple[str, str]]:
+    if learner.state == OFF:
         yield "learner", "off: this role generates for a learner elsewhere"
         return
-    last = learner.get("last_step_at")
+    last = learner.last_step_at
     ago = "" if last is None else f" ({duration(now - last)} ago)"
-    layout = f", {learner['layout']}" if learner.get("layout") else ""
-    kernels = f", kernels: {learner['kernels']}" if learner.get("kernels") else ""
+    layout = f", {learner.layout}" if learner.layout else ""
+    kernels = f", kernels: {learner.kernels}" if learner.kernels else ""
     yield (
         "learner",
-        f"{learner['state']}, step {learner['step']}{ago}, {learner['tokens_per_s'] or 0:.0f} tokens/s, groups used: "
-        f"{learner['own_groups']} own, {learner['foreign_groups']} foreign{_restarts(learner)}{layout}{kernels}",
+        f"{learner.state}, step {learner.step}{ago}, {learner.tokens_per_s or 0:.0f} tokens/s, groups used: "
+        f"{learner.own_groups} own, {learner.foreign_groups} foreign{_restarts(learner)}{layout}{kernels}",
     )
-    known = [f"{name} {_number(learner[key])}" for key, name in STEP_FIGURES.items() if learner.get(key) is not None]
+    known = [
+        f"{name} {_number(value)}" for key, name in STEP_FIGURES.items() if (value := getattr(learner, key)) is not None
+    ]
     if known:
         yield "last step", ", ".join(known)
-    if learner.get("mismatch_kl") is not None:
+    if learner.mismatch_kl is not None:
         yield (
             "mismatch",
-            f"engine to learner KL {learner['mismatch_kl']:.2g}, {learner['mismatch_share']:.1%} of ratios off by "
-            f"more than 1 % (version {learner['mismatch_version']})",
+            f"engine to learner KL {learner.mismatch_kl:.2g}, {learner.mismatch_share:.1%} of ratios off by "
+            f"more than 1 % (version {learner.mismatch_version})",
         )
 
 
-def _state(document: Document, now: float) -> str:
-    node, taken_at = document["node"], document.get("health", {}).get("taken_at")
-    if node["state"] == "running":
-        return f"running for {duration(node['uptime_s'])}, version {node['version']}"
-    if node["state"] == "stopping":
-        waits_for = f": it waits for {node['waits_for']}" if node.get("waits_for") else ""
-        return f"version {node['version']}, stopping{waits_for}"
+def _state(status: Status, now: float) -> str:
+    node, taken_at = status.node, status.health.taken_at
+    if node.state == "running":
+        return f"running for {duration(node.uptime_s)}, version {node.version}"
+    if node.state == "stopping":
+        waits_for = f": it waits for {node.waits_for}" if node.waits_for else ""
+        return f"version {node.version}, stopping{waits_for}"
     seen = f", last seen {duration(now - taken_at)} ago" if taken_at else ""
-    return f"{node['state']}{seen}, version {node['version']}"
+    return f"{node.state}{seen}, version {node.version}"
 
 
-def _disk(limits: Document) -> Iterator[tuple[str, str]]:
-    if limits.get("home_bytes") is not None:
-        used = {part: size(limits[f"{part}_bytes"]) for part in ("home", "buffer", "disk_free")}
-        most = {part: size(limits[f"{part}_limit_bytes"]) for part in ("home", "buffer")}
+def _disk(limits: LimitsStatus) -> Iterator[tuple[str, str]]:
+    if limits.home_bytes is not None:
+        used = {part: size(getattr(limits, f"{part}_bytes")) for part in ("home", "buffer", "disk_free")}
+        most = {part: size(getattr(limits, f"{part}_limit_bytes")) for part in ("home", "buffer")}
         yield (
             "disk",
             f"home {used['home']} of {most['home']}, groups {used['buffer']} of {most['buffer']}, "
@@ -189,40 +194,40 @@ def _disk(limits: Document) -> Iterator[tuple[str, str]]:
         )
 
 
-def _trained(model: Document) -> str:
-    trained, total = model["trainable_parameters"], model["parameters"]
+def _trained(model: ModelStatus) -> str:
+    trained, total = model.trainable_parameters, model.parameters
     return "all trained" if trained == total else f"{trained:,} trained"
 
 
-def _restarts(worker: Document) -> str:
-    return f", {worker['restarts']} restarts" if worker["restarts"] else ""
+def _restarts(worker: GenerationStatus | LearnerStatus) -> str:
+    return f", {worker.restarts} restarts" if worker.restarts else ""
 
 
-def _skew(swarm: Document) -> str:
-    skew_s = swarm["clock_skew_s"]
+def _skew(swarm: SwarmStatus) -> str:
+    skew_s = swarm.clock_skew_s
     if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
         return ""
     return f"; the peers' clocks are {skew_s:+.1f} s off ours: switch on time synchronization"
 
 
-def _weights(swarm: Document) -> str:
-    age_s, refused = swarm["weights_age_s"], sum(swarm["weights_refused"].values())
+def _weights(swarm: SwarmStatus) -> str:
+    age_s, refused = swarm.weights_age_s, sum(swarm.weights_refused.values())
     age = "" if age_s is None else f", those served are {duration(age_s)} old"
-    megabytes = f"{swarm['weights_bytes_in'] / 1e6:.1f} MB in, {swarm['weights_bytes_out'] / 1e6:.1f} MB out"
+    megabytes = f"{swarm.weights_bytes_in / 1e6:.1f} MB in, {swarm.weights_bytes_out / 1e6:.1f} MB out"
     return f"{megabytes}, {refused} rejected{age}"
 
 
-def _evaluations(evaluations: list[Document]) -> Iterator[tuple[str, str]]:
+def _evaluations(evaluations: list[EvalStatus]) -> Iterator[tuple[str, str]]:
     """Yield the newest evaluation of each task beside the first one."""
-    first: dict[str, Document] = {}
-    newest: dict[str, Document] = {}
+    first: dict[str, EvalStatus] = {}
+    newest: dict[str, EvalStatus] = {}
     for evaluation in evaluations:
-        first.setdefault(evaluation["task"], evaluation)
-        newest[evaluation["task"]] = evaluation
+        first.setdefault(evaluation.task, evaluation)
+        newest[evaluation.task] = evaluation
     for task, last in list(newest.items())[:MAX_EVALUATIONS]:
         before = first[task]
-        at_first = "" if before is last else f", {before['pass_at_1']:.3f} at step {before['step']}"
-        yield "pass@1", f"{last['pass_at_1']:.3f} at step {last['step']}{at_first} ({last['n']} problems of {task})"
+        at_first = "" if before is last else f", {before.pass_at_1:.3f} at step {before.step}"
+        yield "pass@1", f"{last.pass_at_1:.3f} at step {last.step}{at_first} ({last.n} problems of {task})"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -1,22 +1,13 @@
-"""Writes that survive a full disk and a power cut.
-
-A file is replaced whole or not at all: opening it for writing would empty it. `reporting_full_disk` turns any error of
-a full disk into one MachineError.
-
-A function here returns when its change is on the disk. It syncs a file's content and the folder of its name. For a new
-folder it syncs the one above.
-"""
+"""Free disk space, and errors of a full disk as one MachineError."""
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
-from ftis_node.files import check_no_folder, open_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,40 +51,3 @@ def free_bytes(path: Path) -> int:
     """Return the free bytes of the disk that holds `path`, or will hold it."""
     folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     return shutil.disk_usage(folder).free
-
-
-def sync_to_disk(path: Path) -> None:
-    """Write a file's content, or a folder's names, to the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder and the missing ones above it. Raises OSError."""
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in reversed(made):
-        sync_to_disk(folder.parent)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, which keeps its content if that fails.
-
-    Raises OSError. Raises FileError if `path` is a folder, or if the temporary file's name is a link.
-    """
-    check_no_folder(path)
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with os.fdopen(open_to_write(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    sync_to_disk(path.parent)

@@ -36,9 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import disk_full, is_disk_full, make_folder
+from ftis_node.config.disk_room import disk_full, is_disk_full
 from ftis_node.errors import ConfigError, FtisError, HomeInUseError
-from ftis_node.files import open_to_write
+from ftis_node.files import make_folder, open_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

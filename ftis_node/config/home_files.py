@@ -12,9 +12,8 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError, FileError
-from ftis_node.files import read_object
+from ftis_node.files import read_object, replace_file
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

@@ -31,8 +31,8 @@ class BudgetSection(Section):
 
     generate_tokens: Amount | None = Field(
         default=None,
-        description="Completion tokens that the node generates. At the limit it cancels the groups in flight and "
-        "trains on those of peers only. Evaluations do not count.",
+        description="Completion tokens that the node generates. At the limit it begins no further group, and trains "
+        "on those of peers only. Evaluations do not count.",
     )
     learn_steps: Amount | None = Field(
         default=None, description="Optimizer steps after which the node ends, as `--steps`."
@@ -109,7 +109,8 @@ class BufferSection(Section):
         default=512 << 20,
         ge=1 << 16,
         le=1 << 50,
-        description="Their total size. Above it the node drops the oldest groups of the sender with the most bytes.",
+        description="Total size of the foreign groups that are ready. Above it the node drops the oldest groups of the "
+        "sender with the most bytes.",
     )
     max_disk_bytes: int = Field(
         default=4 << 30,
@@ -184,7 +185,7 @@ class ValidationSection(Section):
 
     max_clock_skew_s: float = Field(
         default=60.0, gt=0, le=3600,
-        description="The node refuses a group whose time is further ahead than this (`clock_skew`). Seconds.",
+        description="The node refuses a group whose time is more seconds ahead than this (`clock_skew`).",
     )  # fmt: skip
     min_mean_logprob: float = Field(
         default=-14.0, ge=-100, lt=0,
@@ -211,12 +212,13 @@ class ValidationSection(Section):
     )  # fmt: skip
     audit_fraction: float = Field(
         default=0.1, ge=0, le=1,
-        description="Fraction of the groups that claim this node's own weights whose log-probs the learner recomputes. "
-        "For a peer on probation it recomputes all. 0: none.",
+        description="Fraction of the groups that claim this node's present weights whose log-probs the learner "
+        "recomputes. For a peer on probation it recomputes all. 0: none.",
     )  # fmt: skip
     audit_max_kl: float = Field(
         default=0.1, gt=0, le=100,
-        description="Largest KL divergence between them, in nats per token. Number formats alone cause up to 0.002.",
+        description="Largest KL between the claimed and the recomputed log-probs, in nats per token. Number formats "
+        "alone cause up to 0.002.",
     )  # fmt: skip
     audit_folders: bool = Field(
         default=False,

@@ -26,8 +26,8 @@ class MethodSection(Section):
     package: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="Python package whose plug-in `name` is. A node without it refuses the run and names the package. "
-        "Nothing is fetched.",
+        description="Python package that provides the plug-in `name`. A node without it refuses the run and names the "
+        "package. Nothing is fetched.",
     )
     name: str = Field(
         default="ftis",
@@ -47,7 +47,8 @@ class MethodSection(Section):
     )
     kl_threshold: Positive | None = Field(
         default=None,
-        description="Negatives at or above this KL are dropped; unset: the method's. Belongs to its estimator.",
+        description="Completions with A < 0 and this KL or more are dropped. Set it with `kl_estimator`; unset: the "
+        "method's.",
     )
     floor: float | None = Field(
         default=None,
@@ -58,21 +59,21 @@ class MethodSection(Section):
     filter: str | None = Field(
         default=None,
         max_length=64,
-        description="Which negatives the filtered methods drop. `kl`: those from `kl_threshold` on (paper). "
-        "`quantile`: all but the nearest `keep_share` of each peer's in a step. `ess`: likewise, with the peer's "
-        "effective sample size as the share. The last two read `kl_estimator`, keep own completions, and need one "
-        "more forward pass. Unset: `kl`.",
+        description="Completions with A < 0 that the filtered methods drop. `kl`: from `kl_threshold` on (paper). "
+        "`quantile`: of each peer's in a step, all but the `keep_share` of least KL. `ess`: likewise, with the peer's "
+        "effective sample size as the share. The last two use `kl_estimator`, keep own completions, and need one more "
+        "forward pass. Unset: `kl`.",
     )
     keep_share: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description='Share of each peer\'s negatives that `filter = "quantile"` keeps. Unset: 0.3.',
+        description='Share of each peer\'s completions with A < 0 that `filter = "quantile"` keeps. Unset: 0.3.',
     )
     rank_own: bool | None = Field(
         default=None,
-        description="`quantile` and `ess`: own negatives are ranked too. For runs in which new weights reach the "
-        "generators many updates late. Unset: false.",
+        description="`quantile` and `ess`: rank own completions too. For runs in which new weights reach the "
+        "generators many steps late. Unset: false.",
     )
     eps_low: Positive | None = Field(default=None, description="Lower clip width; unset: the method's.")
     eps_high: Positive | None = Field(default=None, description="Upper clip width; unset: the method's.")
@@ -84,21 +85,25 @@ class MethodSection(Section):
         description="Mean inside each completion, over all tokens, or by the completion limit; unset: the method's.",
     )
     clip: bool | None = Field(default=None, description="gepo: whether its weight is clipped.")
-    alpha: float | None = Field(default=None, ge=0, le=1, description="gepo: share of the defensive mix.")
+    alpha: float | None = Field(
+        default=None, ge=0, le=1, description="gepo: share of the learner's probability in the weight's denominator."
+    )
     k3_beta: float | None = Field(
-        default=None, ge=0, le=MOST, description="gepo: weight of the k3 regulariser (paper: 0.005)."
+        default=None, ge=0, le=MOST, description="gepo: weight of the k3 regularizer (paper: 0.005)."
     )
     mis_low: float | None = Field(default=None, ge=0, le=MOST, description="mis: ratios below this have weight 0.")
     mis_high: Positive | None = Field(default=None, description="mis: ratios above this have weight 0.")
     m2_threshold: Positive | None = Field(default=None, description="m2po: bound of the mean squared log-ratio.")
     topr_level: Literal["seq_mean", "seq_sum", "token"] | None = Field(
-        default=None, description="topr: which ratio tapers negatives."
+        default=None,
+        description="topr: ratio that reduces the weight of completions with A < 0. `seq_mean`, `seq_sum`: of the "
+        "sequence, by the mean or the sum of its log-probs. `token`: of each token.",
     )
 
     peer_weights: Literal["agreement"] | None = Field(
         default=None,
         description="`agreement`: scales each peer's advantages by how far the gradient of its completions agrees "
-        "with that of own ones (ftis-node docs develop/workers). Unset: no scaling.",
+        "with that of own ones (ftis-node docs train/methods#beyond-the-paper). Unset: no scaling.",
     )
 
     @field_validator("name", "filter")

@@ -75,15 +75,15 @@ class SwarmSection(Section):
         default=64 << 20,
         ge=1 << 16,
         le=1 << 36,
-        description="Bytes of groups served to all peers together. Above it requests wait briefly or get the "
-        "answer BUSY. Peers that took more than their share get it first.",
+        description="Bytes of groups served per second to all peers together. Above it requests wait briefly or get "
+        "the answer BUSY, first those of peers that received more than their share.",
     )
     max_requests_per_minute: int = Field(
         default=1200,
         ge=60,
         le=1 << 20,
-        description="Requests of one peer for one service. Above it the answer is BUSY. A query counts as ten "
-        "requests.",
+        description="Requests of one peer for one service. Above it the answer is BUSY. A request of `ask`, `hello` or "
+        "`batches` counts as ten.",
     )
     max_streams: int = Field(default=32, ge=2, le=4096, description="Requests of peers served at the same time.")
     secret_file: str = Field(
@@ -98,7 +98,9 @@ class SwarmSection(Section):
         "node is assigned to fetch for others. `auto`: all while there are at most `pull_all_max_peers` other "
         "members.",
     )
-    pull_all_max_peers: int = Field(default=16, ge=0, le=10000, description="See `swarm.pull_policy`.")
+    pull_all_max_peers: int = Field(
+        default=16, ge=0, le=10000, description="Largest number of other members for which `auto` pulls all groups."
+    )
     announcements_per_s: float = Field(
         default=50.0,
         gt=0,
@@ -124,7 +126,8 @@ class SwarmSection(Section):
     publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
     publish_stats: bool = Field(
         default=True,
-        description="Put measurements into it: step, groups a minute, rejections, pass@1, senders of trained groups.",
+        description="Put measurements into the record: step, groups a minute, rejections, pass@1, senders of trained "
+        "groups.",
     )
 
 
@@ -142,8 +145,8 @@ class NodeSettings(BaseSettings):
     task: str = Field(
         default="",
         max_length=4096,
-        description="The value of `--task`: a task SPEC with this node's paths. Some parts of the run's mixture: "
-        "the node's domain (ftis-node docs train/domains). Empty: the run's task, or the domain of the last start.",
+        description="As `--task`: a task SPEC with this node's paths. A SPEC of some parts of the run's mixture is the "
+        "node's domain (ftis-node docs train/domains). Empty: the run's task, or the domain of the last start.",
     )
     lora: bool | None = Field(
         default=None,
@@ -158,7 +161,7 @@ class NodeSettings(BaseSettings):
         le=1024,
         description="Number of GPUs that this node may use, the first ones that it sees. The generator gets "
         "`tensor_parallel_size` of them, the learner all others. 0: one each, or one for both, unless other "
-        "settings say more.",
+        "settings require more.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Number format of the weights; auto: float32 on a CPU, bfloat16 on a GPU."

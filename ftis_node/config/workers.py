@@ -55,7 +55,7 @@ class GenerationSection(Section):
     )
     max_policy_versions_per_completion: int = Field(
         default=8, ge=0, le=100000,
-        description="The next weight update cuts a completion that began more policy versions ago (vllm engine).",
+        description="A weight update ends completions that began more policy versions ago than this (vllm engine).",
     )  # fmt: skip
     request_timeout_s: float = Field(
         default=600.0, gt=0, le=86400, description="Longest time for one group. After it the node drops the request."
@@ -121,7 +121,7 @@ class LearnerSection(Section):
         "memory; `offload`: in host memory, with the master weights and gradients.",
     )
     threads: int = Field(
-        default=0, ge=0, le=1024, description="CPU threads of each process; 0: half of the cores, divided."
+        default=0, ge=0, le=1024, description="CPU threads of each process; 0: half of the cores, divided among them."
     )
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
     checkpoint_every_steps: int | None = Field(

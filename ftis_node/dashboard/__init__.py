@@ -3,7 +3,7 @@
     the node's local port --.                                             .--> Overview, MetricsPanel
     status.json, lock -------+-> Watcher --NodeSnapshot--> DashboardApp --+--> Plot (two)
     events.jsonl ------------'   (a thread)  once a second                `--> PeersTable, EventLines
-    replay.sqlite -------> buffer_reader.py (a thread, on request) ----------> GroupsScreen, GroupScreen
+    replay.sqlite --> Page.load (a thread, on request) --Loaded--------------> GroupsScreen, GroupScreen
 
 Threads read files, SQLite and HTTP, and send the results as messages, so that nothing blocks the drawing loop.
 The pure functions of `view/` decide the text; a widget only draws it. The dashboard never changes a node.

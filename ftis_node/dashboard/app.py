@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textual.events import InputEvent
 
@@ -11,13 +11,10 @@ from ftis_node.dashboard.context import DashboardContext, NodeSeen
 from ftis_node.dashboard.screens.main import MainScreen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from textual.events import Event
     from textual.screen import Screen
 
     from ftis_node.config.home import Home
-    from ftis_node.dashboard.watcher import Watcher
 
 PERIOD_S = 1.0
 
@@ -32,41 +29,35 @@ class DashboardApp(DashboardContext):
     def __init__(
         self,
         home: Home,
-        open_watcher: Callable[[], Watcher] | None,
         *,
-        read_swarm: Callable[[], Any] = list,
+        is_swarm: bool = False,
         period_s: float = PERIOD_S,
         once: bool = False,
     ) -> None:
-        """Store the sources of the screens, and paint nothing yet.
-
-        `open_watcher` runs in the watcher's thread. Without it, the only screen is that of the whole swarm.
-        `read_swarm` returns the document of `/swarm` and runs in the thread of its screen. `once` ends the application
-        after the first paint.
-        """
+        """`is_swarm` shows only the whole swarm. `once` ends the application after the first paint."""
         super().__init__(home)
         self.theme = "ansi-dark"
-        self._open_watcher = open_watcher
-        self._read_swarm = read_swarm
+        self._is_swarm = is_swarm
         self._period_s = period_s
         self._once = once
         self._is_over = threading.Event()
 
     def get_default_screen(self) -> Screen[None]:
-        return self._swarm_screen() if self._open_watcher is None else MainScreen(str(self._home.root))
+        return self._swarm_screen() if self._is_swarm else MainScreen()
 
     def on_mount(self) -> None:
         if self._once:
             self.call_after_refresh(self.exit)
-        elif self._open_watcher is not None:
+        elif not self._is_swarm:
             self.call_after_refresh(self.run_worker, self._watch, thread=True, group="watcher", name="watcher")
 
     def on_unmount(self) -> None:
         self._is_over.set()
 
     def _watch(self) -> None:
-        assert self._open_watcher is not None
-        watcher = self._open_watcher()
+        from ftis_node.dashboard.watcher import Watcher
+
+        watcher = Watcher(self.home)
         self.post_message(NodeSeen(watcher.poll(with_history=False)))
         while not self._is_over.is_set():
             self.post_message(NodeSeen(watcher.poll()))
@@ -106,7 +97,7 @@ class DashboardApp(DashboardContext):
     def _swarm_screen(self) -> Screen[None]:
         from ftis_node.dashboard.screens.whole_swarm import SwarmScreen
 
-        return SwarmScreen(self._read_swarm)
+        return SwarmScreen()
 
     def action_show_help(self) -> None:
         from ftis_node.dashboard.screens.help import HelpScreen

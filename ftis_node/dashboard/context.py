@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App
 from textual.message import Message
@@ -11,19 +12,18 @@ from textual.screen import Screen
 
 from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 from ftis_node.errors import FtisError
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from ftis_node.config.home import Home
-    from ftis_node.dashboard.buffer_reader import GroupDetail
     from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.dashboard.view.spans import Line
-    from ftis_node.models.tokenizer import Decoder
-    from ftis_node.replay.reader import GroupSummary
+    from ftis_node.replay.group_history import GroupHistory
 
 
 @dataclass
@@ -32,37 +32,29 @@ class NodeSeen(Message):
 
 
 @dataclass
-class GroupsListed(Message):
-    """Groups that a screen requested. `problem` is the reason why the list is empty."""
+class Loaded(Message):
+    """What a page has read in a thread; None with the reason if that failed."""
 
-    groups: list[GroupSummary]
+    value: Any
     problem: str = ""
-
-
-@dataclass
-class GroupOpened(Message):
-    """Group that a screen requested; None if the buffer no longer has it."""
-
-    group: GroupDetail | None
-    problem: str = ""
-
-
-@dataclass
-class SwarmRead(Message):
-    """Lines of the swarm's view, or the reason why they are missing."""
-
-    lines: list[str]
 
 
 class DashboardContext(App[None]):
-    """Application with the newest snapshot of the node and access to its buffer."""
+    """Application with the newest snapshot of the node."""
 
     def __init__(self, home: Home) -> None:
         super().__init__()
-        self._home = home
-        self._decoder: Decoder | None = None
+        self.home = home
         self.is_leaving = False
         self.snapshot: NodeSnapshot | None = None  # None before the first snapshot
+
+    @cached_property
+    def read_group(self) -> Callable[[str], GroupHistory | None]:
+        """Function that returns the history of a group by its id. It opens the tokenizer and each task once."""
+        from ftis_node.models.tokenizer import Decoder
+        from ftis_node.replay.group_history import PromptResolver, read_group_history
+
+        return partial(read_group_history, self.home, decoder=Decoder(self.home), prompts=PromptResolver(self.home))
 
     def open_page(self, page: Screen[None]) -> None:
         if not self.is_leaving:
@@ -72,44 +64,26 @@ class DashboardContext(App[None]):
         peers = () if self.snapshot is None else self.snapshot.peers
         return {row["peer_id"]: str(row.get("name") or "") for row in peers}
 
-    def load_groups(self, asker: Screen[None], *, sender: str | None = None) -> None:
-        """Read the newest groups in a thread, then send `asker` a GroupsListed."""
-
-        def read() -> None:
-            import sqlite3
-
-            from ftis_node.dashboard.buffer_reader import list_groups
-
-            try:
-                asker.post_message(GroupsListed(list_groups(self._home, sender=sender)))
-            except (FtisError, sqlite3.Error) as error:
-                asker.post_message(GroupsListed([], str(error)))
-
-        self.run_worker(read, thread=True, group="buffer")
-
-    def load_group(self, asker: Screen[None], group_id: str) -> None:
-        """Read one group in a thread, then send `asker` a GroupOpened."""
-
-        def read() -> None:
-            import sqlite3
-
-            from ftis_node.dashboard.buffer_reader import read_group
-            from ftis_node.models.tokenizer import Decoder
-
-            self._decoder = self._decoder or Decoder(self._home)
-            try:
-                asker.post_message(GroupOpened(read_group(self._home, group_id, self._decoder)))
-            except (FtisError, sqlite3.Error) as error:
-                asker.post_message(GroupOpened(None, str(error)))
-
-        self.run_worker(read, thread=True, group="buffer")
-
 
 class Page(Screen[None]):
     """Screen above the main one."""
 
     app: DashboardContext
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "back"), ("q", "app.quit", "quit")]
+
+    def load(self, read: Callable[[], Any]) -> None:
+        """Call `read` in a thread, which then sends this page a Loaded."""
+
+        def run() -> None:
+            import sqlite3
+
+            try:
+                loaded = Loaded(read())
+            except (FtisError, OSError, TypeError, ValueError, sqlite3.Error) as error:  # also a damaged document
+                loaded = Loaded(None, printable(str(error)))
+            self.post_message(loaded)
+
+        self.app.run_worker(run, thread=True, group="load")
 
     def action_back(self) -> None:
         """Close this screen, or the application if no other screen is left.

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.telemetry.history import History
 
 if TYPE_CHECKING:
     from ftis_node.telemetry.status import Status
-
-
-class NodePhase(StrEnum):
-    """State of the node's process."""
-
-    RUNNING = "running"
-    STARTING = "starting"  # the process runs and loads models; its status port is not open yet
-    SILENT = "silent"  # the process runs, but its port does not answer
-    STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +33,15 @@ class MachineUsage:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """State of a node at `taken_at` (Unix seconds). `reported_at` is the time of the node's last status.
+    """State of a node at `taken_at` (Unix seconds), with its status at `status.health.taken_at`.
 
+    `is_silent` means that its process runs, but its port does not answer: the values are those of its last answer.
     `start_command` starts the node again. `problem` is one line about a document that could not be read.
     """
 
     taken_at: float
-    phase: NodePhase
     status: Status
-    reported_at: float = 0.0
+    is_silent: bool = False
     peers: tuple[dict[str, Any], ...] = ()
     history: History = History()
     machine: MachineUsage = MachineUsage()
@@ -60,6 +50,15 @@ class NodeSnapshot:
     problem: str = ""
 
     @property
+    def state(self) -> str:
+        """Return the state of the node in its status, or `silent`."""
+        return "silent" if self.is_silent else self.status.node.state
+
+    @property
     def is_live(self) -> bool:
         """Return whether the values are current."""
-        return self.phase is NodePhase.RUNNING
+        return self.state in ("running", "stopping")
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ("stopped", "failed")

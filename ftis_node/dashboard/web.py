@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from textual_serve.server import Server
 
-from ftis_node.errors import UsageError
 from ftis_node.node.http_api.auth import host_name, is_same_secret
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.telemetry.terminal_text import one_line
@@ -113,17 +112,10 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[int]:
         """Serve while the block runs; yield the port. Raises UsageError if the port cannot be opened."""
-        runner = self.guard.runner(await self._make_app())
-        await runner.setup()
-        try:
-            try:
-                await self.guard.listen(runner, self.host, self.port)
-            except OSError as error:
-                where = f"{self.host}, port {self.port} ({error.strerror})"
-                raise UsageError(f"cannot listen on {where}: select others with --host and --port") from None
-            yield int(runner.addresses[0][1])
-        finally:
-            await runner.cleanup()
+        app, name = await self._make_app(), f"port {self.port} of {self.host}"
+        remedy = "select others with --host and --port"
+        async with self.guard.open_port(app, self.host, self.port, name=name, remedy=remedy) as port:
+            yield port
 
     async def serve_until_signal(self, on_ready: Callable[[], None]) -> None:
         """Serve until SIGINT or SIGTERM; call `on_ready` when the port is open."""

@@ -22,7 +22,7 @@ from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.errors import UsageError
 from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
-from ftis_node.node.startup.preflight import check_ports
+from ftis_node.node.startup.prepare import check_ports
 from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:

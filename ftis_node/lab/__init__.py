@@ -1,3 +1,3 @@
-"""Small real setups: tiny models, the demo swarm, experiments, and nodes without a model for large swarms."""
+"""Small real setups: tiny models, the demo swarm, and experiments."""
 
 from __future__ import annotations

@@ -24,8 +24,10 @@ from ftis_node.lab.wire_probe import WireFigures, loopback_bytes, measure_wire
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from ftis_node.telemetry.log import OnProgress
 
 SIZES = ("s", "m")
 RUN = "arithmetic-ftis"
@@ -236,18 +238,15 @@ class DemoResult:
         return complaints
 
 
-def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, LearningCurves]], None]) -> DemoResult:
-    """Run the demo and return its table; `watch` is called with the progress about twice a second.
-
-    Raises FtisError if one of the commands fails.
-    """
+def run_demo(plan: DemoPlan, *, on_progress: OnProgress) -> DemoResult:
+    """Run the demo and return its table. Raises FtisError if one of the commands fails."""
     started_at = time.monotonic()
     homes = {size: plan.out / f"home-{size}" for size in SIZES}
     for home in homes.values():
         shutil.rmtree(home, ignore_errors=True)
-    models = make_pair(plan.out / "models", seed=plan.seed, watch=lambda _, text: watch(text, {}))
+    models = make_pair(plan.out / "models", seed=plan.seed, watch=on_progress)
     with children(plan.out / "logs") as commands:
-        watch("starting a bootstrap node", {})
+        on_progress(None, "starting a bootstrap node")
         address = commands.bootstrap(plan.out / "home-bootstrap").wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)
         before = loopback_bytes()
         nodes = [
@@ -263,12 +262,12 @@ def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, LearningCurve
             )
             for size in SIZES
         ]
-        _watch_training(nodes, homes, plan, watch)
+        _watch_training(nodes, homes, plan, on_progress)
         after = loopback_bytes()
     results = [_result_of(size, homes[size]) for size in SIZES]
     received = sum(result.tokens_received for result in results)
     crossed = (after - before) / received if before is not None and after is not None and received else None
-    watch("measuring the wire with groups of 12 x 300 tokens", {})
+    on_progress(None, "measuring the wire with groups of 12 x 300 tokens")
     wire = asyncio.run(measure_wire(plan.out / "wire"))
     result = DemoResult(results, crossed, wire, time.monotonic() - started_at)
     _write_outputs(plan, result, {size: read_curves(home / "events.jsonl") for size, home in homes.items()})
@@ -280,16 +279,18 @@ def _figure(value: float | None) -> str:
 
 
 def _watch_training(
-    nodes: list[ChildProcess],
-    homes: Mapping[str, Path],
-    plan: DemoPlan,
-    watch: Callable[[str, Mapping[str, LearningCurves]], None],
+    nodes: list[ChildProcess], homes: Mapping[str, Path], plan: DemoPlan, on_progress: OnProgress
 ) -> None:
     """Wait until both nodes have ended. Raises FtisError as soon as one fails."""
     while True:
         curves = {size: read_curves(home / "events.jsonl") for size, home in homes.items()}
-        has_begun = any(curve.pass_at_1 for curve in curves.values())
-        watch(f"training, {plan.steps} steps" if has_begun else "starting two nodes", curves)
+        texts = [
+            f"{name} step {curve.step}, pass@1 {curve.pass_at_1[-1][1]:.2f}, {curve.foreign_groups} foreign groups"
+            for name, curve in curves.items()
+            if curve.pass_at_1
+        ]
+        done = min(curve.step for curve in curves.values()) / plan.steps
+        on_progress(done if texts else None, "; ".join(texts) or "starting two nodes")
         codes = [node.exit_code for node in nodes]
         for node, code in zip(nodes, codes, strict=True):
             if code:

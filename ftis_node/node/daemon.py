@@ -83,27 +83,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from ftis_node.node.components import NodeComponents
-    from ftis_node.node.exchange.group_exchange import GroupExchange
     from ftis_node.node.loops.status import StatusLoop
     from ftis_node.node.supervision.watchdog import Watchdog
-    from ftis_node.records.group import Group
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
 LEARNER = "learner worker"
-
-
-@dataclass(frozen=True, slots=True)
-class RoleLoops:
-    """The loops of a role, and `until_done`, which returns when the node has no more work; the node then ends.
-
-    `exchange` is the link of an exchange node to its trainer, None in other roles.
-    """
-
-    loops: dict[str, Coroutine[None, None, None]]
-    until_done: Coroutine[None, None, None]
-    exchange: GroupExchange | None = None
 
 
 async def run_node(
@@ -117,11 +103,9 @@ async def run_node(
     stop = _Stop()
     status = wiring.status_loop(watchdog=watchdog, http_refused=observed.refused)
     await status.refresh()
-    work = await _work_of_role(wiring, last_step=steps)
-    work.loops["peers"] = wiring.peers_loop.run()
-    work.loops["disk_space"] = wiring.disk_space_loop.run()
-    work.loops["status"] = status.run()
-    loops = {name: _without_end(name, loop) for name, loop in work.loops.items()} | {
+    await _prepare_role(wiring)
+    role_loops = loops_of_role(wiring) | {"status": status.run}
+    loops = {name: _without_end(name, loop()) for name, loop in role_loops.items()} | {
         "generation worker": node.generation.run(),
         LEARNER: node.learner.run(),
         "network": _ended_by(node.gossip.close),
@@ -130,7 +114,7 @@ async def run_node(
         "stop": _ended_by(stop.begin),
     }
     observed.status = status
-    async with _local_api(wiring, status, work.exchange).serve(port=settings.status_port) as url:
+    async with _local_api(wiring, status).serve(port=settings.status_port) as url:
         node.home.publish_address(url)
         log.info("node %s is up, its figures are at %s", node.about.name, url)
         await status.refresh()  # before the first step: the summary at the end compares with this status
@@ -139,8 +123,8 @@ async def run_node(
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-                stop.phases = [[task for task in running if task.get_name() not in work.loops]]
-                await tasks.create_task(work.until_done, name="work")
+                stop.phases = [[task for task in running if task.get_name() not in role_loops]]
+                await tasks.create_task(_until_done(wiring, last_step=steps), name="work")
                 await stop.begin()
                 lingering = tasks.create_task(_linger(node), name="peers that fetch the last groups")
                 saving = tasks.create_task(_save(node), name="the checkpoint of the last step")
@@ -184,96 +168,71 @@ async def _show_stop(stop: _Stop, status: StatusLoop) -> None:
     await status.show_stop(stop.waits_for)
 
 
-def _local_api(wiring: Wiring, status: StatusLoop, exchange: GroupExchange | None) -> LocalApi:
+def _local_api(wiring: Wiring, status: StatusLoop) -> LocalApi:
     node = wiring.node
-    max_bytes = node.context.manifest.wire.max_envelope_bytes
+    add_exchange = None
+    if node.context.settings.role == "exchange":
+        max_bytes = node.context.manifest.wire.max_envelope_bytes
+        add_exchange = ExchangeApi(wiring.exchange, max_group_bytes=max_bytes).add_routes
     return LocalApi(
         status,
         wiring.peer_table,
         control=PeerControl(node.peers, wiring.peer_table.rows),
         token_file=node.home.control_token,
-        add_exchange=None if exchange is None else ExchangeApi(exchange, max_group_bytes=max_bytes).add_routes,
+        add_exchange=add_exchange,
     )
 
 
-async def _work_of_role(wiring: Wiring, *, last_step: int | None) -> RoleLoops:
-    match wiring.node.context.settings.role:
-        case "learner":
-            return _learner_work(wiring, last_step)
-        case "generator":
-            return await _generator_work(wiring)
-        case "exchange":
-            return await _exchange_work(wiring)
-        case _:
-            return _full_work(wiring, last_step)
-
-
-def _full_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
-    loops = wiring.rollout_loops() | {
-        "check": wiring.check_loop().run(),
-        "audit": wiring.audit_loop().run(),
-        "reannounce": wiring.reannounce_loop.run(),
-        "shards": wiring.shards_loop.run(),
-        "directory": wiring.directory_loop(wiring.backfill).run(),
-    }
-    return RoleLoops(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step).run())
-
-
-def _learner_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
-    """Return the work of a node that trains on its peers' groups and offers them its weights."""
-    offers = wiring.offer_loop
-    wiring.node.gossip.serve_weights(offers.give)
-    loops = {
-        "pull": wiring.pull.run(),
-        "intake": wiring.intake.run(),
-        "check": wiring.check_loop().run(),
-        "audit": wiring.audit_loop().run(),
-        "shards": wiring.shards_loop.run(),
-        "directory": wiring.directory_loop(wiring.backfill).run(),
-        "offer": offers.run(),
-    }
-    return RoleLoops(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=offers.take).run())
-
-
-async def _generator_work(wiring: Wiring) -> RoleLoops:
-    """Return the work of a node that generates with the weights of the learner that it follows."""
+async def _prepare_role(wiring: Wiring) -> None:
+    """Do once what the loops of the role need."""
     node = wiring.node
-    follow = wiring.follow_loop
-    await follow.resume()
-    await node.gossip.read_shards(frozenset({node.context.shard}))
-    scored: asyncio.Queue[Group] = asyncio.Queue(node.slots.capacity)
-    loops = {
-        "follow": follow.run(),
-        "generate": wiring.generate_loop(scored).run(),
-        "publish": wiring.publish_loop(scored).run(),
-        "intake": wiring.intake.run(),
-        "deliver": wiring.deliver_loop.run(),
-        "reannounce": wiring.reannounce_loop.run(),
-        "directory": wiring.directory_loop(None).run(),
+    match node.context.settings.role:
+        case "learner":
+            node.gossip.serve_weights(wiring.offer_loop.give)
+        case "generator":
+            await wiring.follow_loop.resume()
+            await node.gossip.read_shards(frozenset({node.context.shard}))
+        case "exchange":
+            await wiring.exchange.resume()
+
+
+def loops_of_role(wiring: Wiring) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
+    """Return the loops of the node's role by name, as the second table above, without the status loop."""
+    settings = wiring.node.context.settings
+    loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+        "intake": wiring.intake.run,
+        "directory": wiring.directory_loop.run,
+        "peers": wiring.peers_loop.run,
+        "disk_space": wiring.disk_space_loop.run,
     }
-    return RoleLoops(loops, _wait_until_generated(wiring))
+    if settings.generates:
+        loops["generate"] = wiring.generate_loop.run
+    if settings.role != "learner":
+        loops |= {"publish": wiring.publish_loop.run, "reannounce": wiring.reannounce_loop.run}
+    if settings.role != "generator":
+        loops |= {"pull": wiring.pull.run, "shards": wiring.shards_loop.run}
+    if settings.learns:
+        loops |= {"check": wiring.check_loop.run, "audit": wiring.audit_loop.run}
+    if settings.role == "learner":
+        loops["offer"] = wiring.offer_loop.run
+    if settings.role == "generator":
+        loops["follow"] = wiring.follow_loop.run
+    if not settings.learns:
+        loops["deliver"] = wiring.deliver_loop.run
+    return loops
 
 
-async def _exchange_work(wiring: Wiring) -> RoleLoops:
-    """Return the work of a node that exchanges the groups of a trainer on this machine. It ends by a signal."""
-    publish = wiring.publish_loop(asyncio.Queue(maxsize=1))  # it stays empty: the exchange calls the loop itself
-    exchange = wiring.group_exchange(publish)
-    await exchange.resume()
-    loops = {
-        "publish": publish.run(),
-        "pull": wiring.pull.run(),
-        "intake": wiring.intake.run(),
-        "deliver": wiring.deliver_loop.run(),
-        "reannounce": wiring.reannounce_loop.run(),
-        "shards": wiring.shards_loop.run(),
-        "directory": wiring.directory_loop(wiring.backfill).run(),
-    }
-    return RoleLoops(loops, _until_canceled(), exchange)
-
-
-async def _until_canceled() -> None:
-    with waiting_for("a signal"):
-        await asyncio.Event().wait()
+async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:
+    """Train, or wait, until the node has no more work; the node then ends. An exchange node ends by a signal."""
+    match wiring.node.context.settings.role:
+        case "generator":
+            await _wait_until_generated(wiring)
+        case "exchange":
+            with waiting_for("a signal"):
+                await asyncio.Event().wait()
+        case role:
+            deliver = wiring.offer_loop.take if role == "learner" else None
+            await wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=deliver).run()
 
 
 async def _wait_until_generated(wiring: Wiring) -> None:

@@ -83,26 +83,10 @@ class NullGeneration:
         """Return itself; it serves no evaluations."""
         return self
 
-    async def start(self) -> None:
-        """Do nothing."""
+    async def _do_nothing(self, *args: Any, **options: Any) -> None:
+        """Do nothing: there is no worker to supervise, no GPU memory to free and no engine to update."""
 
-    async def run(self) -> None:
-        """Return at once: there is no worker to supervise."""
-
-    async def stop(self) -> None:
-        """Do nothing."""
-
-    async def sleep(self, *, discard: bool = False) -> None:
-        """Do nothing: no worker holds GPU memory."""
-
-    async def wake(self) -> None:
-        """Do nothing."""
-
-    async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
-        """Do nothing: no engine serves the weights."""
-
-    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """Do nothing: no engine serves the weights."""
+    start = run = stop = sleep = wake = update_weights = try_weights = _do_nothing
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Raise FtisError: the generate loop does not run in this role."""
@@ -134,11 +118,10 @@ class NullLearner:
         """Return the state of the initial model at step 0."""
         return self._state
 
-    async def run(self) -> None:
-        """Return at once: there is no worker to supervise."""
+    async def _do_nothing(self, *args: Any, **options: Any) -> None:
+        """Do nothing: there is no worker to supervise, no memory to free and no log-probs to compare."""
 
-    async def stop(self) -> None:
-        """Do nothing."""
+    run = stop = check = give_memory_back = _do_nothing
 
     def restart(self, how: str) -> None:
         """Do nothing."""
@@ -149,15 +132,9 @@ class NullLearner:
         """Raise FtisError: the train loop does not run in this role."""
         _refuse("trains nothing")
 
-    async def check(self, group: TrainGroup) -> None:
-        """Do nothing: no learner computes log-probs for comparison."""
-
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Raise FtisError: the audit loop does not run in this role."""
         _refuse("audits nothing")
-
-    async def give_memory_back(self) -> None:
-        """Do nothing: no worker holds memory."""
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
         """Return None: no learner holds weights."""

@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ftis_node.errors import ConfigError, DamagedError
-from ftis_node.files import check_regular, read_file
+from ftis_node.files import check_regular, read_file, replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,7 +154,7 @@ class Identity:
 
     def save(self, path: Path) -> None:
         """Write the file `path` atomically, readable by its owner only. Raises OSError."""
-        write_private(path, f"{self.seed.hex()}\n{self.peer_id}\n".encode())
+        replace_file(path, f"{self.seed.hex()}\n{self.peer_id}\n".encode(), mode=0o600)
 
     @property
     def peer_id(self) -> str:
@@ -163,24 +163,3 @@ class Identity:
     def sign(self, domain: bytes, message: bytes) -> bytes:
         """Return the 64-byte signature over `domain` + `message`."""
         return _private_key(self.seed).sign(domain + message)
-
-
-def write_private(path: Path, contents: bytes) -> None:
-    """Write a file of mode 0600 atomically: a crash leaves the old file or the new one. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

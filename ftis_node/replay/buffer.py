@@ -6,19 +6,14 @@ Every method waits for the disk, so the daemon calls them in one dedicated threa
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from ftis_node.errors import FtisError
-from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import PromptRef
-from ftis_node.replay import faulty_groups, side_tables
+from ftis_node.replay import side_tables
 from ftis_node.replay.database import give_back_pages, open_writer, transaction
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
+from ftis_node.replay.rows import StoredGroup, is_sound, new_row
 from ftis_node.swarm.rate_limits import ShareCap
 
 if TYPE_CHECKING:
@@ -31,40 +26,7 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.event_log_summary import LoggedGroup
 
 
-@dataclass(frozen=True, slots=True)
-class StoredGroup:
-    """A group that a step took: the signed body, and this node's rewards, prompt and ids of texts.
-
-    `prompt_ids` holds little-endian int32. `text_token_ids` is empty for a body with token ids.
-    """
-
-    id: bytes
-    own: bool
-    sender: str
-    number: int
-    prompt_ref: PromptRef
-    weights_of: str | None
-    rewards: tuple[float, ...]
-    prompt_ids: bytes
-    body: bytes
-    text_token_ids: tuple[tuple[int, ...], ...] = ()
-
-    @classmethod
-    def from_accepted(cls, accepted: Accepted, *, own: bool) -> StoredGroup:
-        """Return an accepted group in the form in which `ReplayBuffer.take` returns it."""
-        group = accepted.group
-        return cls(
-            id=accepted.envelope.id,
-            own=own,
-            sender=group.sender,
-            number=group.number,
-            prompt_ref=group.prompt_ref,
-            weights_of=group.weights_of,
-            rewards=group.rewards,
-            prompt_ids=np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
-            body=accepted.envelope.body,
-            text_token_ids=_text_token_ids(accepted),
-        )
+MAX_FAILED_STEPS = 3
 
 
 class Taken(NamedTuple):
@@ -100,24 +62,7 @@ class ReplayBuffer:
         is_before_reset = not own and group.created_at <= read_reset_at(self._db)
         if is_before_reset or side_tables.is_forgotten(self._db, group.sender, group.number):
             return False
-        row: dict[str, str | int | float | bytes | None] = {
-            "id": accepted.envelope.id,
-            "own": int(own),
-            "sender": group.sender,
-            "number": group.number,
-            "task": group.prompt_ref.task,
-            "prompt_index": group.prompt_ref.index,
-            "model": group.model,
-            "policy_version": group.policy_version,
-            "created_at": float(group.created_at),
-            "admitted_at": time.time(),
-            "num_tokens": group.num_tokens,
-            "rewards": json.dumps(group.rewards),
-            "prompt_ids": np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
-            "text_token_ids": None if accepted.retells is None else json.dumps(_text_token_ids(accepted)),
-            "weights_of": group.weights_of,
-        }
-        row |= {"checksum": faulty_groups.checksum_of(row), "envelope": accepted.envelope_bytes, "state": State.READY}
+        row = new_row(accepted, own=own)
         names, marks = ", ".join(row), ", ".join("?" * len(row))
         query = f"INSERT INTO groups ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING"
         done = self._db.execute(query, tuple(row.values()))
@@ -141,11 +86,10 @@ class ReplayBuffer:
 
     def release_step(self, step: int, reason: ReleaseReason) -> int:
         """Release all groups of a step: TAKEN -> RELEASED(`reason`). Return their number."""
-        with transaction(self._db):
-            done = self._db.execute(
-                "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step = ?",
-                (State.RELEASED, reason, State.TAKEN, step),
-            )
+        done = self._db.execute(
+            "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step = ?",
+            (State.RELEASED, reason, State.TAKEN, step),
+        )
         return done.rowcount
 
     def release_stale(self, freshness: Freshness) -> list[Candidate]:
@@ -170,11 +114,10 @@ class ReplayBuffer:
 
     def release_audited(self, group_id: bytes) -> bool:
         """Release one group: READY -> RELEASED(audit). Return False if it is no longer READY."""
-        with transaction(self._db):
-            done = self._db.execute(
-                "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",
-                (State.RELEASED, ReleaseReason.AUDIT, group_id, State.READY),
-            )
+        done = self._db.execute(
+            "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",
+            (State.RELEASED, ReleaseReason.AUDIT, group_id, State.READY),
+        )
         return done.rowcount == 1
 
     def reconcile(self, step: int, last_groups: Sequence[bytes] | None = None) -> int:
@@ -185,7 +128,7 @@ class ReplayBuffer:
         the two is from a backup), the checkpoint decides, because it has the weights.
         """
         with transaction(self._db):
-            strayed = 0 if last_groups is None else faulty_groups.apply_checkpoint(self._db, step, last_groups)
+            strayed = 0 if last_groups is None else self._apply_checkpoint(step, last_groups)
             self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step <= ?",
                 (State.RELEASED, ReleaseReason.TRAINED, State.TAKEN, step),
@@ -196,25 +139,66 @@ class ReplayBuffer:
             )
         return undone.rowcount + strayed
 
-    def note_failed(self, step: int) -> None:
-        """Count a failure of the learner for each group of `step`; they stay TAKEN until `reconcile`."""
-        with transaction(self._db):
-            faulty_groups.note_failed(self._db, step)
+    def _apply_checkpoint(self, step: int, ids: Sequence[bytes]) -> int:
+        """Make `ids` the only groups that `step` trained on. Return the number of others, which become READY again.
 
-    def release_poisoned(self) -> list[bytes]:
-        """Release the groups on which the learner failed too often: READY -> RELEASED(poisoned). Return their ids."""
-        with transaction(self._db):
-            return faulty_groups.release_poisoned(self._db)
-
-    def release_damaged(self) -> list[bytes]:
-        """Release the groups whose rows have changed on disk: READY, TAKEN -> RELEASED(damaged). Return their ids."""
-        with transaction(self._db):
-            return faulty_groups.release_damaged(self._db)
+        If the buffer names an earlier step for one of `ids`, that step stays, because the event log has it too.
+        """
+        trained = (State.RELEASED, ReleaseReason.TRAINED)
+        rows = self._db.execute(
+            "SELECT id FROM groups WHERE step = ? AND (state = ? OR reason = ?)",
+            (step, State.TAKEN, ReleaseReason.TRAINED),
+        )
+        strayed = {row["id"] for row in rows} - set(ids)
+        self._db.executemany(
+            "UPDATE groups SET state = ?, reason = NULL, step = NULL WHERE id = ?",
+            [(State.READY, group_id) for group_id in strayed],
+        )
+        self._db.executemany(
+            "UPDATE groups SET state = ?, reason = ?, step = min(coalesce(step, ?), ?)"
+            " WHERE id = ? AND (state != ? OR reason IN (?, ?))",
+            [(*trained, step, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged later
+        )
+        return len(strayed)
 
     def claim_used(self, used: Iterable[LoggedGroup]) -> int:
         """Mark READY groups that steps have used according to the event log: READY -> TAKEN. Return their number."""
+        query = "UPDATE groups SET state = ?, step = ? WHERE id = ? AND state = ?"
         with transaction(self._db):
-            return faulty_groups.claim_used(self._db, used)
+            return self._db.executemany(
+                query, [(State.TAKEN, group.step, group.id, State.READY) for group in used]
+            ).rowcount
+
+    def note_failed(self, step: int) -> None:
+        """Count a failure of the learner for each group of `step`; they stay TAKEN until `reconcile`.
+
+        The count is on disk, because a failed request also ends the node. The next start takes the same groups.
+        """
+        query = "UPDATE groups SET failed_steps = failed_steps + 1 WHERE state = ? AND step = ?"
+        self._db.execute(query, (State.TAKEN, step))
+
+    def release_poisoned(self) -> list[bytes]:
+        """Release the groups of `MAX_FAILED_STEPS` failed steps: READY -> RELEASED(poisoned). Return their ids.
+
+        Otherwise every later step would take them and fail too.
+        """
+        rows = self._db.execute(
+            "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND failed_steps >= ? RETURNING id",
+            (State.RELEASED, ReleaseReason.POISONED, State.READY, MAX_FAILED_STEPS),
+        )
+        return [row["id"] for row in rows.fetchall()]
+
+    def release_damaged(self) -> list[bytes]:
+        """Release the groups whose rows have changed on disk: READY, TAKEN -> RELEASED(damaged). Return their ids."""
+        query = "UPDATE groups SET state = ?, reason = ? WHERE arrival = ? RETURNING id"
+        with transaction(self._db):
+            rows = self._db.execute("SELECT * FROM groups WHERE state != ? ORDER BY arrival", (State.RELEASED,))
+            damaged = [row["arrival"] for row in rows if not is_sound(row)]
+            found = [
+                self._db.execute(query, (State.RELEASED, ReleaseReason.DAMAGED, arrival)).fetchone()["id"]
+                for arrival in damaged
+            ]
+        return [bytes(group_id) for group_id in found]
 
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
         """Delete the oldest RELEASED groups until the kept envelopes fit in `max_disk_bytes`; return their number.
@@ -222,13 +206,13 @@ class ReplayBuffer:
         Groups of steps after the checkpoint at `saved_step` stay, because a learner that resumes there needs them.
         """
         with transaction(self._db):
-            kept = side_tables.kept_bytes(self._db)
+            kept = self._kept_bytes()
             doomed = []
             for row in self._oldest_released(saved_step) if kept > max_disk_bytes else ():
                 if kept <= max_disk_bytes:
                     break
                 doomed.append(row)
-                kept -= row["size"]
+                kept -= row["num_bytes"]
             for row in doomed:
                 self._forget(row)
             side_tables.trim(self._db)
@@ -240,15 +224,18 @@ class ReplayBuffer:
 
     def evict_released(self, num_bytes: int, *, saved_step: int | None = None) -> int:
         """Delete RELEASED groups as `prune` does, up to `num_bytes`, and shrink the file. Return their number."""
-        most_bytes = max(0, side_tables.kept_bytes(self._db) - num_bytes)
+        most_bytes = max(0, self._kept_bytes() - num_bytes)
         num_removed = self.prune(max_disk_bytes=most_bytes, saved_step=saved_step)
         self.shrink()
         return num_removed
 
+    def _kept_bytes(self) -> int:
+        return int(self._db.execute("SELECT coalesce(sum(num_bytes), 0) FROM groups").fetchone()[0])
+
     def _oldest_released(self, saved_step: int | None) -> sqlite3.Cursor:
         """Return the RELEASED groups by arrival. No index is used, because with one SQLite first sorts all rows."""
         return self._db.execute(
-            "SELECT arrival, own, sender, number, reason, num_tokens, length(envelope) AS size FROM groups NOT INDEXED"
+            "SELECT arrival, own, sender, number, reason, num_tokens, num_bytes FROM groups NOT INDEXED"
             " WHERE state = ? AND (? IS NULL OR step IS NULL OR step <= ?) ORDER BY arrival",
             (State.RELEASED, saved_step, saved_step),
         )
@@ -293,7 +280,7 @@ class ReplayBuffer:
     def _candidates(self) -> list[Candidate]:
         rows = self._db.execute(
             "SELECT id, sender, own, arrival, created_at, policy_version, task, prompt_index, rewards, weights_of,"
-            " length(envelope) AS num_bytes FROM groups WHERE state = ?",
+            " num_bytes FROM groups WHERE state = ?",
             (State.READY,),
         )
         return [
@@ -303,30 +290,12 @@ class ReplayBuffer:
 
     def _load(self, group_id: bytes) -> StoredGroup:
         row = self._db.execute("SELECT * FROM groups WHERE id = ?", (group_id,)).fetchone()
-        if not faulty_groups.is_sound(row):
+        if not is_sound(row):
             raise FtisError(f"group {group_id.hex()[:12]} changed on disk: start again, and the node omits it")
-        return StoredGroup(
-            id=group_id,
-            own=bool(row["own"]),
-            sender=row["sender"],
-            number=row["number"],
-            prompt_ref=PromptRef(row["task"], "train", row["prompt_index"]),
-            weights_of=row["weights_of"],
-            rewards=tuple(json.loads(row["rewards"])),
-            prompt_ids=row["prompt_ids"],
-            body=open_envelope(row["envelope"]).body,
-            text_token_ids=tuple(map(tuple, json.loads(row["text_token_ids"] or "[]"))),
-        )
+        return StoredGroup.from_row(row)
 
     def _add(self, name: str, amount: int) -> None:
         self._db.execute(
             "INSERT INTO totals (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + ?",
             (name, amount, amount),
         )
-
-
-def _text_token_ids(accepted: Accepted) -> tuple[tuple[int, ...], ...]:
-    """Return the ids that this node gave to the texts of a group; none for a group that arrived as token ids."""
-    if accepted.retells is None:
-        return ()
-    return tuple(tuple(ids.tolist()) for ids in accepted.group.tokens.ids_of_each())

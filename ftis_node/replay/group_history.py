@@ -34,6 +34,16 @@ if TYPE_CHECKING:
     from ftis_node.replay.reader import GroupSummary
     from ftis_node.tasks.base import ChatMessage, Task
 
+UNUSED = {  # why a released group was not used
+    "stale": "its weights were too old",
+    "evicted": "the buffer was full",
+    "discarded": "the run's selection preferred others",
+    "poisoned": "the learner failed in several steps that had it",
+    "refused": "the learner rejected its step, or the step changed nothing",
+    "audit": "its log-probs do not match the weights that it names",
+    "damaged": "its row changed on disk",
+    "delivered": "a peer has it, and this node does not train",
+}
 HEX = frozenset("0123456789abcdef")
 MAX_EVENTS = 64
 
@@ -97,7 +107,10 @@ class PromptResolver:
 
 @dataclass(frozen=True, slots=True)
 class PromptDetails:
-    """Prompt of a group as text. If it cannot be made again, `text` is None and `missing` is the reason."""
+    """Prompt of a group as text.
+
+    If it cannot be made again, `missing` is the reason, and `text` is that of the stored token ids, if there is one.
+    """
 
     task: str
     split: str
@@ -111,12 +124,14 @@ class PromptDetails:
 class CompletionDetails:
     """One completion with the sampler's log-probs, in nats per token. `token_ids` is empty if it was sent as text.
 
-    `text` is None without a tokenizer. `claimed_reward` is the sender's score, `reward` is this node's.
-    `versions` are the policy versions of the first and the last token, None if it was sent as text.
+    `text` is None without a tokenizer. `pieces` are the tokens one by one as text, also special ones.
+    `claimed_reward` is the sender's score, `reward` is this node's. `versions` are the policy versions of the first and
+    the last token, None if it was sent as text.
     """
 
     text: str | None
     token_ids: list[int]
+    pieces: list[str]
     num_tokens: int
     finish_reason: str
     reward: float
@@ -146,20 +161,26 @@ class GroupHistory:
     events: tuple[dict[str, Any], ...]
 
 
-def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
+def read_group_history(
+    home: Home, id_prefix: str, *, decoder: Decoder | None = None, prompts: PromptResolver | None = None
+) -> GroupHistory | None:
     """Return the history of the group whose hex id starts with `id_prefix`. None if no group or several groups match.
 
-    The event log finds groups that are not in the buffer. Raises ConfigError if no node has run on this home.
+    The event log finds groups that are not in the buffer. `decoder` and `prompts`, if given, keep the tokenizer and the
+    tasks for further calls. Raises ConfigError if no node has run on this home.
     """
     id_prefix = id_prefix.lower()
     with closing(ReplayReader(home.replay)) as reader:
         found = reader.find(id_prefix)
+        prompt_ids = reader.prompt_ids(bytes.fromhex(found[0].id)) if found else ()
     if found is None:
         return _refused_history(home, id_prefix)
     summary, data = found
     group = unpack_any(open_envelope(data).body)
     completions: Sequence[Completion | TextCompletion] = group.completions
-    decoder = Decoder(home)
+    decoder = decoder or Decoder(home)
+    ref, prompt = group.prompt_ref, (prompts or PromptResolver(home)).resolve(group)
+    text = prompt.text or decoder.text(prompt_ids)
     events = tuple(group_events(home.events, summary.id))
     return GroupHistory(
         id=summary.id,
@@ -167,7 +188,7 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
         weights_of=group.weights_of,
         tokenizer=group.tokenizer,
         temperature=group.sampling.temperature,
-        prompt=_prompt(home, group),
+        prompt=PromptDetails(ref.task, ref.split, ref.index, text, prompt.answer, prompt.missing),
         completions=tuple(
             read_completion(completion, reward, decoder)
             for completion, reward in zip(completions, summary.rewards, strict=True)
@@ -232,17 +253,15 @@ def _used(summary: GroupSummary) -> str:
         return f"being trained in step {summary.step}"
     if summary.reason == "trained":
         return f"trained in step {summary.step}"
-    return f"not used: {summary.reason}"
+    return f"not used: {summary.reason} ({UNUSED.get(str(summary.reason), 'unknown here')})"
 
 
-def read_completion(
-    completion: Completion | TextCompletion, reward: float, decoder: Decoder, *, with_special_tokens: bool = False
-) -> CompletionDetails:
+def read_completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:
     """Return a stored completion for users, with this node's reward."""
     ids, logprobs, versions = [], [], None
     if isinstance(completion, Completion):
         ids, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
-        text, num_tokens = decoder.text(ids, with_special_tokens=with_special_tokens), len(ids)
+        text, num_tokens = decoder.text(ids), len(ids)
         mean_logprob = float(completion.logprobs.mean(dtype="float64"))
         versions = (completion.policy_version, completion.policy_version_newest)
     else:
@@ -250,6 +269,7 @@ def read_completion(
     return CompletionDetails(
         text=text,
         token_ids=ids,
+        pieces=[decoder.text([token], with_special_tokens=True) or str(token) for token in ids],
         num_tokens=num_tokens,
         finish_reason=completion.finish_reason.value,
         reward=reward,
@@ -259,8 +279,3 @@ def read_completion(
         logprobs=logprobs,
         versions=versions,
     )
-
-
-def _prompt(home: Home, group: Group | TextGroup) -> PromptDetails:
-    ref, prompt = group.prompt_ref, PromptResolver(home).resolve(group)
-    return PromptDetails(ref.task, ref.split, ref.index, prompt.text, prompt.answer, prompt.missing)

@@ -20,9 +20,9 @@ import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftis_node.config.disk_room import is_disk_full, make_folder, sync_to_disk
+from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import DamagedError, FtisError, MachineError
-from ftis_node.files import check_database
+from ftis_node.files import check_database, make_folder, sync_to_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

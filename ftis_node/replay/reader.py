@@ -15,10 +15,10 @@ import numpy as np
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.database import open_reader
-from ftis_node.replay.faulty_groups import is_sound
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.reset import read_reset_at
-from ftis_node.replay.side_tables import is_forgotten, kept_bytes, read_counts, read_total
+from ftis_node.replay.rows import StoredGroup, is_sound
+from ftis_node.replay.side_tables import is_forgotten, read_total
 
 if TYPE_CHECKING:
     import sqlite3
@@ -74,16 +74,6 @@ class HeldGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerGroup:
-    """A peer's group: its signed body, this node's rewards, and the prompt's ids by this node's tokenizer."""
-
-    id: bytes
-    prompt_ids: tuple[int, ...]
-    rewards: tuple[float, ...]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class BufferFigures:
     """Totals of the buffer.
 
@@ -124,6 +114,8 @@ class ReplayReader:
         """Open the buffer. Raises ConfigError if there is none at `path`."""
         self._path = path
         self._db = open_reader(path)
+        columns = {row["name"] for row in self._db.execute("SELECT name FROM pragma_table_info('groups')")}
+        self._num_bytes = "num_bytes" if "num_bytes" in columns else "length(envelope)"  # of an older version
 
     def close(self) -> None:
         self._db.close()
@@ -226,14 +218,16 @@ class ReplayReader:
 
     def trained_tokens_by_origin(self) -> tuple[int, int]:
         """Return the numbers behind `trained_tokens`: (own, foreign)."""
-        own, foreign = (read_total(self._db, f"forgotten_trained_tokens_{origin}") for origin in ("own", "foreign"))
-        for count in read_counts(self._db):
-            if count.reason == ReleaseReason.TRAINED:
-                own, foreign = own + count.num_tokens * count.own, foreign + count.num_tokens * (not count.own)
-        return own, foreign
+        query = "SELECT sum(num_tokens) FROM groups WHERE state = 'released' AND own = ? AND reason = 'trained'"
+        own, foreign = (self._db.execute(query, (is_own,)).fetchone()[0] or 0 for is_own in (1, 0))
+        pruned_own, pruned_foreign = (
+            read_total(self._db, f"forgotten_trained_tokens_{origin}") for origin in ("own", "foreign")
+        )
+        return own + pruned_own, foreign + pruned_foreign
 
     def ready_foreign_bytes(self) -> int:
-        return sum(count.num_bytes for count in read_counts(self._db) if count.state == State.READY and not count.own)
+        query = f"SELECT sum({self._num_bytes}) FROM groups WHERE state = 'ready' AND own = 0"
+        return self._db.execute(query).fetchone()[0] or 0
 
     def list_groups(self, *, limit: int, state: str | None = None) -> list[GroupSummary]:
         """Return the newest groups, newest first; with `state`, only those in that state."""
@@ -273,14 +267,14 @@ class ReplayReader:
     def prompt_ids(self, group_id: bytes) -> tuple[int, ...]:
         """Return the prompt's token ids by this node's tokenizer; empty if the group is not stored."""
         row = self._db.execute("SELECT prompt_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
-        return () if row is None else _prompt_ids(row)
+        return () if row is None else tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
 
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
         """Yield every stored group with its envelope, oldest first."""
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
 
-    def newest_foreign(self, *, since: float) -> Iterator[PeerGroup]:
+    def newest_foreign(self, *, since: float) -> Iterator[StoredGroup]:
         """Yield peers' groups of token ids created after `since` (Unix s), newest arrival first, one row at a time.
 
         Groups that the node found faulty are omitted.
@@ -290,40 +284,42 @@ class ReplayReader:
             "SELECT * FROM groups WHERE own = 0 AND created_at > ? AND text_token_ids IS NULL"
             " AND (reason IS NULL OR reason IN (SELECT value FROM json_each(?))) ORDER BY arrival DESC"
         )
-        for row in self._db.execute(query, (since, reasons)):
-            if is_sound(row):
-                body = open_envelope(row["envelope"]).body
-                yield PeerGroup(row["id"], _prompt_ids(row), tuple(json.loads(row["rewards"])), body)
+        return (StoredGroup.from_row(row) for row in self._db.execute(query, (since, reasons)) if is_sound(row))
 
     def kept_bytes(self) -> int:
-        return kept_bytes(self._db)
+        return self._db.execute(f"SELECT sum({self._num_bytes}) FROM groups").fetchone()[0] or 0
 
     def figures(self) -> BufferFigures:
-        counts = read_counts(self._db)
-        totals = {row["name"]: row["value"] for row in self._db.execute("SELECT name, value FROM totals")}
-        states, reasons, kept = Counter[str](), Counter[str](), Counter[str]()
-        for count in counts:
-            origin = "own" if count.own else "foreign"
-            states[count.state] += count.num_groups
-            reasons[count.reason] += count.num_groups
-            kept[f"groups_{origin}"] += count.num_groups
-            kept[f"tokens_{origin}"] += count.num_tokens
-            kept[f"trained_{origin}"] += count.num_groups if count.reason == "trained" else 0
-        names = [f"{what}_{origin}" for what in ("groups", "tokens", "trained") for origin in ("own", "foreign")]
-        return BufferFigures(
-            ready=states["ready"],
-            taken=states["taken"],
-            released={reason: num for reason, num in reasons.items() if reason},
-            tokens=sum(count.num_tokens for count in counts if count.state != "released"),
-            disk_bytes=sum(file.stat().st_size for file in self._path.parent.glob(self._path.name + "*")),
-            envelope_bytes=sum(count.num_bytes for count in counts),
-            ready_foreign_bytes=self.ready_foreign_bytes(),
-            **{name: kept[name] + totals.get(f"forgotten_{name}", 0) for name in names},
+        states, reasons, totals, tokens, envelope_bytes = Counter[str](), Counter[str](), Counter[str](), 0, 0
+        for name, value in self._db.execute("SELECT name, value FROM totals"):  # those of pruned groups
+            totals[name.removeprefix("forgotten_")] = value
+        query = (
+            f"SELECT state, own, reason, count(*), sum(num_tokens), sum({self._num_bytes}) FROM groups GROUP BY 1, 2, 3"
         )
-
-
-def _prompt_ids(row: sqlite3.Row) -> tuple[int, ...]:
-    return tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
+        for state, is_own, reason, num_groups, num_tokens, num_bytes in self._db.execute(query):
+            origin = "own" if is_own else "foreign"
+            states[state] += num_groups
+            reasons[reason] += num_groups
+            totals[f"groups_{origin}"] += num_groups
+            totals[f"tokens_{origin}"] += num_tokens
+            totals[f"trained_{origin}"] += num_groups if reason == ReleaseReason.TRAINED else 0
+            tokens += num_tokens if state != State.RELEASED else 0
+            envelope_bytes += num_bytes
+        return BufferFigures(
+            ready=states[State.READY],
+            taken=states[State.TAKEN],
+            released={reason: num_groups for reason, num_groups in reasons.items() if reason},
+            tokens=tokens,
+            disk_bytes=sum(file.stat().st_size for file in self._path.parent.glob(self._path.name + "*")),
+            envelope_bytes=envelope_bytes,
+            ready_foreign_bytes=self.ready_foreign_bytes(),
+            groups_own=totals["groups_own"],
+            groups_foreign=totals["groups_foreign"],
+            tokens_own=totals["tokens_own"],
+            tokens_foreign=totals["tokens_foreign"],
+            trained_own=totals["trained_own"],
+            trained_foreign=totals["trained_foreign"],
+        )
 
 
 def _is_of(envelope: bytes, group_id: bytes) -> bool:

@@ -16,8 +16,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.replay.database import SCHEMA_VERSION, open_writer, transaction
-from ftis_node.replay.faulty_groups import NOTED, REASONS
 from ftis_node.replay.lifecycle import ReleaseReason, State
+from ftis_node.replay.rows import NOTED, REASONS
 from ftis_node.replay.side_tables import LAST_NUMBER, SKIPPED_NUMBERS, forget, is_forgotten, position_of, read_total
 
 if TYPE_CHECKING:

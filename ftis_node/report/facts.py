@@ -21,8 +21,8 @@ from ftis_node.replay.group_history import read_completion
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
-from ftis_node.telemetry.events import EventReader, present_reason
-from ftis_node.telemetry.history import History, HistoryBuilder, read_event, read_head
+from ftis_node.telemetry.events import present_reason
+from ftis_node.telemetry.history import History, HistoryReader, read_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.records.group import Completion, TextCompletion
     from ftis_node.replay.reader import GroupSummary
+    from ftis_node.telemetry.history import EventHead
     from ftis_node.telemetry.log import OnProgress
     from ftis_node.telemetry.status import Status
 
@@ -95,12 +96,10 @@ class EventTotals:
         self.ended_at: float | None = None
         self._timeline = TimelineBuilder()
 
-    def add(self, line: bytes, name: str) -> None:
-        """Add one line with its event's name. A line that is nested too deep has no effect."""
+    def add(self, line: bytes, head: EventHead) -> None:
+        """Add one line with the head of its event."""
+        name = head.event
         self.num_events += 1
-        head = read_head(line)
-        if head is None:
-            return
         self.began_at = head.time if self.began_at is None else self.began_at
         self.ended_at = head.time
         if name == "admitted":
@@ -238,13 +237,13 @@ def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progre
 
 
 def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, EventTotals]:
-    builder, event_totals = HistoryBuilder(num_last_events=0), EventTotals()
+    reader, event_totals = HistoryReader(path, num_last_events=0), EventTotals()
     num_bytes = max(1, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")))
     num_read = 0
-    for position, line in enumerate(EventReader(path).read_new()):
+    for position, (line, head) in enumerate(reader.read_new()):
         num_read += len(line)
         if position % LINES_PER_PROGRESS == 0:
             on_progress(min(1.0, num_read / num_bytes), "events")
-        if name := builder.add(line):
-            event_totals.add(line, name)
-    return builder.build(), event_totals
+        if head is not None:
+            event_totals.add(line, head)
+    return reader.build(), event_totals

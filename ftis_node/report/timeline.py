@@ -5,12 +5,11 @@ Memory is bounded for a run of any length: the first and the last entries are ke
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftis_node.report.formatting import clean, without_paths
-from ftis_node.telemetry.health_summary import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,21 +100,26 @@ class TimelineBuilder:
 
 
 class Kind(NamedTuple):
-    """Kind of entries. `text` is "" if `sentence` makes it; `subject` is the field whose values an entry counts."""
+    """Kind of entries. `text` is a sentence with names of fields of the first event, and of `sentence`.
+
+    `subject` is the field whose values an entry counts. `has_cause` appends the error or reason of the last event.
+    """
 
     tone: str
-    text: str = ""
+    text: str
     subject: str = ""
+    has_cause: bool = True
 
 
 NEVER_MERGED = {"start", "restart", "fell", "stop", "standing_banned"}
+CAUSES = ("error", "problem", "detail", "reason")
 KINDS = {
     "start": Kind("good", "Started"),
     "restart": Kind("good", "Restarted"),
     "fell": Kind("bad", "Restarted after an end without a stop event (killed, or the machine went down)"),
-    "stop": Kind("plain"),
-    "step_skipped": Kind("plain"),
-    "step_refused": Kind("bad"),
+    "stop": Kind("plain", "Stopped at step {step}", has_cause=False),
+    "step_skipped": Kind("plain", "No signal: {steps} had no effect ({skipped})", has_cause=False),
+    "step_refused": Kind("bad", "The update was rejected, {steps}: {refused}", has_cause=False),
     "step_lost": Kind("bad", "The learner died in step {step} and was restarted"),
     "generation_failed": Kind("bad", "A group was not generated"),
     "weight_sync_failed": Kind("bad", "Weights {version} did not reach the generator, which was restarted"),
@@ -124,11 +128,11 @@ KINDS = {
     "checkpoint_skipped": Kind("bad", "A checkpoint was skipped"),
     "mismatch_rose": Kind("bad", "Engine and learner disagree more than allowed, since step {step}"),
     "mismatch_fell": Kind("good", "Engine and learner agree again, since step {step}"),
-    "standing_banned": Kind("bad", subject="peer"),
+    "standing_banned": Kind("bad", "{who} is banned: {why}", "peer", has_cause=False),
     "standing_probation": Kind("plain", "On probation: {who}", "peer"),
     "standing_good": Kind("good", "In good standing again: {who}", "peer"),
-    "refused": Kind("bad", subject="reason"),
-    "pull_given_up": Kind("plain", subject="source"),
+    "refused": Kind("bad", "{count} groups rejected: {tally}", "reason", has_cause=False),
+    "pull_given_up": Kind("plain", "No peer sent {count} announced groups, announced by {who}", "source", False),
     "weights_failed": Kind("bad", "Weights {version} could not be fetched"),
     "weights_refused": Kind("bad", "Weights from {who} were rejected", "peer"),
     "learner_away": Kind("bad", "The learner that this node follows does not answer"),
@@ -137,63 +141,46 @@ KINDS = {
     "resumed": Kind("good", "Resumed: disk space is available"),
     "peer_joined": Kind("good", "Joined: {who}", "peer"),
     "peer_left": Kind("plain", "Left: {who}", "peer"),
-    "caught_up": Kind("good"),
+    "caught_up": Kind("good", "Caught up with missed groups: {num_groups}", has_cause=False),
     "failed": Kind("bad", "Ended with a fault"),
     "loop_blocked": Kind("bad", "The event loop was blocked"),
     "loop_stuck": Kind("bad", "A loop made no progress: {who}", "loop"),
     "loop_goes_on": Kind("good", "Makes progress again: {who}", "loop"),
-    "recovered": Kind("bad"),
-    "buffer_rolled_back": Kind("bad"),
-    "checkpoint_fallback": Kind("bad"),
-    "steps_unknown": Kind("bad"),
-    "clock_moved": Kind("bad"),
+    "recovered": Kind("bad", "{file} was damaged and was replaced", has_cause=False),
+    "buffer_rolled_back": Kind(
+        "bad",
+        "The buffer lost writes and started empty: {num_lost} groups missing, {num_used} in a wrong state",
+        has_cause=False,
+    ),
+    "checkpoint_fallback": Kind(
+        "bad", "Resumed at step {step} of the newest valid checkpoint; step {done} was done", has_cause=False
+    ),
+    "steps_unknown": Kind("bad", "Resumed at step {step} of a checkpoint; this home recorded {done}", has_cause=False),
+    "clock_moved": Kind("bad", "This machine's clock was moved by {jump_s} s", has_cause=False),
     "understated": Kind("bad", "Implausible log-probs from {who}", "sender"),
 }
 
 
 def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
     """Return the entry as a sentence, not yet escaped. `name_of` returns a peer's name for its id."""
-    event, last, count = entry.first, entry.last, entry.count
+    kind, last, count = KINDS[entry.kind], entry.last, entry.count
     subjects = [name_of(subject) for subject in list(entry.counts)[:MAX_SUBJECTS]]
     who = ", ".join(subjects) + (f" and {len(entry.counts) - MAX_SUBJECTS} more" * (len(entry.counts) > MAX_SUBJECTS))
-    steps = _steps(event, last)
-    match entry.kind:
-        case "refused":
-            reasons = ", ".join(f"{clean(reason, limit=24)} {n:,}" for reason, n in entry.counts.most_common(5))
-            return f"{plural(count, 'group')} rejected: {reasons}"
-        case "step_skipped":
-            return f"No signal: {steps} had no effect ({clean(last['skipped'])})"
-        case "step_refused":
-            return f"{steps.capitalize()} rejected: {clean(without_paths(last['refused']))}"
-        case "caught_up":
-            return f"Caught up with missed groups: {plural(int(last.get('num_groups', 0)), 'group')}"
-        case "stop":
-            return f"Stopped at step {event.get('step', 0)}"
-        case "standing_banned":
-            return f"{who} is banned: {clean(without_paths(event.get('why', '')))}"
-        case "recovered":
-            return f"{clean(event.get('file', '?'))} was damaged and was replaced"
-        case "buffer_rolled_back":
-            lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
-            return (
-                f"The buffer lost writes and started empty: {plural(lost, 'group')} missing, {used:,} in a wrong state"
-            )
-        case "checkpoint_fallback":
-            return (
-                f"Resumed at step {event.get('step')} of the newest valid checkpoint; step {event.get('done')} was done"
-            )
-        case "steps_unknown":
-            return f"Resumed at step {event.get('step')} of a checkpoint; this home recorded {event.get('done')}"
-        case "clock_moved":
-            return f"This machine's clock was moved by {float(last.get('jump_s', 0.0)):+,.0f} s"
-        case "pull_given_up":
-            return f"Announced groups that no peer sent, {plural(count, 'time')}: announced by {who}"
-    text = KINDS[entry.kind].text.format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
-    detail = last.get("error") or last.get("problem") or last.get("detail") or last.get("reason") or ""
+    begin, end = _shown(entry.first.get("step", "?")), _shown(last.get("step", "?"))
+    values = defaultdict(lambda: "?", {name: _shown(value) for name, value in entry.first.items()})
+    values |= {
+        "who": who,
+        "count": f"{count:,}",
+        "steps": f"step {begin}" if begin == end else f"steps {begin} to {end}",
+        "tally": ", ".join(f"{clean(reason, limit=24)} {n:,}" for reason, n in entry.counts.most_common(5)),
+    }
+    text = kind.text.format_map(values)
+    if not kind.has_cause:
+        return text
     times = f", {count:,} times" if count > 1 and not who else ""
-    return f"{text}{times}: {clean(without_paths(detail))}" if detail else f"{text}{times}"
+    cause = next((last[name] for name in CAUSES if last.get(name)), "")
+    return f"{text}{times}: {_shown(cause)}" if cause else f"{text}{times}"
 
 
-def _steps(first: dict[str, Any], last: dict[str, Any]) -> str:
-    begin, end = first.get("step", "?"), last.get("step", "?")
-    return f"step {begin}" if begin == end else f"steps {begin} to {end}"
+def _shown(value: Any) -> str:
+    return f"{value:,.0f}" if isinstance(value, int | float) else clean(without_paths(value))

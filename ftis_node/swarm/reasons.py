@@ -37,16 +37,16 @@ REFUSALS = {
         "their mean is below `validation.min_mean_logprob`"
     ),
     "finish_reason": "a finish reason does not fit the last token",
+    "scoring_quota": "scoring the groups of its sender, or of all new peers, exceeded their time limit",
     "prompt_mismatch": "the problem does not exist here, or its text differs",
     "not_encodable": "the tokenizer here cannot encode one of its texts",
     "duplicate_completions": (
         "its completions were in a group of another peer before, or in an earlier one of its sender"
     ),
     "duplicate_of_own": "its completions were in a group of this node before",
-    "reward_mismatch": "a claimed reward differs from the one computed here",
-    "scoring_quota": "scoring the groups of its sender, or of all new peers, exceeded their time limit",
-    "scoring_timeout": "making its problem or scoring one of its completions reached the time limit",
     "scoring_failed": "scoring it here failed, or this machine was too busy",
+    "scoring_timeout": "making its problem or scoring one of its completions reached the time limit",
+    "reward_mismatch": "a claimed reward differs from the one computed here",
     "logprob_mismatch": "(after validation) its log-probs differ from those of the weights that it claims",
     "understated_logprobs": "(after validation) the learner finds a completion far likelier than its log-probs say",
 }

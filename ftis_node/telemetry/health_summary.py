@@ -1,4 +1,4 @@
-"""Health summary: does a node contribute, does it learn, is it healthy? Computed from a status document.
+"""Health summary: does a node contribute, does it learn, is it healthy? Computed from its status.
 
 `status`, the dashboard and `/metrics` show these answers. Each is one of `AnswerWord`. An answer other than yes gives
 the cause and the remedy. Pure: no clock, no files.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    Document = Mapping[str, Any]
+    from ftis_node.telemetry.status import Status, SwarmStatus
 
 OFF = "off"  # the state of a worker that the role does not need
 READY = "ready"
@@ -69,32 +69,31 @@ class HealthSummary(NamedTuple):
         return self._asdict().items()
 
 
-def summarize_health(document: Document, *, now: float) -> HealthSummary:
-    """Return the answers for a status document (`status --json`); `now` is Unix time in seconds."""
-    state = document["node"]["state"]
+def summarize_health(status: Status, *, now: float) -> HealthSummary:
+    """Return the answers for a status; `now` is Unix time in seconds."""
+    state = status.node.state
     if state not in ("running", "starting", "stopping"):
-        answer = _ended(document)
+        answer = _ended(status)
         return HealthSummary(answer, answer, answer)
-    healthy = _healthy(document, now)
+    healthy = _healthy(status, now)
     if state in ("starting", "stopping"):
         wait = _not_yet("the node is starting", "wait while models load; see logs/ in the home")
         if state == "stopping":
-            waits_for = document["node"].get("waits_for")
+            waits_for = status.node.waits_for
             wait = _not_yet("the node is stopping", f"it waits for {waits_for}" if waits_for else "wait until it ends")
         return HealthSummary(wait, wait, wait if healthy.is_well else healthy)
-    return HealthSummary(_contributing(document, now), _learning(document, now), healthy)
+    return HealthSummary(_contributing(status, now), _learning(status, now), healthy)
 
 
-def _ended(document: Document) -> HealthAnswer:
+def _ended(status: Status) -> HealthAnswer:
     """Return how a node that is not running ended, and the command that resumes it."""
-    node = document["node"]
-    command = node.get("resume") or "ftis-node join ..."
-    match node.get("end"):
+    command = status.node.resume or "ftis-node join ..."
+    match status.node.end:
         case "finished":
             used = ", ".join(
-                f"{amount['limit']:,} of {amount['limit']:,} {BUDGET_UNITS[name]}"
-                for name, amount in document.get("budget", {}).items()
-                if amount["limit"] is not None and amount["left"] == 0
+                f"{amount.limit:,} of {amount.limit:,} {unit}"
+                for name, unit in BUDGET_UNITS.items()
+                if (amount := getattr(status.budget, name)).left == 0
             )
             return HealthAnswer(AnswerWord.FINISHED, used or "all work is done", f"go on with {command}")
         case "stopped":
@@ -105,126 +104,124 @@ def _ended(document: Document) -> HealthAnswer:
             return _no("the node did not end by itself: killed, or a fault", f"start it again with {command}")
 
 
-def _contributing(document: Document, now: float) -> HealthAnswer:
-    swarm, generation = document["swarm"], document["generation"]
-    if answer := _worker_away(document, "generation"):
+def _contributing(status: Status, now: float) -> HealthAnswer:
+    swarm, generation = status.swarm, status.generation
+    if answer := _worker_away(status, "generation"):
         return answer
-    if paused := document.get("limits", {}).get("paused"):
+    if paused := status.limits.paused:
         return _no(f"paused: {paused}", PAUSED_ADVICE)
-    if swarm["state"] != "connected":
+    if swarm.state != "connected":
         return _not_connected(swarm)
-    if document.get("budget", {}).get("generate_tokens", {}).get("left") == 0:
+    if status.budget.generate_tokens.left == 0:
         return _yes("its token budget is used up; it still serves its groups")
-    if _is_exchange(document):
-        if not swarm["groups_sent"]:
+    if status.node.role == "exchange":
+        if not swarm.groups_sent:
             why = "no group of the trainer sent since the start"
             return _not_yet(why, "start the trainer (ftis-node docs train/trl)")
         return _sending(swarm)
-    if generation["state"] == OFF:
-        return _yes(f"{plural(swarm['peers_connected'], 'peer')} may fetch its weights")
-    last = generation.get("last_group_at")
-    silent_s = document["node"]["uptime_s"] if last is None else now - last
-    if silent_s > GROUP_S and not document["replay"]["ready"]:
+    if generation.state == OFF:
+        return _yes(f"{plural(swarm.peers_connected, 'peer')} may fetch its weights")
+    last = generation.last_group_at
+    silent_s = status.node.uptime_s if last is None else now - last
+    if silent_s > GROUP_S and not status.replay.ready:
         return _no(f"no group generated for {duration(silent_s)}", "see logs/generation.log in the home")
-    if not swarm["groups_sent"]:
+    if not swarm.groups_sent:
         return _not_yet("no group sent since the start", "wait for the first")
     return _sending(swarm)
 
 
-def _sending(swarm: Mapping[str, Any]) -> HealthAnswer:
-    if not swarm["groups_confirmed"]:
-        why = f"{plural(swarm['groups_sent'], 'group')} sent, none confirmed by a peer"
-        if swarm["groups_sent"] < UNCONFIRMED_GROUPS:
-            return _not_yet(why, "wait for the first confirmation")
-        return _no(why, "compare versions and clocks with peers: ftis-node doctor --peers ADDRESS")
-    return _yes(f"{swarm['groups_sent']} groups sent, {swarm['groups_confirmed']} confirmed")
+def _sending(swarm: SwarmStatus) -> HealthAnswer:
+    sent, confirmed = swarm.groups_sent, swarm.groups_confirmed
+    if confirmed:
+        return _yes(f"{sent:,} groups sent, {confirmed:,} confirmed ({100 * confirmed / sent:.0f} %)")
+    why = f"{plural(sent, 'group')} sent, none confirmed by a peer"
+    if sent < UNCONFIRMED_GROUPS:
+        return _not_yet(why, "wait for the first confirmation")
+    return _no(why, "compare versions and clocks with peers: ftis-node doctor --peers ADDRESS")
 
 
-def _not_connected(swarm: Mapping[str, Any]) -> HealthAnswer:
-    if swarm["state"] == "starting":
-        return _not_yet(swarm["reason"] or "the network is starting", "wait")
-    if "no peers" in swarm["reason"]:
-        return _no(swarm["reason"], "give --peers ADDRESS to meet others")
-    return _no(swarm["reason"], "check addresses and network: ftis-node doctor --peers ADDRESS")
+def _not_connected(swarm: SwarmStatus) -> HealthAnswer:
+    if swarm.state == "starting":
+        return _not_yet(swarm.reason or "the network is starting", "wait")
+    if "no peers" in swarm.reason:
+        return _no(swarm.reason, "give --peers ADDRESS to meet others")
+    return _no(swarm.reason, "check addresses and network: ftis-node doctor --peers ADDRESS")
 
 
-def _learning(document: Document, now: float) -> HealthAnswer:
-    learner, replay = document["learner"], document["replay"]
-    if _is_exchange(document):
+def _learning(status: Status, now: float) -> HealthAnswer:
+    learner, replay = status.learner, status.replay
+    if status.node.role == "exchange":
         return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the trainer beside this node trains the model")
-    if learner["state"] == OFF:
+    if learner.state == OFF:
         return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the learner that this node follows trains the model")
-    if answer := _worker_away(document, "learner"):
+    if answer := _worker_away(status, "learner"):
         return answer
-    last = learner.get("last_step_at")
-    waited_s = document["node"]["uptime_s"] if last is None else now - last
+    last = learner.last_step_at
+    waited_s = status.node.uptime_s if last is None else now - last
     if waited_s > STEP_S:
-        why = f"no step for {duration(waited_s)}, {plural(replay['ready'], 'group')} ready"
+        why = f"no step for {duration(waited_s)}, {plural(replay.ready, 'group')} ready"
         return _no(why, "check that groups arrive; see logs/learner.log in the home")
     if last is None:
-        ready = plural(replay["ready"], "group")
+        ready = plural(replay.ready, "group")
         return _not_yet(f"no step since the start, {ready} ready", "wait for the first step")
-    if learner["kept_fraction"] == 0:
+    if learner.kept_fraction == 0:
         why = "the last step used no completion: the filter dropped all"
         return _no(why, "rewards are equal or peers' models too different: see method.kl_threshold")
-    if learner["reward_mean"] == 0:
+    if learner.reward_mean == 0:
         return _no("every reward of the last step was 0", "use an easier task or a larger model")
-    if learner["grad_norm"] == 0:
+    if learner.grad_norm == 0:
         return _no("the last gradient was 0", "the rewards in each group were equal: check the task's difficulty")
-    reward = "" if learner["reward_mean"] is None else f", reward {learner['reward_mean']:.3f}"
-    return _yes(f"step {learner['step']}{reward}")
+    reward = "" if learner.reward_mean is None else f", reward {learner.reward_mean:.3f}"
+    return _yes(f"step {learner.step}{reward}")
 
 
-def _healthy(document: Document, now: float) -> HealthAnswer:
-    swarm, health = document["swarm"], document.get("health", {})
-    if problems := health.get("problems"):
+def _healthy(status: Status, now: float) -> HealthAnswer:
+    swarm, health = status.swarm, status.health
+    if problems := health.problems:
         return _no(problems[0], "see logs/ in the home; ftis-node doctor checks the machine")
-    if paused := document.get("limits", {}).get("paused"):
+    if paused := status.limits.paused:
         return _no(f"paused: {paused}", PAUSED_ADVICE)
     for name in WORKERS:
-        if document[name]["state"] == "failed":
+        state = getattr(status, name).state
+        if state == "failed":
             return _no(f"the {name} worker failed for good", f"see logs/{name}.log in the home")
-        if document[name]["state"] == "backing-off":
+        if state == "backing-off":
             return _no(f"the {name} worker died and restarts", f"see logs/{name}.log in the home")
-    taken_at = health.get("taken_at")
+    taken_at = health.taken_at
     if taken_at and now - taken_at > SNAPSHOT_S:
         return _no(f"the last status is {duration(now - taken_at)} old", "the node hangs: restart it")
-    skew_s = swarm["clock_skew_s"]
+    skew_s = swarm.clock_skew_s
     if skew_s is not None and abs(skew_s) > CLOCK_SKEW_S:
         return _no(f"peers' clocks are {skew_s:+.0f} s off ours", "switch on time synchronization")
-    free_bytes = document.get("limits", {}).get("disk_free_bytes")
+    free_bytes = status.limits.disk_free_bytes
     if free_bytes is not None and free_bytes < DISK_FREE_BYTES:
         return _no(f"{free_bytes / 1e9:.1f} GB of disk left", "free disk space")
-    if times := document["learner"].get("out_of_memory"):
+    if times := status.learner.out_of_memory:
         why = f"the last step ran out of memory {plural(times, 'time')}"
         return _no(why, "lower learner.micro_batch_tokens")
-    if update := swarm.get("update"):  # this node cannot read the messages of newer peers
+    if update := swarm.update:  # this node cannot read the messages of newer peers
         return _no(*update.rsplit(": ", 1))
-    refused = sum(swarm["groups_refused"].values())
-    judged = refused + swarm["groups_received"]
+    refused = sum(swarm.groups_refused.values())
+    judged = refused + swarm.groups_received
     if judged >= JUDGED_GROUPS and refused > REFUSED_SHARE * judged:
-        reason = max(swarm["groups_refused"], key=swarm["groups_refused"].get)
+        reason = max(swarm.groups_refused, key=lambda name: swarm.groups_refused[name])
         why = f"{refused} of {judged} groups refused, most as {reason!r}"
         return _no(why, "ftis-node peers shows whose; ftis-node docs reference/rejections says why")
-    if _is_exchange(document):
+    if status.node.role == "exchange":
         return _yes("its loops are up")
-    has_both = OFF not in (document["generation"]["state"], document["learner"]["state"])
+    has_both = OFF not in (status.generation.state, status.learner.state)
     return _yes("both workers are up" if has_both else "its worker is up")
 
 
-def _worker_away(document: Document, name: str) -> HealthAnswer | None:
+def _worker_away(status: Status, name: str) -> HealthAnswer | None:
     """Return the answer if a worker accepts no calls; None if it accepts them or the role needs no worker."""
-    state = document[name]["state"]
+    state = getattr(status, name).state
     if state in (READY, OFF):
         return None
     where = f"see logs/{name}.log in the home"
     if state == "starting":
         return _not_yet(f"the {name} worker is starting", f"wait while it loads; {where}")
     return _no(f"the {name} worker is {state}", where)
-
-
-def _is_exchange(document: Document) -> bool:
-    return bool(document["node"].get("role") == "exchange")
 
 
 def plural(number: int, what: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from ftis_node.telemetry.events import EventReader, present_name, with_present_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 DEFAULT_NUM_LAST_EVENTS = 200
@@ -81,8 +81,11 @@ class History:
         return tasks
 
 
-class HistoryFollower:
-    """A history that follows its event log."""
+class HistoryReader:
+    """Reader of a history that follows its event log.
+
+    `is_notable` selects names of events. The last events with these names are kept separately, however old.
+    """
 
     def __init__(
         self,
@@ -91,30 +94,8 @@ class HistoryFollower:
         num_last_events: int = DEFAULT_NUM_LAST_EVENTS,
         is_notable: Callable[[str], bool] | None = None,
     ) -> None:
-        self._reader = EventReader(events_path)
-        self._builder = HistoryBuilder(num_last_events=num_last_events, is_notable=is_notable)
         self.history = History()
-
-    def poll(self) -> bool:
-        """Read the lines appended since the last call; return whether there were any."""
-        has_news = False
-        for line in self._reader.read_new():
-            self._builder.add(line)
-            has_news = True
-        if has_news:
-            self.history = self._builder.build()
-        return has_news
-
-
-class HistoryBuilder:
-    """Builder of a history from an event log's lines, in order.
-
-    `is_notable` selects names of events. The last events with these names are kept separately, however old.
-    """
-
-    def __init__(
-        self, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS, is_notable: Callable[[str], bool] | None = None
-    ) -> None:
+        self._reader = EventReader(events_path)
         self._is_notable = is_notable
         self._num_events = 0
         self._notable_lines: deque[tuple[int, bytes]] = deque(maxlen=num_last_events)
@@ -123,8 +104,19 @@ class HistoryBuilder:
         self._last_lines: deque[bytes] = deque(maxlen=num_last_events)
         self._damaged_lines = 0
 
-    def add(self, line: bytes) -> str | None:
-        """Add one line; return the event's name, or None if the line is damaged."""
+    def poll(self) -> bool:
+        """Read the lines appended since the last call into `history`; return whether there were any."""
+        num_new = sum(1 for _ in self.read_new())
+        if num_new:
+            self.history = self.build()
+        return num_new > 0
+
+    def read_new(self) -> Iterator[tuple[bytes, EventHead | None]]:
+        """Yield the lines appended since the last call, each with its head, None if the line is damaged."""
+        for line in self._reader.read_new():
+            yield line, self._add(line)
+
+    def _add(self, line: bytes) -> EventHead | None:
         head = read_head(line)
         name = None if head is None else head.event
         try:
@@ -133,16 +125,16 @@ class HistoryBuilder:
             elif name == "eval":
                 point = msgspec.convert(read_event(line), EvaluationPoint)
                 self._evaluations[point.step, point.task] = point
-        except (ValueError, KeyError, TypeError, msgspec.ValidationError):
+        except (ValueError, KeyError, TypeError):
             name = None
         if name is None:
             self._damaged_lines += 1
-        else:
-            self._last_lines.append(line)
-            if self._is_notable is not None and self._is_notable(name):
-                self._notable_lines.append((self._num_events, line))
-            self._num_events += 1
-        return name
+            return None
+        self._last_lines.append(line)
+        if self._is_notable is not None and self._is_notable(name):
+            self._notable_lines.append((self._num_events, line))
+        self._num_events += 1
+        return head
 
     def build(self) -> History:
         """Return the history of all lines so far."""

@@ -80,7 +80,7 @@ def metric_families(status: Status) -> Iterator[Family]:
     document = msgspec.to_builtins(status)
     yield from _info(document)
     yield from _states(document)
-    yield from _verdict(document)
+    yield from _verdict(status)
     yield from _evaluations(document)
     yield from _numbers(document)
 
@@ -138,10 +138,9 @@ def _states(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
     yield family
 
 
-def _verdict(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
-    verdict = summarize_health(document, now=time.time())
-    paused = bool(document["limits"]["paused"])
-    yield GaugeMetricFamily("ftis_node_paused", help_of("ftis_node_paused"), value=paused)
+def _verdict(status: Status) -> Iterator[GaugeMetricFamily]:
+    verdict = summarize_health(status, now=time.time())
+    yield GaugeMetricFamily("ftis_node_paused", help_of("ftis_node_paused"), value=bool(status.limits.paused))
     for question, answer in (("contributing", verdict.contributing), ("learning", verdict.learning)):
         if answer.word is not AnswerWord.NOT_APPLICABLE:
             name = f"ftis_node_{question}"

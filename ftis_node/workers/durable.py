@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import make_folder, sync_to_disk
+from ftis_node.files import make_folder, sync_to_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """The preloading process: `python -m ftis_node.workers.fork_server`, started by `preload.PreloadingProcess`.
 
-It imports the given modules, then forks a worker for each request on its socket, and ends with that socket or with its
-owner. It has one thread, because only that one exists after a fork.
+It imports the given modules. Then it reads a request from each line of its standard input, forks a worker, and writes
+the worker's process id to its standard output. It ends with its input or with its owner. It has one thread, because
+only that one exists after a fork.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import json
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -20,17 +21,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from ftis_node.files import open_to_write
 from ftis_node.models import skip_unused_packages
 from ftis_node.workers.liveness import ORPHAN_EXIT_CODE, PR_SET_PDEATHSIG
 from ftis_node.workers.preload import LOADED
-from ftis_node.workers.wire import ForkRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MAX_REQUEST_BYTES = 1 << 18
 HAS_THREADS_EXIT_CODE = 3
 POLL_S = 0.001
 # mallopt's parameters, from <malloc.h>
@@ -41,7 +39,6 @@ NEVER_TRIM = -1
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Forks the workers of ftis-node; started by its daemon, not by hand.")
-    parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--owner-pid", type=int, required=True)
     parser.add_argument("--padding", help="makes the command line long enough for a worker's")
     parser.add_argument("modules", nargs="*")
@@ -49,14 +46,19 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != options.owner_pid:
         os._exit(ORPHAN_EXIT_CODE)
+    replies = os.dup(1)
+    os.dup2(2, 1)  # libraries may print while they are imported
     preload(options.modules)
     if (num_threads := len(os.listdir("/proc/self/task"))) != 1:
         sys.stderr.write(f"{num_threads} threads run after the imports: no fork\n")
         sys.exit(HAS_THREADS_EXIT_CODE)
     gc.collect()
     gc.freeze()  # a collection in a worker would write to all shared pages
-    with socket.socket(fileno=options.socket) as channel:
-        serve(channel, owner_pid=options.owner_pid)
+    os.write(replies, LOADED)
+    for request in sys.stdin.buffer:
+        command, environment, log_path = json.loads(request)
+        pid = fork_worker(command, environment, log_path, replies=replies, owner_pid=options.owner_pid)
+        os.write(replies, b"%d\n" % pid)
 
 
 def preload(modules: Sequence[str]) -> None:
@@ -69,20 +71,9 @@ def preload(modules: Sequence[str]) -> None:
             sys.stderr.write(f"not preloaded: {error}\n")
 
 
-def serve(channel: socket.socket, *, owner_pid: int) -> None:
-    """Fork a worker for each request, until the other end is closed."""
-    channel.send(LOADED)
-    while True:
-        request, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 1)
-        if not request:
-            return
-        fork = msgspec.msgpack.decode(request, type=ForkRequest)
-        pid = fork_worker(fork, log_file=files[0], channel=channel, owner_pid=owner_pid)
-        os.close(files[0])
-        channel.send(msgspec.msgpack.encode(pid))
-
-
-def fork_worker(request: ForkRequest, *, log_file: int, channel: socket.socket, owner_pid: int) -> int:
+def fork_worker(
+    command: Sequence[str], environment: Mapping[str, str], log_path: str, *, replies: int, owner_pid: int
+) -> int:
     """Fork a worker that is a child of the owner. Return its process id."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -94,10 +85,9 @@ def fork_worker(request: ForkRequest, *, log_file: int, channel: socket.socket, 
         if worker:
             os.write(writer, str(worker).encode())
             os._exit(0)
-        os.close(reader)
-        os.close(writer)
-        channel.close()
-        run(request, log_file=log_file, parent_pid=between, owner_pid=owner_pid)
+        for descriptor in (reader, writer, replies):
+            os.close(descriptor)
+        run(command, environment, log_path, parent_pid=between, owner_pid=owner_pid)
     os.close(writer)
     with os.fdopen(reader) as answer:
         pid = int(answer.read())
@@ -105,7 +95,9 @@ def fork_worker(request: ForkRequest, *, log_file: int, channel: socket.socket, 
     return pid
 
 
-def run(request: ForkRequest, *, log_file: int, parent_pid: int, owner_pid: int) -> None:
+def run(
+    command: Sequence[str], environment: Mapping[str, str], log_path: str, *, parent_pid: int, owner_pid: int
+) -> None:
     """Run the worker's module as a spawned process would. Does not return."""
     try:
         while (parent := os.getppid()) == parent_pid:
@@ -113,14 +105,17 @@ def run(request: ForkRequest, *, log_file: int, parent_pid: int, owner_pid: int)
         if parent != owner_pid:
             os._exit(ORPHAN_EXIT_CODE)
         os.setsid()
-        for standard_file in (1, 2):
-            os.dup2(log_file, standard_file)
-        os.close(log_file)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        worker_log = open_to_write(Path(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for standard_file, source in enumerate((nothing, worker_log, worker_log)):
+            os.dup2(source, standard_file)
+        os.close(nothing)
+        os.close(worker_log)
         os.environ.clear()
-        os.environ.update(request.environment)
-        set_allocator(request.environment)
-        show_command_line((sys.executable, "-m", *request.command))
-        module, *arguments = request.command
+        os.environ.update(environment)
+        set_allocator(environment)
+        show_command_line((sys.executable, "-m", *command))
+        module, *arguments = command
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except BaseException:

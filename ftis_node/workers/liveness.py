@@ -55,14 +55,6 @@ def _end_after(owner_pid: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartDecision:
-    """Restart after `delay_s`; None: give up. `num_deaths` in a row is the count for the next decision."""
-
-    num_deaths: int
-    delay_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """The back-off between restarts, and the limits of quick deaths and of memory shortages in a row.
 
@@ -76,22 +68,30 @@ class RestartPolicy:
     max_quick_deaths: int = 5
     max_shortages: int = 20
 
-    def after_death(self, *, served_s: float, num_quick_deaths: int) -> RestartDecision:
-        """Return the decision after a death.
 
-        `served_s` is the time from readiness to death, 0 if the worker never was ready. `num_quick_deaths` counts the
-        quick deaths in a row before this one.
+@dataclass(slots=True)
+class RestartCounter:
+    """The failures of one worker in a row. `num_deaths` counts those like the last one."""
+
+    policy: RestartPolicy
+    num_quick_deaths: int = 0
+    num_shortages: int = 0
+    num_deaths: int = 0
+
+    def next_delay_s(self, *, served_s: float, is_short: bool = False) -> float | None:
+        """Count a death and return the time until the restart; None if no restart follows.
+
+        `served_s` is the time from readiness to death, 0 if the worker never was ready; `is_short`: it lacked memory.
         """
-        if served_s >= self.quick_death_s:
-            return RestartDecision(num_deaths=0, delay_s=self.backoff.delay_s(1))
-        return self._after(num_quick_deaths + 1, at_most=self.max_quick_deaths)
-
-    def after_shortage(self, *, num_shortages: int) -> RestartDecision:
-        """Return the decision after a lack of memory; `num_shortages` counts those in a row before this one."""
-        return self._after(num_shortages + 1, at_most=self.max_shortages)
-
-    def _after(self, number: int, *, at_most: int) -> RestartDecision:
-        return RestartDecision(number, None if number >= at_most else self.backoff.delay_s(number))
+        if is_short:
+            self.num_deaths = self.num_shortages = self.num_shortages + 1
+            is_last = self.num_shortages >= self.policy.max_shortages
+        else:
+            is_quick = served_s < self.policy.quick_death_s
+            self.num_shortages = 0
+            self.num_deaths = self.num_quick_deaths = self.num_quick_deaths + 1 if is_quick else 0
+            is_last = self.num_quick_deaths >= self.policy.max_quick_deaths
+        return None if is_last else self.policy.backoff.delay_s(max(1, self.num_deaths))
 
 
 class ActivityCounter:

@@ -17,22 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import logging
 import os
-import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import ConfigError
 from ftis_node.files import open_to_write
 from ftis_node.workers.liveness import Liveness
-from ftis_node.workers.wire import ForkRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,8 +42,7 @@ MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with the final zero; zmq's 
 log = logging.getLogger(__name__)
 SERVER_MODULE = "ftis_node.workers.fork_server"
 PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
-LOADED = b"loaded"
-MAX_REPLY_BYTES = 64
+LOADED = b"loaded\n"
 LOAD_TIMEOUT_S = 300.0
 FORK_TIMEOUT_S = 30.0
 COMMAND_BYTES = 512  # of the server's command line, which a worker replaces by its own
@@ -173,7 +169,6 @@ class PreloadingProcess:
     log_path: Path
     num_workers: int = 2
     _process: asyncio.subprocess.Process | None = None
-    _socket: socket.socket | None = None
     _loading: asyncio.Task[None] | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _is_closed: bool = False
@@ -194,17 +189,20 @@ class PreloadingProcess:
             await self.close()
             raise
 
-    async def fork(self, command: Sequence[str], environment: Mapping[str, str], log_file: int) -> ForkedProcess | None:
+    async def fork(
+        self, command: Sequence[str], environment: Mapping[str, str], log_path: Path
+    ) -> ForkedProcess | None:
         """Return a new worker process; None if it must be spawned. `command` is python, "-m", module, arguments."""
         async with self._lock:
-            if self._is_closed or self._socket is None:
+            if self._is_closed or self._process is None:
                 return None
+            requests, replies = self._process.stdin, self._process.stdout
+            assert requests is not None and replies is not None
             try:
                 async with asyncio.timeout(FORK_TIMEOUT_S):
-                    request = msgspec.msgpack.encode(ForkRequest(tuple(command[2:]), dict(environment)))
-                    socket.send_fds(self._socket, [request], [log_file])
-                    reply = await asyncio.get_running_loop().sock_recv(self._socket, MAX_REPLY_BYTES)
-                forked = ForkedProcess(msgspec.msgpack.decode(reply, type=int))
+                    requests.write(json.dumps([command[2:], dict(environment), str(log_path)]).encode() + b"\n")
+                    await requests.drain()
+                    forked = ForkedProcess(int(await replies.readline()))
             except (OSError, ValueError, TimeoutError) as error:
                 log.warning("a worker cannot be forked (%s: %s): it is spawned", type(error).__name__, error)
                 await self.close()
@@ -228,8 +226,6 @@ class PreloadingProcess:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._socket is not None:
-            self._socket.close()
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -240,9 +236,9 @@ class PreloadingProcess:
         """Start the process and wait until it has imported its modules. If that fails, end it."""
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                await self._start()
-                assert self._socket is not None
-                reply = await asyncio.get_running_loop().sock_recv(self._socket, MAX_REPLY_BYTES)
+                self._process = await self._start()
+                assert self._process.stdout is not None
+                reply = await self._process.stdout.readline()
             if reply == LOADED:
                 return
             log.warning("the preloading process ended early: each worker imports its libraries; see %s", self.log_path)
@@ -250,24 +246,18 @@ class PreloadingProcess:
             log.warning("the preloading process failed (%s): each worker imports its libraries", error or "time limit")
         await self._end()
 
-    async def _start(self) -> None:
+    async def _start(self) -> asyncio.subprocess.Process:
         _set_subreaper(True)
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        words = ("--socket", str(theirs.fileno()), "--owner-pid", str(os.getpid()), *self.modules)
+        words = ("--owner-pid", str(os.getpid()), *self.modules)
         padding = "." * max(1, COMMAND_BYTES - len(" ".join(words)))
-        with (
-            theirs,
-            os.fdopen(open_to_write(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log,
-        ):
-            self._process = await asyncio.create_subprocess_exec(
+        with os.fdopen(open_to_write(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as server_log:
+            return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", SERVER_MODULE, "--padding", padding, *words),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=worker_log,
-                stderr=worker_log,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=server_log,
                 env={**ONE_THREAD, **os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **self.environment},
-                pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
 

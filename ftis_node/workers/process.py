@@ -170,11 +170,11 @@ class WorkerProcess:
         command += ["--heartbeat-every-s", str(self._timing.heartbeat_every_s)]
         environment = {**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment}
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        if self._preloading is not None:
+            forked = await self._preloading.fork(command, environment, spec.log_path)
+            if forked is not None:
+                return forked
         with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
-            if self._preloading is not None:
-                forked = await self._preloading.fork(command, environment, worker_log.fileno())
-                if forked is not None:
-                    return forked
             return await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -36,7 +36,7 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.liveness import RestartPolicy
+from ftis_node.workers.liveness import RestartCounter, RestartPolicy
 from ftis_node.workers.preload import Timing
 from ftis_node.workers.process import OnEvent, OnSlowStop, WorkerProcess
 
@@ -193,39 +193,30 @@ class Supervisor:
         """Start the worker, wait for its death, wait for the back-off, and restart it, until the policy ends the
         restarts.
         """
-        policy = self._restart_policy
-        num_quick_deaths = num_shortages = 0
+        restarts = RestartCounter(self._restart_policy)
         while True:
             served_s = await self._live_once()
             error = self._last_error
             assert error is not None
-            is_short = self._has_served and served_s < policy.quick_death_s and _is_shortage(error)
+            is_quick = served_s < self._restart_policy.quick_death_s
+            is_short = self._has_served and is_quick and _is_shortage(error)
             if not is_short and not isinstance(error, WorkerError | EngineError if self._has_served else WorkerError):
                 return self._fail(error)
-            if is_short:
-                decision = policy.after_shortage(num_shortages=num_shortages)
-                num_shortages = decision.num_deaths
-            else:
-                decision = policy.after_death(served_s=served_s, num_quick_deaths=num_quick_deaths)
-                num_quick_deaths, num_shortages = decision.num_deaths, 0
-            if decision.delay_s is None:
+            delay_s = restarts.next_delay_s(served_s=served_s, is_short=is_short)
+            if delay_s is None:
                 kind = type(error) if isinstance(error, MachineError) else WorkerDiedError
-                message = f"the {self.name} worker died {decision.num_deaths} times in a row; the last time: "
+                message = f"the {self.name} worker died {restarts.num_deaths} times in a row; the last time: "
                 return self._fail(kind(message + str(error)))
             self._state = WorkerState.BACKING_OFF
-            logger.warning("%s; starting it again in %.1f s", error, decision.delay_s)
-            await asyncio.sleep(decision.delay_s)
+            logger.warning("%s; starting it again in %.1f s", error, delay_s)
+            await asyncio.sleep(delay_s)
             if self._before_restart is not None:
                 await self._before_restart()
             if is_short and self._free_memory is not None:
-                await self._ask_for_memory(self._free_memory)
-
-    async def _ask_for_memory(self, free_memory: FreeMemory) -> None:
-        """Request memory from other processes. If none can free any, the worker starts all the same."""
-        try:
-            await free_memory()
-        except FtisError as error:
-            logger.warning("no memory is given back for the %s worker: %s", self.name, error)
+                try:
+                    await self._free_memory()
+                except FtisError as failed:  # the worker starts all the same
+                    logger.warning("no memory is given back for the %s worker: %s", self.name, failed)
 
     async def _live_once(self) -> float:
         """Run one process until it ends. Sets `last_error` to the cause and returns its time in service, in seconds."""

@@ -98,13 +98,6 @@ class Heartbeat(Message, frozen=True):
     progress: int
 
 
-class ForkRequest(msgspec.Struct, frozen=True):
-    """The preloading process must fork a worker: a module and its arguments, and the whole environment."""
-
-    command: tuple[str, ...]
-    environment: dict[str, str]
-
-
 Control: TypeAlias = Hello | Start | Ready | Call | Cancel | Stop | Reply | Event | Failure | Heartbeat
 
 Body = TypeVar("Body", bound=msgspec.Struct)

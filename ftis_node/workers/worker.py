@@ -106,11 +106,6 @@ class Channel:
         while True:
             await self._socket.send_multipart(await self._outbox.get())
 
-    async def flush(self) -> None:
-        await asyncio.sleep(0)  # so that messages posted in this loop iteration reach the outbox
-        while not self._outbox.empty():
-            await self._socket.send_multipart(self._outbox.get_nowait())
-
 
 class Server:
     """The request loop: it serves calls concurrently until `Stop`."""
@@ -169,40 +164,6 @@ class Server:
             self._activity.end()
 
 
-async def serve(
-    build: Build[Boot], *, boot_type: type[Boot], socket: zmq.asyncio.Socket, activity: ActivityCounter
-) -> int:
-    """Receive the boot message, build the worker, serve calls. Returns the process's exit code."""
-    channel = Channel(socket)
-    channel.post(wire.Hello())
-    await channel.flush()
-    _, body = await channel.receive()
-    sender = watched_task(channel.send_posted(), name="send")  # also while the worker is built
-    try:
-        return await _build_and_serve(build, boot_type, body, channel, activity)
-    finally:
-        sender.cancel()
-        await asyncio.wait([sender])
-
-
-async def _build_and_serve(
-    build: Build[Boot], boot_type: type[Boot], body: bytes, channel: Channel, activity: ActivityCounter
-) -> int:
-    async with AsyncExitStack() as stack:
-        try:
-            boot = wire.unpack_body(body, boot_type)
-            handlers = await stack.enter_async_context(build(boot, Emitter(channel, activity, call_id=0)))
-        except Exception as error:
-            logger.exception("the worker could not be built")
-            channel.post(wire.failure_of(error, call_id=0))
-            await channel.flush()
-            await _wait_for_stop(channel)
-            return BUILD_FAILED_EXIT_CODE
-        channel.post(wire.Ready())
-        await Server(channel, activity, handlers).run()
-    return 0
-
-
 async def _wait_for_stop(channel: Channel) -> None:
     """Wait until the daemon has read the failure, so that it gets the cause before it detects the exit."""
     try:
@@ -220,14 +181,15 @@ def run_worker(build: Build[Boot], *, boot_type: type[Boot]) -> None:
     die_with_owner(arguments.owner_pid)
     drop_what_cannot_be_written()
     set_up_logging()
-    code = asyncio.run(_connect_and_serve(build, boot_type, arguments.endpoint, arguments.heartbeat_every_s))
+    code = asyncio.run(_serve(build, boot_type, arguments.endpoint, arguments.heartbeat_every_s))
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # `build` has closed all resources; the interpreter's own clean-up takes seconds with torch
 
 
-async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint: str, heartbeat_every_s: float) -> int:
+async def _serve(build: Build[Boot], boot_type: type[Boot], endpoint: str, heartbeat_every_s: float) -> int:
+    """Connect, receive the boot message, build the worker, serve calls. Returns the process's exit code."""
     activity = ActivityCounter()
     with (
         zmq.asyncio.Context() as context,
@@ -238,7 +200,32 @@ async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(endpoint)
         with unhandled_errors(_end_at_once):
-            return await serve(build, boot_type=boot_type, socket=socket, activity=activity)
+            channel = Channel(socket)
+            channel.post(wire.Hello())
+            sender = watched_task(channel.send_posted(), name="send")  # also while the worker is built
+            try:
+                return await _build_and_serve(build, boot_type, channel, activity)
+            finally:
+                sender.cancel()
+                await asyncio.wait([sender])
+
+
+async def _build_and_serve(
+    build: Build[Boot], boot_type: type[Boot], channel: Channel, activity: ActivityCounter
+) -> int:
+    _, body = await channel.receive()
+    async with AsyncExitStack() as stack:
+        try:
+            boot = wire.unpack_body(body, boot_type)
+            handlers = await stack.enter_async_context(build(boot, Emitter(channel, activity, call_id=0)))
+        except Exception as error:
+            logger.exception("the worker could not be built")
+            channel.post(wire.failure_of(error, call_id=0))
+            await _wait_for_stop(channel)
+            return BUILD_FAILED_EXIT_CODE
+        channel.post(wire.Ready())
+        await Server(channel, activity, handlers).run()
+    return 0
 
 
 def _end_at_once(where: str, error: BaseException) -> None:

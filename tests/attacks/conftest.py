@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from ftis_node.lab.group_maker import GroupMaker
 from tests.attacks.member import Member, joined, sending
 from tests.attacks.victim import MANIFEST, SETTINGS, Victim
 from tests.node.support import ANY_PORT, started

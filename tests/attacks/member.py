@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
+    from bench.stubs.group_maker import GroupMaker
     from ftis_node.gossip.wire_format import RpcService
-    from ftis_node.lab.group_maker import GroupMaker
     from tests.attacks.victim import Victim
 
 AGAIN_S = 0.4  # between announcements of the same: gossipsub loses what is said before its mesh has grown

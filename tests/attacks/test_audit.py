@@ -18,7 +18,7 @@ from tests.attacks.member import joined
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.lab.group_maker import GroupMaker
+    from bench.stubs.group_maker import GroupMaker
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from bench.stubs.group_maker import GroupMaker
     from ftis_node.gossip.wire_format import RpcService
-    from ftis_node.lab.group_maker import GroupMaker
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 

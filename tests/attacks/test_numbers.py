@@ -17,7 +17,7 @@ from tests.attacks.victim import goes_on
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.lab.group_maker import GroupMaker
+    from bench.stubs.group_maker import GroupMaker
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 

@@ -20,7 +20,7 @@ from tests.attacks.visitors.host import FOREIGN, Target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.lab.group_maker import GroupMaker
+    from bench.stubs.group_maker import GroupMaker
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
     from tests.attacks.visitors.host import Visitor

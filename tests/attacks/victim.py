@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
+from ftis_node.node.http_api.node_client import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable

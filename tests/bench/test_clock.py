@@ -8,23 +8,18 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+import clock
 from ftis_node.config.manifest import load_manifest, parse_manifest
+from nodes import slowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-BENCH = str(Path(__file__).parents[2] / "bench")
-if BENCH not in sys.path:
-    sys.path.insert(0, BENCH)
-
-import clock  # noqa: E402  found by the path above
-from nodes import slowed  # noqa: E402
+    from pathlib import Path
 
 SLEEP = "import time; time.sleep(600)"
 PARENT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"

@@ -15,13 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from gpu import running
+from gpu.cases import NEED_VLLM, PARTS, Case, Options, cases_of
+
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
-if str(BENCH) not in sys.path:
-    sys.path.insert(0, str(BENCH))
-
-from gpu import running  # noqa: E402  found by the path above
-from gpu.cases import NEED_VLLM, PARTS, Case, Options, cases_of  # noqa: E402
 
 SMALL = Options("cpu", small=True)
 # Answers for one case, fails for the next, and hangs in the last.

@@ -12,15 +12,12 @@ from random import Random
 import pytest
 
 from ftis_node.swarm.demand import is_assigned
-
-BENCH = str(Path(__file__).parents[2] / "bench")
-if BENCH not in sys.path:
-    sys.path.insert(0, BENCH)
-
-from swarm_simulation import SimulationResult, SimulationSettings, simulate  # noqa: E402  found by the path above
-from swarm_simulation.announcement import AnnouncementEvent  # noqa: E402
-from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for  # noqa: E402
-from swarm_simulation.world import Events, World  # noqa: E402
+from swarm_simulation import SimulationResult, SimulationSettings, simulate
+from swarm_simulation.announcement import AnnouncementEvent
+from swarm_simulation.events import Events
+from swarm_simulation.population import Population
+from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for
+from swarm_simulation.world import World
 
 SMALL = SimulationSettings(
     num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,
@@ -72,7 +69,7 @@ def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
     said = {
         subprocess.run(
             [sys.executable, "-c", script],
-            env=os.environ | {"PYTHONHASHSEED": seed},
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             cwd=Path(__file__).parents[2],
             check=True,
             capture_output=True,
@@ -106,7 +103,7 @@ def test_the_short_cut_to_duties_is_the_policy() -> None:
 
 def test_who_has_left_is_known_for_a_while_and_a_newcomer_is_not() -> None:
     world = World(replace(SMALL, leave_share_per_hour=0.0))
-    world.populate()
+    Population(world).start()
     views_of_shard = world.member_views[0]
     views_of_shard.leave("somebody", now=0.0)
     views_of_shard.join("newcomer")

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-BENCH = str(Path(__file__).parents[2] / "bench")
-if BENCH not in sys.path:
-    sys.path.insert(0, BENCH)
-
-from soak import summary  # noqa: E402  found by the path above
-from soaking.sampling import MACHINE, Point, look_at_machine  # noqa: E402
-from soaking.slopes import Bounds, sen_slope, trend  # noqa: E402
-from soaking.verdicts import findings_of, series_of, warm_up_minutes  # noqa: E402
+from soak import summary
+from soaking.sampling import MACHINE, Point, look_at_machine
+from soaking.slopes import Bounds, sen_slope, trend
+from soaking.verdicts import findings_of, series_of, warm_up_minutes
 
 MINUTES = np.arange(0.0, 50.0, 0.5)
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
+from ftis_node.node.http_api.node_client import read_document
 from tests.chaos.faults.moved_clock import offset_file_of, prefix
 from tests.chaos.line import Line
 from tests.chaos.observing.processes import role_of

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from bench.stubs.group_maker import GroupMaker
     from ftis_node.gossip.wire_format import RpcService
-    from ftis_node.lab.group_maker import GroupMaker
 
 
 class MemberWithoutStreams(Member):

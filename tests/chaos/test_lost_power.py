@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark_schema, marked_schema
+from ftis_node.files import replace_file
 from ftis_node.learner.checkpoint.checkpoint import (
     CheckpointOwner,
     TrainingProgress,

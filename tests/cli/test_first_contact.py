@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from ftis_node.cli.app import run
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.dashboard.view.health_answers import answer_lines
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.dashboard.watcher import Watcher
+from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.status import Status
 from tests.node.support import ANY_PORT, started, write_manifest
@@ -62,7 +62,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Pat
     first = ("--model", str(tiny_models["s"]), "--run", str(manifest), "--peers", NOBODY, "--engine", "torch")
     finished = _lines(home, *first, "--steps", "2")
     status, screen = read_document(home, "/status"), _screen(home)
-    answers = [text_of(line) for line in answer_lines(Watcher(home, read_document).poll())]
+    answers = [text_of(line) for line in answer_lines(Watcher(home).poll())]
     again = _lines(home, "--steps", "2")
     other = _refused(home, "join", "--model", str(tiny_models["m"]), "--steps", "2")
     with started(home.root, "join", "--log-format", "json", "--listen", ANY_PORT) as node:

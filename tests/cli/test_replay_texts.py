@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -17,6 +18,9 @@ from ftis_node.models.tokenizer import Decoder
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import TextCompletion
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.group_history import read_group_history
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.terminal_text import cells
 from tests.conftest import PROMPT_IDS, make_group, make_text_group
@@ -72,11 +76,29 @@ def test_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     shown = _said(capsys, home, "show", told["id"])
     assert "\x1b" not in shown and "\x07" not in shown, "a peer's text does not reach the terminal as it is"
-    assert "5 tokens, length, mean log-prob -2.0000: 'naïve 京'" in shown
+    assert "5 tokens, length, log-prob mean -2\n  | naïve 京\n" in shown
     assert max(map(cells, shown.splitlines())) <= 80
-    assert "3 tokens, stop, mean log-prob -1.0500, lowest -2.0000: [10, 11, 2]" in _said(
-        capsys, home, "show", exact["id"]
-    )
+    shown = _said(capsys, home, "show", exact["id"])
+    assert "3 tokens, stop, log-prob mean -1.05, least -2.00\n  | ids 10 11 2\n" in shown
+
+
+def test_what_became_of_a_group_is_said(home: Path) -> None:
+    buffer = ReplayBuffer(Home(home).replay)
+
+    def used() -> list[str]:
+        with closing(ReplayReader(Home(home).replay)) as reader:
+            ids = [group.id for group in reader.list_groups(limit=2)]
+        return [story.used for one in ids if (story := read_group_history(Home(home), one))]
+
+    assert used() == ["not yet: it waits for a step"] * 2
+    buffer.take(3, own=0, foreign=1)
+    assert sorted(used()) == ["being trained in step 3", "not yet: it waits for a step"]
+    buffer.release_step(3, ReleaseReason.TRAINED)
+    assert sorted(used()) == ["not yet: it waits for a step", "trained in step 3"]
+    buffer.take(4, own=0, foreign=1)
+    buffer.release_step(4, ReleaseReason.REFUSED)
+    assert "not used: refused (the learner rejected its step, or the step changed nothing)" in used()
+    buffer.close()
 
 
 def test_export(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,24 +65,24 @@ def _document(status: Status) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [80, 60])
 @pytest.mark.parametrize("status", [LONG, Status()], ids=["long", "empty"])
 def test_it_fits_a_screen_and_nothing_in_it_reaches_the_terminal(status: Status, width: int) -> None:
-    lines = screen(_document(status), now=NOW, width=width)
+    lines = screen(status, now=NOW, width=width)
     assert max(map(cells, lines)) <= width
     assert len(lines) <= 23
-    assert all(line.isprintable() for line in [*lines, log_line(_document(status), now=NOW)])
+    assert all(line.isprintable() for line in [*lines, log_line(status, now=NOW)])
 
 
 def test_what_is_trained_and_why_is_on_the_screen() -> None:
     training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
-    document = _document(Status(node=NodeStatus(peer_id="12D3"), model=ModelStatus(training=training)))
-    text = " ".join(" ".join(screen(document, now=NOW)).split())
+    status = Status(node=NodeStatus(peer_id="12D3"), model=ModelStatus(training=training))
+    text = " ".join(" ".join(screen(status, now=NOW)).split())
     assert f"trains {training} generation" in text
-    del document["model"]["training"]  # of an older node
-    assert "trains" not in " ".join(screen(document, now=NOW))
+    older = msgspec.structs.replace(status, model=ModelStatus())
+    assert "trains" not in " ".join(screen(older, now=NOW))
 
 
 def test_the_first_lines_answer_and_say_what_to_do() -> None:
     short = msgspec.structs.replace(LONG.swarm, reason="no peers were given; waiting for others to dial this node")
-    lines = screen(_document(msgspec.structs.replace(LONG, swarm=short, health=HealthStatus())), now=NOW)
+    lines = screen(msgspec.structs.replace(LONG, swarm=short, health=HealthStatus()), now=NOW)
     assert lines[:5] == [
         "contributing: no   learning: no   healthy: no",
         "! contributing: the generation worker is backing-off: see logs/generation.log in",
@@ -95,12 +95,12 @@ def test_the_first_lines_answer_and_say_what_to_do() -> None:
 def test_the_newest_evaluation_of_a_task_stands_beside_the_first() -> None:
     evaluations = [EvalStatus(step=step, task="t", pass_at_1=step / 10, n=8) for step in (0, 5, 7)]
     calm = Status(node=NodeStatus(peer_id="12D3", state="running"), eval=evaluations)
-    assert "pass@1      0.700 at step 7, 0.000 at step 0 (8 problems of t)" in screen(_document(calm), now=NOW)
+    assert "pass@1      0.700 at step 7, 0.000 at step 0 (8 problems of t)" in screen(calm, now=NOW)
 
 
 def test_a_role_without_a_worker_says_so() -> None:
     roles = Status(node=NodeStatus(peer_id="12D3"), generation=GenerationStatus(state="off", engine="off"))
-    lines = screen(_document(msgspec.structs.replace(roles, learner=LearnerStatus(state="off"))), now=NOW)
+    lines = screen(msgspec.structs.replace(roles, learner=LearnerStatus(state="off")), now=NOW)
     assert "generation  off: this role learns from what others generate" in lines
     assert "learner     off: this role generates for a learner elsewhere" in lines
 
@@ -111,7 +111,7 @@ def test_an_exchange_node_shows_what_went_to_and_from_its_trainer() -> None:
         generation=GenerationStatus(state="off", groups_made=37, policy_version=12),
         learner=LearnerStatus(state="off", foreign_groups=8),
     )
-    lines = screen(_document(status), now=NOW)
+    lines = screen(status, now=NOW)
     assert "trainer     step 12, groups in all: 37 shared, 8 foreign given to it" in lines
     assert not [line for line in lines if line.startswith(("generation", "learner  "))]
 
@@ -165,18 +165,18 @@ def test_a_node_that_closed_its_port_but_has_not_ended_is_stopping(
 
 def test_a_stopping_node_says_what_it_waits_for() -> None:
     node = msgspec.structs.replace(LONG.node, state="stopping", waits_for="the checkpoint of step 7")
-    shown = "\n".join(screen(_document(msgspec.structs.replace(LONG, node=node)), now=NOW, width=200))
+    shown = "\n".join(screen(msgspec.structs.replace(LONG, node=node), now=NOW, width=200))
     assert "stopping: it waits for the checkpoint of step 7" in shown
     calm = msgspec.structs.replace(Status(), node=NodeStatus(peer_id="12D3", state="stopping"))
-    assert screen(_document(calm), now=NOW)[0] == "contributing: not yet   learning: not yet   healthy: not yet"
+    assert screen(calm, now=NOW)[0] == "contributing: not yet   learning: not yet   healthy: not yet"
 
 
 def test_watching_goes_on_through_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looks: list[Any] = [_document(Status()), FtisError("the node at U does not answer (\x1b[2J)"), _document(LONG)]
+    looks: list[Any] = [Status(), FtisError("the node at U does not answer (\x1b[2J)"), LONG]
 
-    def read(home: Home, path: str) -> Any:
+    def read(home: Home) -> Any:
         if not looks:
             raise KeyboardInterrupt
         look = looks.pop(0)
@@ -184,7 +184,7 @@ def test_watching_goes_on_through_a_restart(
             raise look
         return look
 
-    monkeypatch.setattr(status_command, "read_document", read)
+    monkeypatch.setattr(status_command, "read_status", read)
     assert run(["status", "--watch", "--interval", "0.1", "--home", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
@@ -195,8 +195,8 @@ def test_watching_goes_on_through_a_restart(
 def test_watching_a_terminal_repaints_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looks = iter([_document(LONG)])
-    monkeypatch.setattr(status_command, "read_document", lambda home, path: next(looks, None) or _interrupt())
+    looks = iter([LONG])
+    monkeypatch.setattr(status_command, "read_status", lambda home: next(looks, None) or _interrupt())
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setenv("LINES", "12")

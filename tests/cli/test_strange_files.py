@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FileError, ModelError
-from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text
+from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text, replace_file
 from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
 from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
 from ftis_node.models import resolve_model
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.report.facts import EventTotals
+from ftis_node.telemetry.history import HistoryReader
 from tests.cli.test_wrong_use import complaint
 from tests.models.tiny_models import save_tiny
 
@@ -187,11 +187,14 @@ def test_long_values_and_control_characters_of_a_user(
     assert len(line) < 1000 and "\x07" not in line
 
 
-def test_a_line_of_the_trail_that_is_nested_too_deep_is_left_out() -> None:
+def test_a_line_of_the_trail_that_is_nested_too_deep_is_left_out(tmp_path: Path) -> None:
+    deep, too_deep = (b'{"time": 1.0, "event": "pause", "x": ' + b"[" * n + b"]" * n + b"}\n" for n in (50, 100_000))
+    (path := tmp_path / "events.jsonl").write_bytes(deep + too_deep)
     event_totals = EventTotals()
-    event_totals.add(b'{"time": 1.0, "event": "step", "x": ' + b"[" * 50 + b"]" * 50 + b"}", "step")
-    event_totals.add(b'{"time": 2.0, "event": "step", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "step")
-    assert event_totals.num_events == 2 and event_totals.ended_at == 1.0
+    for line, head in (reader := HistoryReader(path)).read_new():
+        if head is not None:
+            event_totals.add(line, head)
+    assert (event_totals.num_events, reader.build().damaged_lines) == (1, 1)
 
 
 def test_the_one_reader(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], mon
     def broken(*_: object) -> None:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr(status, "read_document", broken)
+    monkeypatch.setattr(status, "read_status", broken)
     code, line = complaint(capsys, "status")
     assert code == 1
     assert "ZeroDivisionError: two lines" in line

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from ftis_node.dashboard.buffer_reader import GroupDetail
-from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodePhase, NodeSnapshot
-from ftis_node.replay.group_history import CompletionDetails
+from ftis_node.dashboard.screens.groups import GroupScreen, GroupsScreen
+from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodeSnapshot
+from ftis_node.dashboard.watcher import Watcher
+from ftis_node.replay.group_history import CompletionDetails, GroupHistory, PromptDetails
 from ftis_node.replay.reader import GroupSummary
 from ftis_node.telemetry.history import EvaluationPoint, History, StepPoint
 from ftis_node.telemetry.status import (
     GenerationStatus,
+    HealthStatus,
     LearnerStatus,
     ModelStatus,
     NodeStatus,
@@ -22,6 +24,11 @@ from ftis_node.telemetry.status import (
     Status,
     SwarmStatus,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
 
 NOW = 1_800_000_000.0
 ANN, BOB = "12D3KooWAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAAAA", "12D3KooWBobBobBobBobBobBobBobBobBobBobBobBobBobBBBB"
@@ -61,6 +68,7 @@ STATUS = Status(
         bytes_out=33_100_000,
     ),
     replay=ReplayStatus(waiting=3, ready=12, taken=8, tokens=90_000, disk_bytes=212_000_000),
+    health=HealthStatus(healthy=True, ready=True, taken_at=NOW),
 )
 PEERS: tuple[dict[str, Any], ...] = (
     {
@@ -139,9 +147,7 @@ MACHINE = MachineUsage(
 )
 RUNNING = NodeSnapshot(
     taken_at=NOW,
-    phase=NodePhase.RUNNING,
     status=STATUS,
-    reported_at=NOW,
     peers=PEERS,
     history=HISTORY,
     machine=MACHINE,
@@ -150,9 +156,11 @@ RUNNING = NodeSnapshot(
 )
 STOPPED = replace(
     RUNNING,
-    phase=NodePhase.STOPPED,
-    status=structs.replace(STATUS, node=structs.replace(STATUS.node, state="stopped", end="stopped")),
-    reported_at=NOW - 60,
+    status=structs.replace(
+        STATUS,
+        node=structs.replace(STATUS.node, state="stopped", end="stopped"),
+        health=HealthStatus(taken_at=NOW - 60),
+    ),
     machine=replace(MACHINE, num_processes=0, resident_bytes=0, gpus=()),
     history=replace(HISTORY, events=(*HISTORY.events, {"time": NOW - 60, "event": "stop", "step": 101})),
 )
@@ -173,16 +181,19 @@ SUMMARY = GroupSummary(
     num_tokens=6,
     rewards=[1.0, 0.0],
 )
-GROUP = GroupDetail(
+GROUP = GroupHistory(
+    id=GROUP_ID,
     summary=SUMMARY,
-    prompt="What is 6 x 7?",
-    prompt_ids=(5, 6, 7),
+    prompt=PromptDetails("gsm8k", "train", 5, "user: What is 6 x 7?", "42"),
     temperature=1.0,
-    weights_of=None,
+    texts_missing="",
+    verdict="admitted",
+    used="trained in step 100",
     completions=(
         CompletionDetails(
             text="42",
             token_ids=[10, 11, 2],
+            pieces=["4", "2", "<end>"],
             num_tokens=3,
             finish_reason="stop",
             reward=1.0,
@@ -195,6 +206,7 @@ GROUP = GroupDetail(
         CompletionDetails(
             text=None,
             token_ids=[12, 13, 14],
+            pieces=["12", "13", RUDE],
             num_tokens=3,
             finish_reason="length",
             reward=0.0,
@@ -205,19 +217,15 @@ GROUP = GroupDetail(
             versions=(88, 89),
         ),
     ),
-    pieces=(("4", "2", "<end>"), ("12", "13", RUDE)),
-    history=(
+    events=(
         {"time": NOW - 28, "event": "admitted", "group": GROUP_ID, "own": False},
         {"time": NOW - 20, "event": "taken", "group": GROUP_ID, "step": 100},
     ),
 )
 
 
-class Still:
-    """A watcher that always finds the same."""
-
-    def __init__(self, snapshot: NodeSnapshot) -> None:
-        self.snapshot = snapshot
-
-    def poll(self, *, with_history: bool = True) -> NodeSnapshot:
-        return self.snapshot
+def watch(monkeypatch: pytest.MonkeyPatch, poll: Callable[[], NodeSnapshot]) -> None:
+    """Let the dashboard take its snapshots from `poll`, and its groups from here."""
+    monkeypatch.setattr(Watcher, "poll", lambda watcher, with_history=True: poll())
+    monkeypatch.setattr(GroupsScreen, "read", lambda screen: [SUMMARY])
+    monkeypatch.setattr(GroupScreen, "read", lambda screen: GROUP)

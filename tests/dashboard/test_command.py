@@ -76,7 +76,7 @@ def test_a_port_that_is_taken_is_one_line(home: Path, capsys: pytest.CaptureFixt
         taken.listen()
         port = taken.getsockname()[1]
         assert run(["dashboard", "--home", str(home), "--web", "--port", str(port)]) == 2
-    assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+    assert f"port {port} of 127.0.0.1 cannot be opened" in capsys.readouterr().err
 
 
 def test_once_paints_and_ends_and_loads_nothing_heavy(home: Path) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.buffer_reader import list_groups, read_group
-from ftis_node.dashboard.snapshot import NodePhase
-from ftis_node.dashboard.watcher import Watcher
-from ftis_node.models.tokenizer import Decoder
+from ftis_node.replay.group_history import read_group_history
+from ftis_node.replay.reader import ReplayReader
 from tests.dashboard.svg_text import text_of_rows
 from tests.node.support import ANY_PORT, started
 from tests.small_swarm import copied_home
@@ -39,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm) -> H
 
 @asynccontextmanager
 async def _opened(home: Home, size: tuple[int, int]) -> AsyncIterator[tuple[DashboardApp, Pilot[None]]]:
-    app = DashboardApp(home, lambda: Watcher(home, read_document), period_s=0.2)
+    app = DashboardApp(home, period_s=0.2)
     async with app.run_test(size=size) as pilot:
         await _until(pilot, lambda: app.snapshot is not None and bool(app.snapshot.history.events))
         yield app, pilot
@@ -72,26 +69,32 @@ async def test_keys_open_a_peer_and_a_group_of_a_stopped_node(home: Home, size: 
 
 
 def test_a_group_is_decoded_and_followed(home: Home) -> None:
-    own = next(group for group in list_groups(home) if group.own and group.reason == "trained")
-    opened = read_group(home, own.id, Decoder(home))
-    assert opened is not None
-    assert "=" in (opened.prompt or "") and len(opened.completions) == 4
+    with closing(ReplayReader(home.replay)) as reader:
+        own = next(group for group in reader.list_groups(limit=200) if group.own and group.reason == "trained")
+    opened = read_group_history(home, own.id)
+    assert opened is not None and opened.prompt is not None
+    assert "=" in (opened.prompt.text or "") and len(opened.completions) == 4
     first = opened.completions[0]
-    assert first.text == "".join(opened.pieces[0]) and len(first.logprobs) == len(first.token_ids) > 0
-    names = [event["event"] for event in opened.history]
+    assert "".join(first.pieces).startswith(first.text or "?") and len(first.logprobs) == len(first.token_ids) > 0
+    names = [event["event"] for event in opened.events]
     assert names[0] == "admitted" and "taken" in names
-    assert read_group(home, "00" * 32, Decoder(home)) is None
+    assert read_group_history(home, "00" * 32) is None
+    kept = home.run_toml.rename(home.root / "kept.toml")
+    again = read_group_history(home, own.id)
+    kept.rename(home.run_toml)
+    assert again is not None and again.prompt is not None
+    assert "=" in (again.prompt.text or "") and again.prompt.missing, "the stored ids of the prompt are decoded"
 
 
 async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
     """The last test of this file: the node's second life is alone, for its key is still in use in the swarm."""
     home.peers.unlink()
     async with _opened(home, (80, 24)) as (app, pilot):
-        assert app.snapshot is not None and app.snapshot.phase is NodePhase.STOPPED
+        assert app.snapshot is not None and app.snapshot.state == "stopped"
         assert app.snapshot.start_command == f"ftis-node join --home {home.root}", "the home knows its model"
         with started(home.root, "join", "--no-peers", "--listen", ANY_PORT) as node:
-            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is NodePhase.STARTING, START_S)
-            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is NodePhase.RUNNING, START_S)
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "starting", START_S)
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "running", START_S)
             await _until(pilot, lambda: "running" in _shown(app))
             machine = app.snapshot.machine
             assert machine.num_processes >= 2 and machine.resident_bytes > 50_000_000

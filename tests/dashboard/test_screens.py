@@ -11,14 +11,13 @@ import pytest
 from textual.app import App
 
 from ftis_node.config.home import Home
-from ftis_node.dashboard import buffer_reader
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.context import NodeSeen
-from ftis_node.dashboard.screens.groups import PeerScreen
+from ftis_node.dashboard.screens.groups import GroupsScreen, PeerScreen
 from ftis_node.dashboard.view.spans import Span
 from ftis_node.dashboard.widgets import RowsTable
 from ftis_node.errors import ConfigError
-from tests.dashboard.made_up import ANN, BOB, GROUP, RUNNING, SUMMARY, Still
+from tests.dashboard.made_up import ANN, BOB, RUNNING, SUMMARY, watch
 from tests.dashboard.svg_text import text_of_rows
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Restless:
     def __init__(self) -> None:
         self._num_looks = 0
 
-    def poll(self, *, with_history: bool = True) -> NodeSnapshot:
+    def poll(self) -> NodeSnapshot:
         """The peers come and go."""
         self._num_looks += 1
         return replace(RUNNING, peers=RUNNING.peers[: self._num_looks % 3], taken_at=RUNNING.taken_at + self._num_looks)
@@ -58,10 +57,9 @@ async def _shown(app: DashboardApp, pilot: Pilot[None], text: str) -> str:
 async def test_looks_that_come_while_screens_open_and_close_end_nothing(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_reader, "list_groups", lambda home, sender=None: [SUMMARY])
-    monkeypatch.setattr(buffer_reader, "read_group", lambda home, group_id, decoder: GROUP)
+    watch(monkeypatch, Restless().poll)
     keys = random.Random(seed)
-    app = DashboardApp(Home(tmp_path), Restless, period_s=0.001)
+    app = DashboardApp(Home(tmp_path), period_s=0.001)
     async with app.run_test(size=(80, 24)) as pilot:
         for _ in range(25):
             for _ in range(keys.randint(1, 3)):
@@ -71,19 +69,25 @@ async def test_looks_that_come_while_screens_open_and_close_end_nothing(
         assert app.is_running and app.snapshot is not None
 
 
-async def test_looks_that_come_while_the_dashboard_ends_do_no_harm(tmp_path: Path) -> None:
+async def test_looks_that_come_while_the_dashboard_ends_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits = random.Random(1)
     for _ in range(20):
-        app = DashboardApp(Home(tmp_path), Restless, period_s=0.0005)
+        watch(monkeypatch, Restless().poll)
+        app = DashboardApp(Home(tmp_path), period_s=0.0005)
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause(waits.random() * 0.1)
         assert (app.is_running, app.return_code) == (False, None)
 
 
 @pytest.mark.parametrize("keys", [("q", "g"), ("q", "q", "e"), ("enter", "q", "escape"), ("g", "e", "q", "down", "q")])
-async def test_keys_after_the_one_that_quits_are_for_nobody(keys: tuple[str, ...], tmp_path: Path) -> None:
+async def test_keys_after_the_one_that_quits_are_for_nobody(
+    keys: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(5):
-        app = DashboardApp(Home(tmp_path), Restless, period_s=0.05)
+        watch(monkeypatch, Restless().poll)
+        app = DashboardApp(Home(tmp_path), period_s=0.05)
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause(0.02)
             for key in keys:
@@ -94,8 +98,11 @@ async def test_keys_after_the_one_that_quits_are_for_nobody(keys: tuple[str, ...
         assert app.return_code == 0
 
 
-async def test_a_look_while_a_screen_is_being_opened_waits_for_it(tmp_path: Path) -> None:
-    app = DashboardApp(Home(tmp_path), Restless, period_s=600.0)
+async def test_a_look_while_a_screen_is_being_opened_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, Restless().poll)
+    app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         page = PeerScreen(RUNNING.peers[0]["peer_id"])
         app.push_screen(page)
@@ -108,10 +115,10 @@ async def test_a_look_while_a_screen_is_being_opened_waits_for_it(tmp_path: Path
 
 
 async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_reader, "list_groups", lambda home, sender=None: [SUMMARY])
     many = {f"reason_{number}": number + 1 for number in range(30)}
     snapshot = replace(RUNNING, peers=({**RUNNING.peers[0], "groups_refused": many},))
-    app = DashboardApp(Home(tmp_path), lambda: Still(snapshot), period_s=600.0)
+    watch(monkeypatch, lambda: snapshot)
+    app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
@@ -120,19 +127,23 @@ async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkey
 
 
 async def test_why_a_peers_groups_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(home: Home, sender: str | None = None) -> list[GroupSummary]:
+    def fail(screen: GroupsScreen) -> list[GroupSummary]:
         raise ConfigError("the buffer is away")
 
-    monkeypatch.setattr(buffer_reader, "list_groups", fail)
-    app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), period_s=600.0)
+    watch(monkeypatch, lambda: RUNNING)
+    monkeypatch.setattr(GroupsScreen, "read", fail)
+    app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
         await _shown(app, pilot, "the buffer is away")
 
 
-async def test_peers_are_searched_sorted_and_reached_by_keys_and_mouse(tmp_path: Path) -> None:
-    app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), period_s=600.0)
+async def test_peers_are_searched_sorted_and_reached_by_keys_and_mouse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, lambda: RUNNING)
+    app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
         table = app.query_one("#peers", RowsTable)
@@ -157,8 +168,9 @@ async def test_peers_are_searched_sorted_and_reached_by_keys_and_mouse(tmp_path:
         await _shown(app, pilot, "newest first or last")
 
 
-async def test_events_are_searched_and_turned(tmp_path: Path) -> None:
-    app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), period_s=600.0)
+async def test_events_are_searched_and_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch(monkeypatch, lambda: RUNNING)
+    app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("e")
@@ -174,15 +186,13 @@ async def test_events_are_searched_and_turned(tmp_path: Path) -> None:
         assert "eval" in text_of_rows(app.export_screenshot())
 
 
-async def test_the_whole_swarm_opens_from_the_main_screen(tmp_path: Path) -> None:
-    def read() -> list[object]:
-        raise ConfigError("no node answers")
-
-    app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), read_swarm=read, period_s=600.0)
+async def test_the_whole_swarm_opens_from_the_main_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch(monkeypatch, lambda: RUNNING)
+    app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("w")
-        await _shown(app, pilot, "no node answers")
+        await _shown(app, pilot, "no node has run")
         await pilot.press("escape")
         await _shown(app, pilot, FIRST_PEER)
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.dashboard import buffer_reader
 from ftis_node.dashboard.app import DashboardApp
-from tests.dashboard.made_up import GROUP, RUNNING, STOPPED, SUMMARY, Still
+from tests.dashboard.made_up import RUNNING, STOPPED, watch
 from tests.dashboard.svg_text import rows_of, text_of_rows
 
 if TYPE_CHECKING:
@@ -46,16 +45,15 @@ async def test_screens_look_as_they_were_looked_at(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(buffer_reader, "list_groups", lambda home, sender=None: [SUMMARY])
-    monkeypatch.setattr(buffer_reader, "read_group", lambda home, group_id, decoder: GROUP)
-    app = DashboardApp(Home(tmp_path), lambda: Still(snapshot), period_s=600.0)
+    watch(monkeypatch, lambda: snapshot)
+    app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=size) as pilot:
         for key in ["", *keys]:
             if key:
                 await pilot.press(key)
             await pilot.pause(0.05)
             while app.snapshot is None or any(
-                worker.group == "buffer" and not worker.is_finished for worker in app.workers
+                worker.group == "load" and not worker.is_finished for worker in app.workers
             ):
                 await pilot.pause(0.01)
             await pilot.pause(0.05)

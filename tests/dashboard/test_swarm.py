@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.dashboard.widgets import TextLines
-from ftis_node.errors import ConfigError
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 ROW = SwarmRow(
@@ -20,8 +19,8 @@ ROW = SwarmRow(
 )
 
 
-async def _shown(read: Callable[[], Any], tmp_path: Path) -> str:
-    app = DashboardApp(Home(tmp_path), None, read_swarm=read)
+async def _shown(home: Path) -> str:
+    app = DashboardApp(Home(home), is_swarm=True)
     async with app.run_test() as pilot:
         for _ in range(200):
             await pilot.pause(0.05)
@@ -33,13 +32,12 @@ async def _shown(read: Callable[[], Any], tmp_path: Path) -> str:
 
 async def test_the_screen_shows_rows_and_the_matrix(tmp_path: Path) -> None:
     view = SwarmView(RunSummary("ab" * 16, task="arithmetic"), 1.0, (ROW,))
-    text = await _shown(lambda: [view.as_dict()], tmp_path)
+    Home(tmp_path).status.write_text(json.dumps({"swarm_view": [view.as_dict()]}))
+    text = await _shown(tmp_path)
     assert "task arithmetic" in text and "an\\x1bn" in text and "tiny" in text and "40 %  " in text and "60 %" in text
 
 
 async def test_the_screen_says_why_there_is_nothing(tmp_path: Path) -> None:
-    def read() -> Any:
-        raise ConfigError("no node has run there")
-
-    assert await _shown(read, tmp_path) == "no node has run there"
-    assert "Expected" in await _shown(lambda: [1], tmp_path)
+    assert await _shown(tmp_path) == f"no node has run in {tmp_path}: give its home with --home"
+    Home(tmp_path).status.write_text(json.dumps({"swarm_view": [1]}))
+    assert "Expected" in await _shown(tmp_path)

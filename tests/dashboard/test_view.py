@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.dashboard.snapshot import MachineUsage, NodePhase, NodeSnapshot
+from ftis_node.dashboard.snapshot import MachineUsage, NodeSnapshot
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.figures import head_line, metric_lines, plot_rows, thinned
-from ftis_node.dashboard.view.groups import group_lines, use_line
+from ftis_node.dashboard.view.groups import group_lines
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, problems, trend, worst_tone
 from ftis_node.dashboard.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.spans import Tone, ago, count, text_of
+from ftis_node.dashboard.view.spans import Span, Tone, ago, count, text_of
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.history import History
+from ftis_node.telemetry.status import stopped
 from ftis_node.telemetry.terminal_text import printable, size
-from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED, SUMMARY
+from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +36,12 @@ def _with(section: str, **changes: Any) -> NodeSnapshot:
     status = RUNNING.status
     changed = msgspec.structs.replace(getattr(status, section), **changes)
     return replace(RUNNING, status=msgspec.structs.replace(status, **{section: changed}))
+
+
+def _later(snapshot: NodeSnapshot, seconds: float) -> NodeSnapshot:
+    """The snapshot, taken later, of a node that still answers."""
+    health = msgspec.structs.replace(snapshot.status.health, taken_at=NOW + seconds)
+    return replace(snapshot, taken_at=NOW + seconds, status=msgspec.structs.replace(snapshot.status, health=health))
 
 
 def _words(snapshot: NodeSnapshot) -> list[str]:
@@ -89,7 +96,7 @@ def test_a_good_node_says_yes_three_times() -> None:
         (_with("swarm", groups_sent=3, groups_confirmed=0), "not yet"),
         (_with("generation", state="off"), "yes"),
         (STOPPED, "stopped"),
-        (replace(RUNNING, phase=NodePhase.STARTING), "not yet"),
+        (_with("node", state="starting"), "not yet"),
     ],
 )
 def test_contributing(snapshot: NodeSnapshot, word: str) -> None:
@@ -131,7 +138,7 @@ def test_learning_is_told_from_noise() -> None:
             "memory is nearly full",
             "yes",
         ),
-        (replace(_with("node", uptime_s=9000.0), taken_at=NOW + 500), "no step for 8 min", "yes"),
+        (_later(_with("node", uptime_s=9000.0), 500), "no step for 8 min", "yes"),
     ],
 )
 def test_what_is_wrong_is_said(snapshot: NodeSnapshot, complaint: str, word: str) -> None:
@@ -142,7 +149,7 @@ def test_what_is_wrong_is_said(snapshot: NodeSnapshot, complaint: str, word: str
 
 
 def test_a_node_that_was_started_just_now_has_not_stalled() -> None:
-    assert problems(replace(_with("node", uptime_s=5.0), taken_at=NOW + 5000)) == []
+    assert problems(_later(_with("node", uptime_s=5.0), 3000)) == []
 
 
 def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
@@ -154,10 +161,11 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
     assert RUNNING.start_command in _texts(next_lines(STOPPED))
     assert next_lines(STOPPED)[0][0].tone is Tone.PLAIN
     assert "stopped" in [span.text for span in head_line(STOPPED) if span.tone is Tone.FAINT]
-    killed = replace(STOPPED, status=RUNNING.status)
+    killed = replace(STOPPED, status=stopped(RUNNING.status))
     assert next_lines(killed)[0][0].tone is Tone.WARN
     assert _words(killed) == ["no"] * 3 and "killed, or a fault" in _texts(answer_lines(killed))
-    assert _words(replace(RUNNING, phase=NodePhase.SILENT))[2] == "no"
+    silent = replace(STOPPED, status=RUNNING.status, is_silent=True)
+    assert _words(silent)[2] == "no" and f"does not answer: see {STOPPED.logs}" in _texts(answer_lines(silent))
 
 
 def test_a_stopping_node_says_what_it_waits_for() -> None:
@@ -216,13 +224,14 @@ def test_curves() -> None:
 
 def test_one_group() -> None:
     shown = _texts(group_lines(GROUP))
-    assert "What is 6 x 7?" in shown and "ids 12 13 14" in shown
+    assert "| user: What is 6 x 7?\nanswer      42\n" in shown and "| ids 12 13 14" in shown
     assert "reward 1  3 tokens, stop, log-prob mean -1.1, least -2.90" in shown
     assert "log-prob mean -0.5, least -0.50, version 88 to 89" in shown
-    assert "in step 100" in shown and "taken          step 100" in shown
+    assert "trained in step 100" in shown and "taken          step 100" in shown
     assert "2 -2.90" not in shown and "2 -2.90" in _texts(group_lines(GROUP, with_tokens=True))
-    stale = replace(SUMMARY, reason="stale", step=None)
-    assert "too old" in text_of(use_line(stale))
+    assert Span("trained in step 100", Tone.GOOD) in [span for shown in group_lines(GROUP) for span in shown]
+    refused = replace(GROUP, summary=None, verdict="refused", reason=RUDE, detail=RUDE, completions=())
+    assert f"rejected ({printable(RUDE)})" in _texts(group_lines(refused))
 
 
 def test_a_node_that_waits_says_what_for() -> None:
@@ -230,7 +239,7 @@ def test_a_node_that_waits_says_what_for() -> None:
     assert "wait for the first step; a step usually takes 7 s" in _texts(next_lines(waiting))
     assert "its time is not known yet" in _texts(next_lines(replace(waiting, history=History())))
     assert "wait for the first confirmation" in _texts(next_lines(_with("swarm", groups_sent=3, groups_confirmed=0)))
-    assert "wait while models load" in _texts(next_lines(replace(RUNNING, phase=NodePhase.STARTING)))
+    assert "wait while models load" in _texts(next_lines(_with("node", state="starting")))
     assert [worst_tone(snapshot) for snapshot in (RUNNING, waiting, STOPPED)] == [Tone.GOOD, Tone.WARN, Tone.FAINT]
     assert worst_tone(_with("swarm", clock_skew_s=-40.0)) is Tone.BAD
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.stubs.stub_node import StubNode, StubTokenizer, stub_group
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import StubNode, StubTokenizer, stub_group
 from ftis_node.lab.wire_probe import VOCABULARY
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_peers import note_contributor

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bench.stubs.stub_node import FINGERPRINT, stub_group
 from ftis_node.errors import RecordError
 from ftis_node.gossip.wire_format import RpcService
-from ftis_node.lab.stub_node import FINGERPRINT, stub_group
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group, unpack_any
 from ftis_node.records.envelope import Announcement, open_envelope

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
+from bench.stubs.stub_node import StubNode, StubTask
 from ftis_node.cli.commands.peers import HEADER, _cells
 from ftis_node.cli.detail_screens import peer_document, peer_screen
 from ftis_node.config.home import Home
@@ -26,7 +27,6 @@ from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import StubNode, StubTask
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.records.codec import CODECS

@@ -13,13 +13,13 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
-from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status, upkeep

@@ -17,7 +17,7 @@ from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Member, spoil
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ftis_node.records.envelope import Accepted
     from tests.injection.full_node import FullNode
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 HOSTILE_PERIOD_S = 0.15
 ACTION_S = 2.0
+EMPTY_EVERY = 4  # requests of which one is answered with nothing
 
 
 class Hostile:
@@ -37,7 +38,8 @@ class Hostile:
         self.drawn: Accepted | None = None
         self.heard: list[bytes] = []  # ids of the node's own groups
         self.stored: list[tuple[bytes, bytes]] = []
-        self._tick = 0
+        self._num_requests = 0
+        member.gossip.serve(self._lookup, answer=member._answer)
         self.injector.marks |= {member.peer_id, member.identity.peer, self.ghost.peer_id, self.ghost.peer}
 
     @property
@@ -50,6 +52,11 @@ class Hostile:
             tasks.create_task(self._listen())
             for action in self._actions():
                 tasks.create_task(self._repeat(action))
+
+    async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
+        """Give every so often nothing: a pull of what it announced fails."""
+        self._num_requests += 1
+        return await self.member._lookup(ids) if self._num_requests % EMPTY_EVERY else []
 
     def _actions(self) -> list[Callable[[], Awaitable[object]]]:
         return [

@@ -92,7 +92,7 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
 def _is_at_rest(node: FullNode) -> bool:
     """No pull is left under way, and no envelope without a verdict."""
     places = node.parts.context.settings.swarm.pulls_in_flight
-    states = [(name, state.waits_for) for name, state, _ in node.monitor.strands() if name.startswith("intake-")]
+    states = [(name, state.waits_for) for name, state, _ in node.monitor.states() if name.startswith("intake-")]
     assert len(states) == NUM_INTAKE_TASKS, states
     is_judging = any(waits_for == AT_WORK for _, waits_for in states)
     return node.pull._slots._free._value == places and not +node.pull._slots._asking and not is_judging

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from bench.stubs.random_models import pack_train_group
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
-from ftis_node.lab.random_models import pack_train_group
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch

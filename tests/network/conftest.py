@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.stubs.stub_node import StubNode
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import NetworkSettings
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
-from ftis_node.lab.stub_node import StubNode
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually
 from tests.network.hosts import Host, Internet, what_is_missing

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from bench.stubs.stub_node import stub_group
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import FetchOutcome
-from ftis_node.lab.stub_node import stub_group
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually
 from tests.network.conftest import all_connected, num_members
 
 if TYPE_CHECKING:
-    from ftis_node.lab.stub_node import StubNode
+    from bench.stubs.stub_node import StubNode
     from tests.network.conftest import Start
     from tests.network.hosts import Internet
 

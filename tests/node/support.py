@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.limits import Admission
+from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from bench.stubs.stub_node import StubNode, stub_group
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -19,7 +20,6 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial import HonestSender
-from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import plan_run
@@ -182,9 +182,9 @@ def _write(path: Path, manifest: RunManifest) -> str:
 
 async def _live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
     wiring = Wiring(parts)
-    loops = wiring.rollout_loops()
+    loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
+        running = [tasks.create_task(loop.run()) for loop in loops]
         gate = RoundGate(
             lockstep,
             peer_id=parts.context.peer_id,

@@ -11,13 +11,13 @@ import numpy as np
 import psutil
 import pytest
 
-from ftis_node.cli.node_client import read_document
+from bench.stubs.stub_node import StubNode, stub_group
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import StubNode, stub_group
+from ftis_node.node.http_api.node_client import read_document
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually

@@ -139,10 +139,9 @@ def _sampled(parts: NodeComponents) -> Group:
 @asynccontextmanager
 async def _publishing(parts: NodeComponents) -> AsyncIterator[asyncio.Queue[Group]]:
     """The sender's loops; what is put on the queue is published."""
-    scored: asyncio.Queue[Group] = asyncio.Queue()
     wiring = Wiring(parts)
-    async with _running(wiring.intake.run(), wiring.publish_loop(scored).run()):
-        yield scored
+    async with _running(wiring.intake.run(), wiring.publish_loop.run()):
+        yield wiring.scored
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -24,14 +25,13 @@ from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
-from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.node.daemon import run_node
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import ProcessNodeFactory
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
+from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
@@ -59,8 +59,8 @@ class _Poisoned(InProcessNodeFactory):
         self._kills = kills
         self._of_peer = of_peer
 
-    def learner(self, of: Any) -> LearnerClient:
-        client = ProcessNodeFactory(of.settings, self._home).learner(of)
+    def learner(self, of: Any, **parts: Any) -> LearnerClient:  # type: ignore[override]
+        client = ProcessNodeFactory(of.settings, self._home).learner(of, **parts)
         train = client.train
 
         async def poisoned(groups: list[TrainGroup], **how: Any) -> TrainReply:

@@ -18,8 +18,7 @@ from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.records.codec import unpack_any, unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
-from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
+from ftis_node.replay.buffer import MAX_FAILED_STEPS, ReplayBuffer
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, choose_foreign, choose_own
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import Accepted
@@ -28,6 +27,8 @@ from tests.conftest import PROMPT_IDS, make_group, make_text_group
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from ftis_node.replay.rows import StoredGroup
 
 ME = Identity.from_seed(bytes([1]) * 32)
 ANN = Identity.from_seed(bytes([2]) * 32)

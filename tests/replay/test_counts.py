@@ -1,7 +1,8 @@
-"""The counts that SQLite keeps are those one gets by counting, whatever happened to the groups."""
+"""The totals of the buffer count every group once, pruned or not, also in a file of an older version."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sqlite3
 from contextlib import closing
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.replay.side_tables import BY_ROWS, TRIGGERS
 from tests.replay.test_buffer import ANN, BOB, ME, accepted
 
 if TYPE_CHECKING:
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
     import pytest
 
-DROP = "DROP TABLE counts;" + "".join(f"DROP TRIGGER {name};" for name in TRIGGERS)
+FORMER = """
+DROP INDEX groups_by_outcome;
+ALTER TABLE groups DROP COLUMN num_bytes;
+CREATE TABLE counts (own INTEGER PRIMARY KEY);
+CREATE TRIGGER counts_moved AFTER UPDATE OF state ON groups BEGIN INSERT INTO counts VALUES (new.own); END;
+"""
+BY_ROWS = (
+    "SELECT sum(state = 'ready'), sum(state = 'taken'), sum(length(envelope)), sum(num_tokens * (state != 'released'))"
+    " FROM groups"
+)
 
 
 def _live(buffer: ReplayBuffer, *, rounds: int) -> None:
@@ -39,30 +48,40 @@ def _live(buffer: ReplayBuffer, *, rounds: int) -> None:
             buffer.prune(max_disk_bytes=2000)
 
 
-def _check(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        kept = "SELECT own, state, reason, num_groups, num_tokens, num_bytes FROM counts WHERE num_groups > 0"
-        assert db.execute(f"{kept} ORDER BY 1, 2, 3").fetchall() == db.execute(f"{BY_ROWS} ORDER BY 1, 2, 3").fetchall()
+def test_figures_count_every_group_once(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    with closing(ReplayBuffer(path)) as buffer, closing(ReplayReader(path)) as reader:
+        assert (reader.figures().groups_own, reader.kept_bytes(), reader.ready_foreign_bytes()) == (0, 0, 0)
+        _live(buffer, rounds=6)
+        figures = reader.figures()
+        admitted = (figures.groups_own, figures.groups_foreign, figures.tokens_own, figures.tokens_foreign)
+        trained = reader.trained_tokens(), figures.trained_own + figures.trained_foreign
+        buffer.prune(max_disk_bytes=0)
+        figures = reader.figures()
+        assert (figures.groups_own, figures.groups_foreign, figures.tokens_own, figures.tokens_foreign) == admitted
+        assert (reader.trained_tokens(), figures.trained_own + figures.trained_foreign) == trained
+        assert admitted[0] + admitted[1] == 30
+        with closing(sqlite3.connect(path)) as db:
+            counted = db.execute(BY_ROWS).fetchone()
+        assert (figures.ready, figures.taken, figures.envelope_bytes, figures.tokens) == counted
+        assert all((*trained, counted[0], counted[2]))
 
 
-def test_counts_follow_every_change(tmp_path: Path) -> None:
-    with closing(ReplayBuffer(tmp_path / "replay.sqlite")) as buffer:
-        _live(buffer, rounds=10)
-    _check(tmp_path / "replay.sqlite")
-
-
-def test_a_buffer_that_did_not_count_is_read_and_then_counted(tmp_path: Path) -> None:
+def test_a_buffer_of_an_older_version_is_read_and_then_upgraded(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(ReplayBuffer(path)) as buffer:
         _live(buffer, rounds=4)
     with closing(ReplayReader(path)) as reader:
-        counted = reader.figures()
+        counted = dataclasses.replace(reader.figures(), disk_bytes=0)
     with closing(sqlite3.connect(path)) as db:
-        db.executescript(DROP)
-    with closing(ReplayReader(path)) as reader:
-        assert reader.figures() == counted
-    ReplayBuffer(path).close()
-    _check(path)
+        db.executescript(FORMER)
+    for _ in range(2):
+        with closing(ReplayReader(path)) as reader:
+            assert dataclasses.replace(reader.figures(), disk_bytes=0) == counted
+        with closing(ReplayBuffer(path)) as buffer:
+            assert buffer.take(99, own=0, foreign=0).groups == [], "no trigger of the older version is left"
+    with closing(sqlite3.connect(path)) as db:
+        assert not db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' OR name = 'counts'").fetchall()
 
 
 def test_own_rewards_are_of_the_newest_own_groups_in_whatever_state(

@@ -43,7 +43,9 @@ def test_an_old_reason_is_read_as_the_present_one(old: str, new: str, tmp_path: 
     (was,) = read_events(path, name="reputation_changed")
     assert (was["standing"], was["why"]) == ("probation", f"{new}: {old}")
     totals = EventTotals()
-    totals.add(lines[0], "refused")
+    head = read_head(lines[0])
+    assert head is not None
+    totals.add(lines[0], head)
     assert totals.refused == {new: 1}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ftis_node.telemetry.health_summary import AnswerWord, duration, summarize_health
 from ftis_node.telemetry.status import (
@@ -15,6 +15,7 @@ from ftis_node.telemetry.status import (
     NodeStatus,
     Status,
     SwarmStatus,
+    amount,
     starting,
     stopped,
     stopping,
@@ -38,12 +39,10 @@ EXCHANGE: dict[str, Any] = {
 YES, NO, NOT_YET, NOT_APPLICABLE = AnswerWord.YES, AnswerWord.NO, AnswerWord.NOT_YET, AnswerWord.NOT_APPLICABLE
 
 
-def _document(**changes: Any) -> dict[str, Any]:
+def _with(**changes: Any) -> Status:
     """WELL, with some fields of its sections changed: `learner={"state": "off"}`."""
-    document: dict[str, Any] = json.loads(WELL.to_json())
-    for section, fields in changes.items():
-        document[section].update(fields)
-    return document
+    sections = {name: replace(getattr(WELL, name), **fields) for name, fields in changes.items()}
+    return replace(WELL, **sections)
 
 
 @pytest.mark.parametrize(
@@ -87,27 +86,27 @@ def _document(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_each_finding(changes: dict[str, Any], words: tuple[AnswerWord, ...], said: str) -> None:
-    verdict = summarize_health(_document(**changes), now=NOW)
+    verdict = summarize_health(_with(**changes), now=NOW)
     assert tuple(answer.word for _, answer in verdict.items()) == words
     assert said in " ".join(f"{answer.why} {answer.advice}" for _, answer in verdict.items())
     assert "node" in changes or all(answer.advice for _, answer in verdict.items() if answer.word is NO)
 
 
 def test_a_stopped_and_a_starting_node() -> None:
-    words = [answer.word for _, answer in summarize_health(json.loads(stopped(WELL).to_json()), now=NOW).items()]
+    words = [answer.word for _, answer in summarize_health(stopped(WELL), now=NOW).items()]
     assert words == [NO, NO, NO], "it left no word: killed"
-    words = [answer.word for _, answer in summarize_health(json.loads(starting(WELL).to_json()), now=NOW).items()]
+    words = [answer.word for _, answer in summarize_health(starting(WELL), now=NOW).items()]
     assert words == [NOT_YET, NOT_YET, NOT_YET]
 
 
 def test_a_stopping_node_says_what_it_waits_for() -> None:
     for waits_for, said in (("the checkpoint of step 7", "it waits for the checkpoint of step 7"), ("", "wait")):
-        document = _document(node={"state": "stopping", "waits_for": waits_for})
+        document = _with(node={"state": "stopping", "waits_for": waits_for})
         answers = [answer for _, answer in summarize_health(document, now=NOW).items()]
         assert [(answer.word, answer.why) for answer in answers] == [(NOT_YET, "the node is stopping")] * 3
         assert all(said in answer.advice for answer in answers)
-    assert summarize_health(json.loads(stopping(WELL).to_json()), now=NOW).healthy.word is NOT_YET
-    problem = _document(node={"state": "stopping"}, health={"problems": ["the pull loop is stuck"]})
+    assert summarize_health(stopping(WELL), now=NOW).healthy.word is NOT_YET
+    problem = _with(node={"state": "stopping"}, health={"problems": ["the pull loop is stuck"]})
     assert summarize_health(problem, now=NOW).healthy.word is NO
 
 
@@ -125,10 +124,10 @@ def test_a_stopping_node_says_what_it_waits_for() -> None:
     ],
 )
 def test_how_a_node_ended(node: dict[str, str], word: AnswerWord, said: str) -> None:
-    saved = _document(node=node, budget={"learn_steps": {"used": 10, "limit": 10, "left": 0}})
-    left = stopped(Status.from_json(json.dumps(saved).encode()), resume="C")
+    saved = _with(node=node, budget={"learn_steps": amount(10, 10)})
+    left = stopped(saved, resume="C")
     assert (left.node.state, left.node.resume, left.node.waits_for) == ("stopped", "C", "")
-    verdict = summarize_health(json.loads(left.to_json()), now=NOW)
+    verdict = summarize_health(left, now=NOW)
     for answer in (verdict.contributing, verdict.learning, verdict.healthy):
         assert answer.word is word and said in f"{answer.why}: {answer.advice}"
     assert starting(left).node.end == "", "a node that starts has not ended"
@@ -136,8 +135,8 @@ def test_how_a_node_ended(node: dict[str, str], word: AnswerWord, said: str) -> 
 
 @pytest.mark.parametrize("worker", ["generation", "learner"])
 def test_an_older_version_whose_worker_failed_did_not_stop_as_asked(worker: str) -> None:
-    saved = _document(node={"state": "stopped"}, **{worker: {"state": "failed"}})
-    left = stopped(Status.from_json(json.dumps(saved).encode()))
+    saved = _with(node={"state": "stopped"}, **{worker: {"state": "failed"}})
+    left = stopped(saved)
     assert left.node.end == "failed"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.telemetry.events import EventLog
-from ftis_node.telemetry.history import EvaluationPoint, History, HistoryFollower
+from ftis_node.telemetry.history import EvaluationPoint, History, HistoryReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 def read_history(path: Path) -> History:
     """The history of the whole log at `path`."""
-    follower = HistoryFollower(path)
+    follower = HistoryReader(path)
     follower.poll()
     return follower.history
 
@@ -42,7 +42,7 @@ def test_points_have_the_events_figures_and_none_where_there_is_none(path: Path)
 
 def test_no_trail_is_an_empty_history(path: Path) -> None:
     assert read_history(path) == History()
-    assert HistoryFollower(path).poll() is False
+    assert HistoryReader(path).poll() is False
 
 
 def test_a_damaged_line_is_passed_over_and_counted(path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_step_that_was_done_again_takes_the_place_of_what_stood_there(path: Pa
 
 
 def test_a_follower_reads_each_line_once_also_through_turn_overs(path: Path) -> None:
-    follower = HistoryFollower(path, num_last_events=4)
+    follower = HistoryReader(path, num_last_events=4)
     with closing(EventLog(path, max_bytes=200, kept_files=5)) as trail:
         for step in range(1, 31):
             trail.write("step", step=step)
@@ -87,7 +87,7 @@ def test_notable_events_are_kept_however_many_others_follow(path: Path) -> None:
             trail.write("ban", peer=f"peer-{step}")
             for _ in range(20):
                 trail.write("admitted", step=step)
-    follower = HistoryFollower(path, num_last_events=3, is_notable=lambda name: name == "ban")
+    follower = HistoryReader(path, num_last_events=3, is_notable=lambda name: name == "ban")
     follower.poll()
     events = [(event["event"], event.get("peer", event.get("step"))) for event in follower.history.events]
     assert events == [("ban", "peer-2"), ("ban", "peer-3"), ("ban", "peer-4"), *[("admitted", 4)] * 3]
@@ -109,7 +109,7 @@ def test_all_turned_over_files_are_read_the_oldest_first(path: Path) -> None:
 
 def test_a_half_written_line_waits_for_its_end(path: Path) -> None:
     path.write_bytes(b'{"time":1,"event":"step","st')
-    follower = HistoryFollower(path)
+    follower = HistoryReader(path)
     assert follower.poll() is False
     with path.open("ab") as file:
         file.write(b'ep":1}\n')

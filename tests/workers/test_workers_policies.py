@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.workers.liveness import Liveness, LivenessVerdict, RestartDecision, RestartPolicy
+from ftis_node.workers.liveness import Liveness, LivenessVerdict, RestartCounter, RestartPolicy
 from ftis_node.workers.wire import Heartbeat
 
 POLICY = RestartPolicy(ExponentialBackoff(first_s=1.0, ceiling_s=3.0), quick_death_s=30.0, max_quick_deaths=5)
 
 
 def test_quick_deaths_wait_twice_as_long_each_time_up_to_the_limit_and_then_end() -> None:
-    decisions = [POLICY.after_death(served_s=1.0, num_quick_deaths=number) for number in range(5)]
-    assert [decision.delay_s for decision in decisions] == [1.0, 2.0, 3.0, 3.0, None]
-    assert [decision.num_deaths for decision in decisions] == [1, 2, 3, 4, 5]
+    restarts = RestartCounter(POLICY)
+    assert [restarts.next_delay_s(served_s=1.0) for _ in range(5)] == [1.0, 2.0, 3.0, 3.0, None]
+    assert restarts.num_deaths == 5
 
 
 def test_shortages_wait_in_the_same_way_and_have_a_limit_of_their_own() -> None:
-    decisions = [POLICY.after_shortage(num_shortages=number) for number in range(20)]
-    assert [decision.delay_s for decision in decisions] == [1.0, 2.0, *[3.0] * 17, None]
-    assert [decision.num_deaths for decision in decisions] == [*range(1, 21)]
+    restarts = RestartCounter(POLICY)
+    delays = [restarts.next_delay_s(served_s=1.0, is_short=True) for _ in range(20)]
+    assert delays == [1.0, 2.0, *[3.0] * 17, None]
+    assert restarts.num_deaths == 20
+
+
+def test_shortages_forget_no_quick_deaths_and_a_death_forgets_shortages() -> None:
+    restarts = RestartCounter(POLICY)
+    assert [restarts.next_delay_s(served_s=1.0, is_short=short) for short in (False, True, False)] == [1.0, 1.0, 2.0]
+    assert restarts.num_shortages == 0
 
 
 def test_a_long_service_forgives() -> None:
-    assert POLICY.after_death(served_s=30.0, num_quick_deaths=4) == RestartDecision(num_deaths=0, delay_s=1.0)
-    assert POLICY.after_death(served_s=29.9, num_quick_deaths=4) == RestartDecision(num_deaths=5, delay_s=None)
+    restarts = RestartCounter(POLICY, num_quick_deaths=4)
+    assert (restarts.next_delay_s(served_s=30.0), restarts.num_deaths) == (1.0, 0)
+    restarts = RestartCounter(POLICY, num_quick_deaths=4)
+    assert (restarts.next_delay_s(served_s=29.9), restarts.num_deaths) == (None, 5)
 
 
 def ticks(liveness: Liveness, count: int) -> list[LivenessVerdict]:

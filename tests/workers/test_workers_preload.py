@@ -156,16 +156,15 @@ async def test_a_canceled_request_leaves_no_reply_to_the_next(tmp_path: Path) ->
     await preloading.until_loaded()
     (server,) = fork_servers()
     environment = {"PYTHONPATH": PYTHON_PATH}
-    with (tmp_path / "log").open("wb") as log:
-        command = (sys.executable, "-m", "timeit", "-n1", "-r1", "import time; time.sleep(60)")
-        canceled = asyncio.create_task(preloading.fork(command, environment, log.fileno()))
-        server.suspend()  # so that the reply is late
-        await asyncio.sleep(0.1)
-        canceled.cancel()
-        await asyncio.wait({canceled})
-        with suppress(psutil.NoSuchProcess):
-            server.resume()
-        assert await preloading.fork(command, environment, log.fileno()) is None, "it is spawned instead"
+    command = (sys.executable, "-m", "timeit", "-n1", "-r1", "import time; time.sleep(60)")
+    canceled = asyncio.create_task(preloading.fork(command, environment, tmp_path / "log"))
+    server.suspend()  # so that the reply is late
+    await asyncio.sleep(0.1)
+    canceled.cancel()
+    await asyncio.wait({canceled})
+    with suppress(psutil.NoSuchProcess):
+        server.resume()
+    assert await preloading.fork(command, environment, tmp_path / "log") is None, "it is spawned instead"
     await preloading.close()
 
 

@@ -166,17 +166,17 @@ async def test_an_error_that_nobody_waits_for_ends_the_worker_and_another_comes(
     assert "this worker ends" in (tmp_path / "logs" / "echo.log").read_text()
 
 
-class Broken(RestartPolicy):
-    """A policy with a bug."""
+class Broken(ExponentialBackoff):
+    """A back-off with a bug."""
 
-    def after_death(self, *, served_s: float, num_quick_deaths: int) -> NoReturn:
+    def delay_s(self, num_failures: int, *, draw: float = 0.5) -> NoReturn:
         raise LookupError("a bug")
 
 
 async def test_a_keeper_that_fails_ends_its_owner(make_supervisor: MakeSupervisor) -> None:
     heard: list[str] = []
     with unhandled_errors(lambda where, error: heard.append(f"{where}: {error}")):
-        supervisor = make_supervisor(restart_policy=Broken())
+        supervisor = make_supervisor(restart_policy=RestartPolicy(Broken()))
         running = asyncio.create_task(supervisor.run())
         await supervisor.start()
         assert supervisor.pid is not None

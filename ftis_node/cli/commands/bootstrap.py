@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.options import HomeOption, LogFormat, LogFormatOption, home_at
-from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.files import replace_file
 from ftis_node.telemetry.log import log_as_json
 
 PUBLIC = 0o644
@@ -19,7 +19,9 @@ PUBLIC = 0o644
 def bootstrap(
     home: HomeOption = None,
     listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
-    peers: Annotated[list[str] | None, typer.Option("--peers", help="Multiaddr of another bootstrap node.")] = None,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peers", help="Multiaddr of another bootstrap node. Repeatable.")
+    ] = None,
     announce: Annotated[
         list[str] | None,
         typer.Option(

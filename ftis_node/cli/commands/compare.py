@@ -52,7 +52,9 @@ MethodsOption = Annotated[
 ]
 ShareOption = Annotated[
     str,
-    typer.Option("--share", help="vertical, filled, divided, horizontal, sapo:I/J[/G], newest:J, useful:J; a list."),
+    typer.Option(
+        "--share", help="vertical, filled, divided, horizontal, sapo:I/J[/G], newest:J, useful:J; comma-separated."
+    ),
 ]
 DelayOption = Annotated[
     str,

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ftis_node.cli import pause_collection, resume_collection
-from ftis_node.cli.node_client import read_document
 from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.errors import ConfigError, UsageError
-
-if TYPE_CHECKING:
-    from ftis_node.dashboard.watcher import Watcher
 
 DEFAULT_PORT = 8642
 
@@ -47,13 +43,6 @@ def dashboard(
     from ftis_node.dashboard.app import DashboardApp
 
     resume_collection()
-
-    def open_watcher() -> Watcher:
-        from ftis_node.dashboard.watcher import Watcher
-
-        return Watcher(where, read_document)
-
-    read_swarm = partial(read_document, where, "/swarm")
-    app = DashboardApp(where, None if swarm else open_watcher, read_swarm=read_swarm, once=once)
+    app = DashboardApp(where, is_swarm=swarm, once=once)
     app.run()
     return app.return_code or 0

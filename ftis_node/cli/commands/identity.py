@@ -101,7 +101,7 @@ def _passphrase(file: Path | None, *, again: bool) -> str:
 
 def _addresses(home: Home) -> list[str] | None:
     """Return the addresses of the running node; None if none is running."""
-    from ftis_node.cli.node_client import read_document
+    from ftis_node.node.http_api.node_client import read_document
 
     if home.running_url() is None:
         return None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.completion import peer_ids
-from ftis_node.cli.node_client import post_document, read_document
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.node.http_api.node_client import post_document, read_document
 from ftis_node.swarm.peer_rows import teaches
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, date_time

@@ -118,7 +118,7 @@ def export(
     text: Annotated[
         bool, typer.Option("--text", help="Add prompt, completions as text, expected answer and the sender's name.")
     ] = False,
-    flat: Annotated[bool, typer.Option("--flat", help="Write one row a completion, not one a group.")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="Write one row per completion, not per group.")] = False,
     license: LicenseOption = None,
     push_to: PushToOption = None,
     public: PublicOption = False,
@@ -203,7 +203,7 @@ def _export_rows(
 
 def _names(home: Home) -> dict[str, str]:
     """Return the names of this node and of the peers that it knows, by peer id; {} before its first status."""
-    from ftis_node.cli.node_client import read_document
+    from ftis_node.node.http_api.node_client import read_document
 
     if not home.status.exists():
         return {}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.cli.progress import show_fraction
-from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.files import replace_file
+from ftis_node.node.http_api.node_client import read_document, read_status
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -34,22 +33,17 @@ def write_report(home: Home, out: Path) -> None:
     """Write the page about a home's run. Raises ConfigError if no node has run there, UsageError for a bad `out`."""
     from ftis_node.report.facts import gather
     from ftis_node.report.html_page import render_page
-    from ftis_node.telemetry.status import Status
+    from ftis_node.telemetry.status import NodeStatus, Status
 
-    status, peers = _documents(home)
+    try:
+        status, peers = read_status(home), read_document(home, "/peers")
+    except ConfigError:
+        if not home.events.exists():
+            raise
+        status, peers = Status(node=NodeStatus(state="unknown")), []  # it was stopped before it wrote them
     with show_fraction("report") as show:
-        facts = gather(home, status=Status.from_json(json.dumps(status).encode()), peers=peers, on_progress=show)
+        facts = gather(home, status=status, peers=peers, on_progress=show)
     try:
         replace_file(out, render_page(facts).encode())
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None
-
-
-def _documents(home: Home) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the node's status and peers; empty ones if it was stopped before it wrote them."""
-    try:
-        return read_document(home, "/status"), read_document(home, "/peers")
-    except ConfigError:
-        if not home.events.exists():
-            raise
-        return {"node": {"state": "unknown"}}, []

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.node_client import read_document, repeated
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document, print_line
-from ftis_node.errors import FileError, FtisError, UsageError
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
+from ftis_node.errors import FileError, UsageError
+from ftis_node.node.http_api.node_client import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-CLEAR = "\x1b[H\x1b[J"  # moves the cursor to the upper left corner and clears the screen below
 
 
 def swarm(
     home: HomeOption = None,
     peers: Annotated[
-        list[str] | None, typer.Option("--peers", help="Read the directory from here, without a home. Needs --run.")
+        list[str] | None,
+        typer.Option("--peers", help="Multiaddr of a peer that serves the directory; needs no home. Needs --run."),
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="RUN_ID", help="With --peers: the run.")] = None,
     as_json: JsonOption = False,
@@ -42,18 +40,15 @@ def swarm(
         document = read()
         print_document(document, lambda: _lines(document), as_json=as_json)
         return
-    try:
-        for document in repeated(read, interval_s):
-            if as_json:
-                print_line(document)
-            elif isinstance(document, FtisError):
-                typer.echo(f"{document}; trying again")
-            else:
-                sys.stdout.write(CLEAR if sys.stdout.isatty() else "")
-                typer.echo("\n".join(_lines(document)))
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        return
+    from ftis_node.cli.watch import watch as show_until_interrupt
+
+    show_until_interrupt(
+        read,
+        screen=lambda document, _: _lines(document),
+        log_text=lambda document: "\n".join(_lines(document)),
+        interval_s=interval_s,
+        as_json=as_json,
+    )
 
 
 def _lines(document: Any) -> list[str]:

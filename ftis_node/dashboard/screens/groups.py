@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -12,15 +13,17 @@ from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_lines, group_ro
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
 from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets import KeysLine, RowsTable, Scroller, TextLines
-from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.buffer_reader import GroupDetail
-    from ftis_node.dashboard.context import GroupOpened, GroupsListed
+    from ftis_node.dashboard.context import Loaded
     from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.replay.group_history import GroupHistory
+    from ftis_node.replay.reader import GroupSummary
+
+NUM_LISTED = 200
 
 
 class GroupsScreen(Page):
@@ -41,17 +44,22 @@ class GroupsScreen(Page):
         self.action_reload()
 
     def action_reload(self) -> None:
-        self.app.load_groups(self, sender=self.sender)
+        self.load(self.read)
 
-    def on_groups_listed(self, message: GroupsListed) -> None:
+    def read(self) -> list[GroupSummary]:
+        from ftis_node.replay.reader import ReplayReader
+
+        with closing(ReplayReader(self.app.home.replay)) as reader:
+            if self.sender is None:
+                return reader.list_groups(limit=NUM_LISTED)
+            return reader.groups_of(self.sender, limit=NUM_LISTED).newest
+
+    def on_loaded(self, message: Loaded) -> None:
+        groups: list[GroupSummary] = message.value or []
+        found = "its newest groups in the buffer" if self.sender else f"the newest {len(groups)} groups of the buffer"
         table = self.query_one(RowsTable)
-        found = (
-            "its newest groups in the buffer"
-            if self.sender
-            else f"the newest {len(message.groups)} groups of the buffer"
-        )
-        table.border_title = printable(message.problem) or found
-        table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
+        table.border_title = message.problem or found
+        table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in groups})
 
     @on(DataTable.RowSelected)
     def open_group(self, event: DataTable.RowSelected) -> None:
@@ -68,18 +76,21 @@ class GroupScreen(TextPage):
     def __init__(self, group_id: str) -> None:
         super().__init__()
         self._group_id = group_id
-        self._group: GroupDetail | None = None
+        self._group: GroupHistory | None = None
         self._with_tokens = False
 
     def on_mount(self) -> None:
         """Request the group."""
         self.write([line(Span(f"reading group {self._group_id}", Tone.FAINT))])
-        self.app.load_group(self, self._group_id)
+        self.load(self.read)
 
-    def on_group_opened(self, message: GroupOpened) -> None:
-        self._group = message.group
-        if message.group is None:
-            words = printable(message.problem) or "the buffer no longer has this group: newer ones replaced it"
+    def read(self) -> GroupHistory | None:
+        return self.app.read_group(self._group_id)
+
+    def on_loaded(self, message: Loaded) -> None:
+        self._group = message.value
+        if self._group is None:
+            words = message.problem or "the buffer no longer has this group: newer ones replaced it"
             self.write([line(Span(words, Tone.WARN))])
         else:
             self._show()

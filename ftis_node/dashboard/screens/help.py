@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.context import TextPage
-from ftis_node.dashboard.snapshot import NodePhase
-from ftis_node.dashboard.view.health_answers import health_of, problem_text, problems
+from ftis_node.dashboard.view.health_answers import all_problems
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labeled, line
 
 if TYPE_CHECKING:
@@ -47,12 +46,9 @@ class HelpScreen(TextPage):
 def help_lines(snapshot: NodeSnapshot | None) -> list[Line]:
     """Return the help below the node's current problems, or the command that starts a stopped node again."""
     lines: list[Line] = []
-    if snapshot is not None and snapshot.is_live:
-        health = health_of(snapshot)
-        noes = [problem_text(answer) for answer in (health.contributing, health.learning) if not answer.is_well]
-        if found := [*noes, *problems(snapshot)]:
-            lines = [line(Span("current problems", Tone.BAD)), *(line("  ", problem) for problem in found), line()]
-    if snapshot is not None and snapshot.phase is NodePhase.STOPPED:
+    if snapshot is not None and (found := all_problems(snapshot)):
+        lines = [line(Span("current problems", Tone.BAD)), *(line("  ", problem) for problem in found), line()]
+    if snapshot is not None and snapshot.has_ended:
         lines = [line(Span("start it again:", Tone.WARN)), line("  ", snapshot.start_command), line()]
     for title, rows in (("keys", KEYS), ("terms", TERMS)):
         lines += [

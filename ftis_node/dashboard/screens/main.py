@@ -146,10 +146,6 @@ class MainScreen(Screen[None]):
         ("q", "app.quit", "quit"),
     ]
 
-    def __init__(self, home: str) -> None:
-        super().__init__()
-        self._home = home
-
     def compose(self) -> ComposeResult:
         yield Overview(id="overview")
         with Horizontal(id="curves"):
@@ -172,7 +168,7 @@ class MainScreen(Screen[None]):
         )
 
     def on_mount(self) -> None:
-        self.query_one(Overview).write([line(Span(f"snapshot {self._home}", Tone.FAINT))])
+        self.query_one(Overview).write([line(Span(f"snapshot {self.app.home.root}", Tone.FAINT))])
 
     def show(self, snapshot: NodeSnapshot) -> None:
         """Pass a snapshot to all widgets."""

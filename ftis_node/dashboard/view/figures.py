@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.spans import (
     Line,
     Span,
@@ -51,10 +50,9 @@ def state_span(state: str) -> Span:
 def head_line(snapshot: NodeSnapshot) -> Line:
     status = snapshot.status
     node, run = status.node, status.run
-    state = node.state if snapshot.phase is NodePhase.RUNNING else snapshot.phase.value
-    up = f" {duration(node.uptime_s)}" if snapshot.phase is NodePhase.RUNNING else ""
+    up = f" {duration(node.uptime_s)}" if snapshot.is_live else ""
     role = "" if node.role == "full" else f"  {node.role}"
-    who = (Span(printable(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
+    who = (Span(printable(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(snapshot.state), up, role)
     if not run.id:  # the node ended before its first status
         return line(*who)
     return line(

@@ -21,23 +21,15 @@ from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ftis_node.dashboard.buffer_reader import GroupDetail
-    from ftis_node.replay.group_history import CompletionDetails
+    from ftis_node.replay.group_history import CompletionDetails, GroupHistory
     from ftis_node.replay.reader import GroupSummary
 
 GROUP_COLUMNS = ("time", "id", "from", "problem", "reward", "state", "tokens")
 ID_WIDTH, NAME_WIDTH, TASK_WIDTH, STATE_WIDTH = 8, 9, 20, 13
 MAX_SHOWN_TOKENS = 400
 RARE = -2.3  # nats: less likely than one in ten
-FATES = {
-    "stale": "released unused: its weights were too old",
-    "evicted": "released unused: the buffer was full",
-    "discarded": "released unused: the run's selection preferred others",
-    "poisoned": "released unused: the learner failed in several steps that had it",
-    "refused": "in a step that the learner rejected",
-    "audit": "released unused: its log-probs do not match the weights that it names",
-    "delivered": "sent to a peer; this node does not train",
-}
+MARGIN = "  | "  # before each line of a peer's text
+USE_TONES = {"ready": Tone.PLAIN, "taken": Tone.STRONG, "trained": Tone.GOOD}
 
 
 def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]:
@@ -55,36 +47,51 @@ def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]
     )
 
 
-def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
-    """Return one group in full; `with_tokens` adds the log-prob of each token."""
-    summary = group.summary
-    whose = "this node" if summary.own else printable(summary.sender)
-    weights = f", by the weights of {printable(group.weights_of)}" if group.weights_of else ""
-    lines = [
-        labeled("group", Span(summary.id, Tone.STRONG)),
-        labeled("made by", whose),
-        labeled(
-            "with",
-            f"{printable(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
-        ),
-        labeled("when", f"{date_time(summary.created_at)}, its group number {summary.number}"),
-        labeled("problem", f"{printable(summary.task)}/{summary.prompt_index}"),
-        verdict_line(summary),
-        use_line(summary),
-        line(),
-        line(Span(f"prompt, {len(group.prompt_ids)} tokens", Tone.FAINT)),
-        *_block(group.prompt, group.prompt_ids),
-    ]
-    for place, (completion, pieces) in enumerate(zip(group.completions, group.pieces, strict=True), start=1):
-        lines += [line(), _head(place, completion, summary.policy_version)]
-        lines += _block(completion.text, completion.token_ids)
+def group_lines(story: GroupHistory, *, with_tokens: bool = False) -> list[Line]:
+    """Return one group in full; `with_tokens` adds the log-prob of each token.
+
+    The first span of a line is a label, or MARGIN before a text of the model.
+    """
+    lines = [labeled("group", Span(story.id, Tone.STRONG)), *_origin_lines(story), validation_line(story)]
+    state = story.summary and (story.summary.reason or story.summary.state)
+    lines.append(labeled("used", Span(printable(story.used), USE_TONES.get(state or "", Tone.WARN))))
+    if story.texts_missing:
+        lines.append(labeled("note", printable(story.texts_missing)))
+    if prompt := story.prompt:
+        lines += [line(), labeled("prompt", printable(f"{prompt.task}/{prompt.split}/{prompt.index}"))]
+        lines += _block(prompt.text, f"its text is not available: {prompt.missing}")
+        if prompt.answer is not None:
+            lines.append(labeled("answer", printable(prompt.answer)))
+    for place, completion in enumerate(story.completions, start=1):
+        ids = " ".join(str(token) for token in completion.token_ids[:MAX_SHOWN_TOKENS])
+        lines += [line(), _head(place, completion, story.summary), *_block(completion.text, f"ids {ids}")]
         if with_tokens and completion.logprobs:
-            lines.append(_token_line(pieces, completion.logprobs))
-    return [*lines, line(), *history_lines(group.history)]
+            lines.append(_token_line(completion.pieces, completion.logprobs))
+    return [*lines, line(), *_event_lines(story.events)]
 
 
-def verdict_line(summary: GroupSummary) -> Line:
+def _origin_lines(story: GroupHistory) -> list[Line]:
+    if (summary := story.summary) is None:
+        return []
+    weights = f", by the weights of {printable(story.weights_of)}" if story.weights_of else ""
+    model = printable(summary.model) or "an unnamed model"
+    return [
+        labeled("made by", f"this node ({summary.sender})" if summary.own else printable(summary.sender)),
+        labeled("with", f"{model}, version {summary.policy_version}, temperature {story.temperature:g}{weights}"),
+        labeled("when", f"{date_time(summary.created_at)}, its group number {summary.number}"),
+    ]
+
+
+def validation_line(story: GroupHistory) -> Line:
     """Return the result of validation. Rejected groups are only in the event log."""
+    from ftis_node.swarm.reasons import sentence
+
+    if story.verdict == "refused":
+        reason = str(story.reason)
+        why = f" ({printable(reason)}): {sentence(reason)}. {printable(story.detail)}"
+        return labeled("validation", Span("rejected", Tone.BAD), why)
+    if (summary := story.summary) is None:
+        return labeled("validation", Span("accepted", Tone.GOOD))
     rewards = ", ".join(f"{reward:g}" for reward in summary.rewards)
     note = "" if len(set(summary.rewards)) > 1 else " (all equal: no learning signal)"
     return labeled(
@@ -92,49 +99,40 @@ def verdict_line(summary: GroupSummary) -> Line:
     )
 
 
-def use_line(summary: GroupSummary) -> Line:
-    """Return the step that used the group, or the reason why none did."""
-    if summary.state == "ready":
-        return labeled("used", "not yet: it is ready for a step")
-    if summary.state == "taken":
-        return labeled("used", Span(f"in step {summary.step}, which runs now", Tone.STRONG))
-    if summary.reason == "trained":
-        return labeled("used", Span(f"in step {summary.step}", Tone.GOOD))
-    reason = str(summary.reason)
-    return labeled("used", Span(FATES.get(reason, f"no: {printable(reason)}"), Tone.WARN))
-
-
-def _head(place: int, completion: CompletionDetails, version: int) -> Line:
+def _head(place: int, completion: CompletionDetails, summary: GroupSummary | None) -> Line:
     """Return the values of a completion, with its policy versions if they differ from the group's."""
     tone = Tone.GOOD if completion.reward > 0 else Tone.PLAIN
+    claimed = "" if completion.claimed_reward == completion.reward else f" (claimed {completion.claimed_reward:g})"
     least = "" if completion.lowest_logprob is None else f", least {completion.lowest_logprob:.2f}"
-    first, last = completion.versions or (version, version)
-    versions = "" if first == last == version else f", version {first}" + ("" if first == last else f" to {last}")
+    first, last = completion.versions or (None, None)
+    is_usual = first is None or (summary is not None and first == last == summary.policy_version)
+    versions = "" if is_usual else f", version {first}" + ("" if first == last else f" to {last}")
     return line(
         Span(f"completion {place}  ", Tone.FAINT),
-        Span(f"reward {completion.reward:g}", tone),
+        Span(f"reward {completion.reward:g}{claimed}", tone),
         f"  {completion.num_tokens} tokens, {completion.finish_reason}",
         f", log-prob mean {number(completion.mean_logprob, digits=3)}{least}",
         versions,
     )
 
 
-def _block(text: str | None, token_ids: Sequence[int]) -> list[Line]:
+def _block(text: str | None, instead: str) -> list[Line]:
+    """Return a text of the model line by line; without a text, a line `instead` of it."""
     if text is None:
-        shown = " ".join(str(token) for token in token_ids[:MAX_SHOWN_TOKENS])
-        return [line("  ", Span("ids ", Tone.FAINT), shown)]
-    return [line("  ", row) for row in printable(text.rstrip("\n"), keep_newlines=True).split("\n")]
+        return [line(Span(MARGIN, Tone.FAINT), Span(printable(instead), Tone.FAINT))]
+    rows = printable(text.rstrip("\n"), keep_newlines=True).split("\n")
+    return [line(Span(MARGIN, Tone.FAINT), row) for row in rows]
 
 
 def _token_line(pieces: Sequence[str], logprobs: Sequence[float]) -> Line:
     """Return every token with its log-prob; improbable tokens are highlighted."""
-    spans: list[Span | str] = ["  "]
+    spans: list[Span | str] = [Span(MARGIN, Tone.FAINT)]
     for piece, logprob in islice(zip(pieces, logprobs, strict=True), MAX_SHOWN_TOKENS):
         spans += [printable(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
     return line(*spans)
 
 
-def history_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
+def _event_lines(found: Sequence[Mapping[str, Any]]) -> list[Line]:
     if not found:
         return [line(Span("the event log no longer has its history", Tone.FAINT))]
     events = [{name: value for name, value in event.items() if name != "group"} for event in found]

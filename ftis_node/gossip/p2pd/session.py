@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError, RecordError, UsageError
+from ftis_node.files import replace_file
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
@@ -22,7 +23,6 @@ from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.types import Fetched, FetchOutcome
 from ftis_node.gossip.wire_format import Frame, ItemCollector, RpcService, outcome_of, protocol, read_frame, write_frame
-from ftis_node.records.identity import write_private
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -144,7 +144,7 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
     async with AsyncExitStack() as stack:
         prepare_sockets(folder)
         stack.callback(clear_sockets, folder)
-        write_private(folder / KEY_NAME, libp2p_private_key(config.identity))
+        replace_file(folder / KEY_NAME, libp2p_private_key(config.identity), mode=0o600)
         process = await (_start_relay if config.is_public else _start_p2pd)(config, listen=listen)
         stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
         async with asyncio.timeout(settings.control_timeout_s):  # p2pd may have ended; hivemind would wait forever

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ftis_node.replay.reader import PeerGroup
+    from ftis_node.node.exchange.messages import TakenGroup
+    from ftis_node.replay.rows import StoredGroup
 
 logger = logging.getLogger(__name__)
 MAX_ROWS_READ: Final = 256  # rows of the buffer that one draw looks at
@@ -177,7 +178,7 @@ class ForeignGroups:
         return chosen
 
 
-def read_foreign(stored: PeerGroup, fit: Fit, *, max_prompt_length: int) -> ForeignGroup | None:
+def read_foreign(stored: StoredGroup | TakenGroup, fit: Fit, *, max_prompt_length: int) -> ForeignGroup | None:
     """Return a stored group for the trainer; None if its body is unreadable or text, or if it does not fit."""
     try:
         group = unpack_any(stored.body)
@@ -186,7 +187,7 @@ def read_foreign(stored: PeerGroup, fit: Fit, *, max_prompt_length: int) -> Fore
         return None
     if not isinstance(group, Group):
         return None
-    foreign = ForeignGroup(np.array(stored.prompt_ids, dtype=np.int32), group, stored.rewards)
+    foreign = ForeignGroup(np.frombuffer(stored.prompt_ids, "<i4").copy(), group, tuple(stored.rewards))
     return foreign if _is_usable(foreign, fit, max_prompt_length=max_prompt_length) else None
 
 

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from transformers import TrainerCallback
 
 from ftis_node.backoff import ExponentialBackoff
@@ -20,7 +19,6 @@ from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
 from ftis_node.integrations.trl.foreign_groups import read_foreign
 from ftis_node.node.exchange.messages import MAX_TAKEN
-from ftis_node.replay.reader import PeerGroup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,11 +145,8 @@ class SwarmExchange:
         try:
             for _ in range(MAX_TAKES):
                 taken = self._taking.take(self.per_batch - len(chosen))
-                for one in taken:
-                    prompt_ids = tuple(np.frombuffer(one.prompt_ids, "<i4").tolist())
-                    stored = PeerGroup(one.id, prompt_ids, tuple(one.rewards), one.body)
-                    if group := read_foreign(stored, fit, max_prompt_length=self._max_prompt_length):
-                        chosen.append(group)
+                read = (read_foreign(one, fit, max_prompt_length=self._max_prompt_length) for one in taken)
+                chosen.extend(group for group in read if group is not None)
                 if not taken or len(chosen) == self.per_batch:
                     break
         except (LinkError, RefusedGroupError, ValueError) as error:

@@ -72,14 +72,14 @@ class ByzantineNode:
     async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
         """Send groups in every round."""
         slots = self._parts.slots
-        scored: asyncio.Queue[Group] = asyncio.Queue(slots.capacity)
+        wiring = Wiring(self._parts)
         async with asyncio.TaskGroup() as tasks:
-            generating = tasks.create_task(Wiring(self._parts).generate_loop(scored).run())
+            generating = tasks.create_task(wiring.generate_loop.run())
             for step in range(1, steps + 1):
                 await lockstep.begin(step)
                 self._bodies.clear()
                 for _ in range(self._parts.context.manifest.step.own_groups):
-                    await self._send(await scored.get())
+                    await self._send(await wiring.scored.get())
                     slots.fill()
                 slots.set_held(0)
             generating.cancel()

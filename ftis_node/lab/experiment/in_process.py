@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from ftis_node.learner.core import Learner
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource
+    from ftis_node.node.protocols import Learning
     from ftis_node.node.startup.factories import NodeInputs
+    from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 
@@ -266,24 +268,21 @@ class InProcessLearner:
 
 
 class InProcessNodeFactory:
-    """`node.makers.NodeFactory` for one member of an experiment's swarm."""
+    """`startup.factories.NodeFactory` for one member of an experiment's swarm."""
 
     def __init__(self, swarm: LoopbackSwarm, *, delay: Delay, seed: int) -> None:
         self._swarm = swarm
         self._delay = delay
         self._seed = seed
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
+    async def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
         """Return a placement without a memory plan, because all members share this process.
 
         Members take turns if the settings have time-shared placement.
         """
         return WorkerPlacement(takes_turns=settings.memory.placement == "time_shared")
 
-    def begin(self) -> None:
-        """Do nothing: there is no process to start."""
-
-    def generation(self, of: NodeInputs) -> InProcessGeneration:
+    def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> InProcessGeneration:
         boot = generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement)
         return InProcessGeneration(
             replace(boot, settings=replace(boot.settings, seed=self._seed)),
@@ -293,7 +292,7 @@ class InProcessNodeFactory:
             proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
         )
 
-    def learner(self, of: NodeInputs) -> InProcessLearner:
+    def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> InProcessLearner:
         boot = learner_boot(of.settings, of.manifest, of.source, of.home, of.arrangement, weights=of.home.weights)
         return InProcessLearner(boot)
 

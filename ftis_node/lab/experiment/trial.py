@@ -264,7 +264,7 @@ async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generatio
         await byzantine.run(lockstep, steps=last_step)
         return
     wiring = Wiring(parts)
-    loops = wiring.rollout_loops()
+    loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     gate = RoundGate(
         lockstep,
         peer_id=parts.context.peer_id,
@@ -274,7 +274,7 @@ async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generatio
         quota=quota,
     )
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
+        running = [tasks.create_task(loop.run(), name=type(loop).__name__) for loop in loops]
         await wiring.train_loop(gate, last_step=last_step).run()
         for task in running:
             task.cancel()

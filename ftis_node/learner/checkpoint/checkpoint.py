@@ -34,6 +34,7 @@ from ftis_node.learner.checkpoint.checkpoint_files import (
     read_checksums,
     write_checksums,
 )
+from ftis_node.learner.distributed.ranks import ALONE
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.model.policy import ADAPTED_LAYERS
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
 
+    from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
 
@@ -90,13 +92,15 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A loaded checkpoint: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
+    """A loaded checkpoint: the state, and tensors by parameter name (`moments` as `<name>.<moment>`).
+
+    `random_states` are torch's, as bytes by the names of the file.
+    """
 
     state: CheckpointState
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
-    random_state: Tensor
-    cuda_random_state: Tensor | None
+    random_states: dict[str, bytes]
 
 
 def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
@@ -175,11 +179,12 @@ def read_checkpoint(path: Path, *, owner: CheckpointOwner, shapes: Mapping[str, 
         check_file(path, name, sums)
     weights = read_tensors(path / WEIGHTS_FILE)
     moments = read_tensors(path / OPTIMIZER_FILE)
-    random_state, cuda_random_state = moments.pop(RANDOM_STATE, None), moments.pop(CUDA_RANDOM_STATE, None)
-    if random_state is None:
+    names = [name for name in (RANDOM_STATE, CUDA_RANDOM_STATE) if name in moments]
+    random_states = {name: moments.pop(name).numpy().tobytes() for name in names}
+    if RANDOM_STATE not in random_states:
         raise ModelError(f"{OPTIMIZER_FILE} has no {RANDOM_STATE}")
     _check_shapes(weights, moments, shapes)
-    return Checkpoint(state, weights, moments, random_state, cuda_random_state)
+    return Checkpoint(state, weights, moments, random_states)
 
 
 def newest_usable(
@@ -214,20 +219,53 @@ def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
         (folder / skipped.name).rename(aside)
 
 
+def check_moments(checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError if the checkpoint's moments have another form than the optimizer's."""
+    ours, theirs = moments_of(optimizer, trainable), checkpoint.moments
+    if ours.keys() != theirs.keys() or any(theirs[key].dtype != value.dtype for key, value in ours.items()):
+        raise ConfigError(
+            "the checkpoint's optimizer states have another form: set learner.optimizer_states to '8bit' if they were, "
+            "else to 'float32', as before"
+        )
+
+
+def restore(
+    checkpoint: Checkpoint | None, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer, ranks: Ranks
+) -> CheckpointState | None:
+    """Restore weights, moments and torch's random states. All ranks take part; only rank 0 has the checkpoint.
+
+    Returns the state on every rank; None, and nothing is restored, if rank 0 has no checkpoint.
+    """
+    message = b"" if checkpoint is None else msgspec.msgpack.encode((checkpoint.state, checkpoint.random_states))
+    if not (message := ranks.broadcast(message)):
+        return None
+    state, random_states = msgspec.msgpack.decode(message, type=tuple[CheckpointState, dict[str, bytes]])
+    restore_weights(checkpoint, trainable, ranks)
+    own = moments_of(optimizer, trainable)
+    saved = {} if checkpoint is None else checkpoint.moments
+    restore_moments(optimizer, trainable, ((key, _from_rank_0(saved, key, value, ranks)) for key, value in own.items()))
+    torch.set_rng_state(_from_bytes(random_states[RANDOM_STATE]))
+    if CUDA_RANDOM_STATE in random_states and _uses_gpu():
+        torch.cuda.set_rng_state(_from_bytes(random_states[CUDA_RANDOM_STATE]))
+    return state
+
+
 @torch.no_grad()
-def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) -> None:
+def restore_weights(checkpoint: Checkpoint | None, trainable: Mapping[str, Parameter], ranks: Ranks = ALONE) -> None:
+    saved = {} if checkpoint is None else checkpoint.weights
     for name, parameter in trainable.items():
-        parameter.copy_(part_like(parameter, checkpoint.weights[name]))
+        parameter.copy_(part_like(parameter, _from_rank_0(saved, name, parameter, ranks)))
 
 
-def restore_optimizer(
-    checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
-) -> None:
-    """Restore the moments and torch's random states. Raises ConfigError for moments of another form."""
-    restore_moments(optimizer, trainable, checkpoint.moments)
-    torch.set_rng_state(checkpoint.random_state.clone())  # a view would read the base's bytes (torch 2.13)
-    if checkpoint.cuda_random_state is not None and _uses_gpu():
-        torch.cuda.set_rng_state(checkpoint.cuda_random_state.clone())
+def _from_rank_0(saved: Mapping[str, Tensor], name: str, like: Tensor, ranks: Ranks) -> Tensor:
+    """Return rank 0's `saved[name]` on every rank, in the dtype of `like`. One full tensor at a time is in memory."""
+    if ranks.rank == 0:
+        return ranks.broadcast_tensor(saved[name].to(like.dtype).contiguous())
+    return ranks.broadcast_tensor(torch.empty(like.shape, dtype=like.dtype))
+
+
+def _from_bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _uses_gpu() -> bool:

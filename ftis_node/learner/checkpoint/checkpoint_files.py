@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ftis_node.config.disk_room import replace_file, sync_to_disk
 from ftis_node.errors import FileError, ModelError
-from ftis_node.files import read_file, read_object
+from ftis_node.files import read_file, read_object, replace_file, sync_to_disk
 from ftis_node.workers.durable import is_complete
 
 if TYPE_CHECKING:

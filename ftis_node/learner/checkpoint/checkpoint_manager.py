@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-import torch
-
 from ftis_node.errors import MachineError
 from ftis_node.learner.checkpoint.checkpoint import (
-    Checkpoint,
-    CheckpointState,
     TrainingProgress,
+    check_moments,
     gather,
     newest_usable,
-    restore_optimizer,
-    restore_weights,
+    restore,
     state_of,
     tidy,
     write_checkpoint,
@@ -28,94 +22,19 @@ from ftis_node.learner.checkpoint.checkpoint import (
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
 from ftis_node.learner.distributed.ranks import GatherCommand
 from ftis_node.learner.messages import CheckpointInProgress
-from ftis_node.workers.tensor_file import DTYPES, NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from torch import Tensor
+    import torch
 
-    from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner
+    from ftis_node.learner.checkpoint.checkpoint import Checkpoint, CheckpointOwner
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import CheckpointEvent, LearnerBoot
     from ftis_node.learner.step.optimizer import MasterWeights
 
 log = logging.getLogger(__name__)
 FREE_SPACE: Final = "free disk space there and start again; the node resumes at the newest checkpoint"
-
-
-class TensorForm(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class CheckpointHeader(msgspec.Struct, frozen=True):
-    """What rank 0 sends of a checkpoint before its tensors: the state, their forms, and the random states."""
-
-    state: CheckpointState
-    weights: dict[str, TensorForm]
-    moments: dict[str, TensorForm]
-    random_state: bytes
-    cuda_random_state: bytes | None
-
-
-class BroadcastTensors(Mapping[str, "Tensor"]):
-    """Tensors of rank 0 by name. Reading one is a collective call: all ranks read the same ones in the same order.
-
-    So no other rank holds more than one full tensor at once.
-    """
-
-    def __init__(self, ranks: Ranks, forms: Mapping[str, TensorForm], own: Mapping[str, Tensor] | None) -> None:
-        self._ranks = ranks
-        self._forms = forms
-        self._own = own
-
-    def __getitem__(self, name: str) -> Tensor:
-        form = self._forms[name]
-        if self._own is not None:
-            return self._ranks.broadcast_tensor(self._own[name].contiguous())
-        return self._ranks.broadcast_tensor(torch.empty(form.shape, dtype=DTYPES[form.dtype]))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._forms)
-
-    def __len__(self) -> int:
-        return len(self._forms)
-
-
-def on_every_rank(ranks: Ranks, found: Checkpoint | None) -> Checkpoint | None:
-    """Return the checkpoint that rank 0 found. The other ranks pass None."""
-    if ranks.size == 1:
-        return found
-    data = b""
-    if found is not None:
-        cuda = found.cuda_random_state
-        header = CheckpointHeader(
-            found.state,
-            _forms_of(found.weights),
-            _forms_of(found.moments),
-            found.random_state.numpy().tobytes(),
-            None if cuda is None else cuda.numpy().tobytes(),
-        )
-        data = msgspec.msgpack.encode(header)
-    if not (data := ranks.broadcast(data)):
-        return None
-    header = msgspec.msgpack.decode(data, type=CheckpointHeader)
-    return Checkpoint(
-        header.state,
-        BroadcastTensors(ranks, header.weights, None if found is None else found.weights),
-        BroadcastTensors(ranks, header.moments, None if found is None else found.moments),
-        _from_bytes(header.random_state),
-        None if header.cuda_random_state is None else _from_bytes(header.cuda_random_state),
-    )
-
-
-def _forms_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorForm]:
-    return {name: TensorForm(NAMES[value.dtype], tuple(value.shape)) for name, value in tensors.items()}
-
-
-def _from_bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 class CheckpointManager:
@@ -155,12 +74,11 @@ class CheckpointManager:
                 for skipped in damaged:
                     self._on_event(skipped)
                 tidy(self._folder, damaged)
-        if (found := on_every_rank(self._ranks, found)) is None:
+                if found is not None:
+                    check_moments(found, trainable, self._optimizer)
+        if (state := restore(found, trainable, self._optimizer, self._ranks)) is None:
             return
-        restore_weights(found, trainable)
         self._masters.write_back()
-        restore_optimizer(found, trainable, self._optimizer)
-        state = found.state
         self.progress = TrainingProgress(state.step, state.policy_version, state.last_report, state.last_groups)
         self.saver.goes_on_at(state.step)
 

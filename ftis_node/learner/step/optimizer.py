@@ -37,7 +37,7 @@ from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like,
 from ftis_node.models import pick_device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -173,22 +173,16 @@ def moments_of(optimizer: torch.optim.Optimizer, masters: Mapping[str, Tensor]) 
 
 @torch.no_grad()
 def restore_moments(
-    optimizer: torch.optim.Optimizer, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer, masters: Mapping[str, Tensor], moments: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Restore the result of `moments_of`. Raises ConfigError for moments of another form."""
-    for key, value in moments.items():
+    """Restore what `moments_of` returned from an optimizer of the same form."""
+    for key, value in moments:
         name, _, moment = key.rpartition(".")
         state = optimizer.state[masters[name]]
-        present = state.get(moment)
-        if isinstance(present, torch.Tensor) and present.dtype == value.dtype:
-            present.copy_(part_like(present, value))
-        elif isinstance(present, int):
-            state[moment] = int(value)
+        if isinstance(state[moment], torch.Tensor):
+            state[moment].copy_(part_like(state[moment], value))
         else:
-            raise ConfigError(
-                "the checkpoint's optimizer states have another form: set learner.optimizer_states to '8bit' if they "
-                "were, else to 'float32', as before"
-            )
+            state[moment] = int(value)
 
 
 def moment_shapes(shape: torch.Size) -> tuple[torch.Size, ...]:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.node.training.step_gate import StepSelection
-    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.tasks.scorer import IsolatedScorer

@@ -21,8 +21,7 @@ from aiohttp import web
 
 from ftis_node.config.observe import is_loopback
 from ftis_node.errors import ConfigError
-from ftis_node.files import read_file
-from ftis_node.records.identity import write_private
+from ftis_node.files import read_file, replace_file
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
 
@@ -92,7 +91,7 @@ def observe_token(settings: ObserveSection, home: Home) -> str | None:
     if settings.token_file:
         return read_token(Path(settings.token_file).expanduser())
     if not home.observe_token.exists():
-        write_private(home.observe_token, f"{secrets.token_hex(TOKEN_BYTES)}\n".encode())
+        replace_file(home.observe_token, f"{secrets.token_hex(TOKEN_BYTES)}\n".encode(), mode=0o600)
     return read_token(home.observe_token)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 0.5
+BACKLOG = 128
 MAX_LINE_BYTES = 8190
 MAX_HEADERS = 64
 HALF_CLOSED_S = 1.0  # from a client's last byte to the start of the answer
@@ -60,24 +61,6 @@ class HttpGuard:
         self._open: dict[asyncio.BaseTransport, _Connection] = {}
         self._faults = RateLimitedLog()
 
-    def runner(self, app: web.Application) -> web.AppRunner:
-        """Return a runner whose requests this guard limits. Set it up, then start it with `listen`."""
-        app.middlewares.insert(0, self._watched)
-        return web.AppRunner(
-            app,
-            access_log=None,
-            shutdown_timeout=SHUTDOWN_S,
-            logger=_QuietLog(self),
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
-            max_headers=MAX_HEADERS,
-            lingering_time=self.limits.request_s,
-        )
-
-    async def listen(self, runner: web.AppRunner, host: str, port: int) -> None:
-        """Open the port. Raise OSError."""
-        await _GuardedSite(self, runner, host, port).start()
-
     @asynccontextmanager
     async def serving(self, app: web.Application, host: str, port: int) -> AsyncIterator[str]:
         """Serve the status port while the block runs; yield the base URL. Raise UsageError if the port is taken."""
@@ -90,14 +73,30 @@ class HttpGuard:
         self, app: web.Application, host: str, port: int, *, name: str, remedy: str
     ) -> AsyncIterator[int]:
         """Serve while the block runs; yield the port. Raise UsageError, with `name` and `remedy`, if it is taken."""
-        runner = self.runner(app)
+        app.middlewares.insert(0, self._watched)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+            logger=_QuietLog(self),
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+            lingering_time=self.limits.request_s,
+        )
         await runner.setup()
+        handle = runner.server
+        assert handle is not None, "the runner is set up"
         try:
             try:
-                await self.listen(runner, host, port)
+                loop = asyncio.get_running_loop()
+                server = await loop.create_server(lambda: _Connection(self, handle), host, port, backlog=BACKLOG)
             except OSError as error:
                 raise UsageError(f"{name} cannot be opened ({error.strerror}): {remedy}") from None
-            yield int(runner.addresses[0][1])
+            try:
+                yield int(server.sockets[0].getsockname()[1])
+            finally:
+                server.close()
         finally:
             await runner.cleanup()
 
@@ -251,24 +250,6 @@ class _Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-class _GuardedSite(web.TCPSite):
-    """A TCP port whose connections go through a guard."""
-
-    __slots__ = ("_guard",)
-
-    def __init__(self, guard: HttpGuard, runner: web.AppRunner, host: str, port: int) -> None:
-        super().__init__(runner, host, port)
-        self._guard = guard
-
-    async def start(self) -> None:
-        await web.BaseSite.start(self)
-        server = self._runner.server
-        assert server is not None, "the runner is set up"
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self._guard, server), self._host, self._port, backlog=self._backlog
-        )
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):

@@ -14,7 +14,6 @@ server that did not allow it.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
@@ -25,7 +24,7 @@ from aiohttp import web
 
 from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.errors import UsageError
-from ftis_node.files import check_no_folder, parse_json
+from ftis_node.files import parse_json, replace_file
 from ftis_node.node.http_api.auth import is_same_secret, own_names_only
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
@@ -127,11 +126,7 @@ def write_token(token_file: Path) -> str:
     """Return a new token, written to `token_file`."""
     token = secrets.token_hex(TOKEN_BYTES)
     keep_secret(token)
-    check_no_folder(token_file)
-    token_file.unlink(missing_ok=True)
-    descriptor = os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token)
+    replace_file(token_file, token.encode(), mode=0o600)
     return token
 
 

@@ -25,8 +25,8 @@ from ftis_node.models.source import HUB_ID
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.codec import pack_group
-from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
 

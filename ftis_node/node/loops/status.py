@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.config.disk_room import replace_file
+from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.replay.reader import ReplayReader
@@ -289,8 +289,8 @@ class StatusLoop:
             event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),
             event_loop_lag_longest_s=_rounded(self.watchdog.lag.longest_s),
             loops=[
-                LoopStatus(name=name, waits_for=strand.waits_for, for_s=round(for_s, 1))
-                for name, strand, for_s in self.watchdog.board.strands()
+                LoopStatus(name=name, waits_for=state.waits_for, for_s=round(for_s, 1))
+                for name, state, for_s in self.watchdog.board.states()
             ],
         )
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
+from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.workers.weight_store import PublishedWeights
 
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from ftis_node.node.training.step_peers import StepPeers
     from ftis_node.node.training.step_report import StepReporter
     from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
+    from ftis_node.replay.rows import StoredGroup
     from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.weight_store import WeightProof
 

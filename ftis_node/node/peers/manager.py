@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.records.group import Group, GroupHeader
     from ftis_node.records.token_batch import TokenBatch
-    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.peer_guard import Place
     from ftis_node.telemetry.events import EventLog
     from ftis_node.validation import ValidationResult

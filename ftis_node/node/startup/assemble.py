@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
@@ -23,8 +22,8 @@ from ftis_node.node.peers.manager import PeerManager, fault_charger
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.startup.factories import NodeInputs
-from ftis_node.node.startup.prepare import prepare
+from ftis_node.node.startup.factories import ProcessNodeFactory
+from ftis_node.node.startup.prepare import check_ports, prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
 from ftis_node.node.startup.wiring import Wiring
@@ -52,8 +51,7 @@ if TYPE_CHECKING:
     from ftis_node.config.step import StepSection
     from ftis_node.gossip import Gossip
     from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.startup.factories import NodeFactory
-    from ftis_node.node.startup.prepare import PreparedNode
+    from ftis_node.node.startup.factories import NodeFactory, NodeInputs
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.event_log_summary import EventLogSummary
     from ftis_node.telemetry.log import OnProgress
@@ -80,7 +78,11 @@ async def running_components(
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
     async with AsyncExitStack() as stack:
-        makers, prepared = await prepare(settings, plan, home, makers, on_progress, stack)
+        if makers is None:
+            makers = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
+            check_ports(makers.listen_addresses, settings.status_port)
+            stack.push_async_callback(makers.close)
+        prepared = await prepare(settings, plan, home, makers, on_progress)
         begun_at = checkpoint_step(home) if settings.learns else 0
         log_block(log, start_lines(prepared, num_parameters=parameter_count(prepared.source), step=begun_at))
         mark_start(home)
@@ -104,7 +106,7 @@ async def running_components(
             await _stop(parts)
 
 
-def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactory) -> NodeComponents:
+def _assembled(stack: AsyncExitStack, prepared: NodeInputs, makers: NodeFactory) -> NodeComponents:
     """Return all components, not started. `stack` closes the files that they keep open."""
     settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
     source, step = prepared.source, prepared.manifest.step
@@ -125,13 +127,15 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
             num_versions=num_versions(settings, prepared.arrangement.hand_over),
         )
     )
-    ingredients = NodeInputs(
-        settings, manifest, home, identity, source, prepared.tokenizer, events, prepared.arrangement, weights
-    )
     state, registry, evaluations = NodeState(step=remembered.step), PeerRegistry(), EvaluationHistory()
     for entry in _past_evaluations(remembered):
         evaluations.add(entry)
-    generation, learner = _workers(makers, ingredients, state)
+    learner: Learning = NullLearner(parameter_count(source))
+    if settings.learns:
+        learner = makers.learner(prepared, events=events, weights=weights)
+    generation: Generation = NullGeneration(lambda: state.policy_version)
+    if settings.generates:
+        generation = makers.generation(prepared, events=events, learner=learner)
     made = reader.figures()
     name = settings.name or identity.peer_id[-NAME_LENGTH:]
     about = NodeDescription(
@@ -154,7 +158,7 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
         new_peers_scorer=IsolatedScorer(prepared.task),  # starts its process with the first group of an unknown peer
         generation=generation,
         learner=learner,
-        gossip=makers.gossip(ingredients),
+        gossip=makers.gossip(prepared),
         buffer=buffer,
         reader=reader,
         disk=disk,
@@ -176,19 +180,6 @@ def _num_slots(settings: NodeSettings, step: StepSection) -> int:
     """Return the number of own groups between generation and training; in an exchange node until a peer has them."""
     num_slots = step.num_generated * (1 + step.max_async_level)
     return max(num_slots, EXCHANGE_SLOTS) if settings.role == "exchange" else num_slots
-
-
-def _workers(makers: NodeFactory, ingredients: NodeInputs, state: NodeState) -> tuple[Generation, Learning]:
-    """Return both workers; a null object replaces the one that the node's role lacks."""
-    settings = ingredients.settings
-    learner: Learning = (
-        makers.learner(ingredients) if settings.learns else NullLearner(parameter_count(ingredients.source))
-    )
-    ingredients = replace(ingredients, free_memory=learner.give_memory_back, write_weights=learner.write_weights)
-    generation: Generation = (
-        makers.generation(ingredients) if settings.generates else NullGeneration(lambda: state.policy_version)
-    )
-    return generation, learner
 
 
 async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:

@@ -27,7 +27,7 @@ from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_wo
 from ftis_node.models import pick_device
 from ftis_node.models.source import read_json
 from ftis_node.node.protocols import dtype_of, serves_adapters, threads_of
-from ftis_node.node.supervision.background import delay_forced_end
+from ftis_node.node.supervision.background import delay_forced_end, in_background
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.preload import PreloadingProcess, Timing, can_fork
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.workers import LearnerSection
-    from ftis_node.generation.client import WriteWeights
     from ftis_node.gossip import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.learner.messages import CheckpointEvent
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.storage.disk_space import HomeLimit
     from ftis_node.records.identity import Identity
+    from ftis_node.tasks.base import Task
     from ftis_node.telemetry.events import EventLog
-    from ftis_node.workers.supervisor import FreeMemory
 
 log = logging.getLogger(__name__)
 LIBRARIES = ("torch", "transformers.models.auto.modeling_auto")
@@ -78,31 +78,31 @@ def _model_modules(source: ModelSource) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NodeInputs:
-    """The inputs from which a factory makes the heavy components of a node."""
+    """The checked inputs of a node's components. `training` is one line: full weights or LoRA, with the reason."""
 
     settings: NodeSettings
     manifest: RunManifest
     home: Home
     identity: Identity
     source: ModelSource
-    tokenizer: PromptTokenizer
-    events: EventLog
     arrangement: WorkerPlacement
-    weights: Path
-    free_memory: FreeMemory | None = None  # returns when the learner's step is over and its spare memory is free
-    write_weights: WriteWeights | None = None  # makes the learner write its weights to a file
+    training: str
+    tokenizer: PromptTokenizer
+    task: Task
+    domain: Task
+    eval_tasks: tuple[Task, ...]
+    limit: HomeLimit
 
 
 class NodeFactory(Protocol):
-    """Abstract factory of components, none of them started.
+    """Abstract factory of components, none of them started. Call `arrange` first: it places the two workers.
 
-    Call `arrange` first: it places the two workers. `begin` then prepares their start in the background.
+    `weights` is the folder of the versions for the generator, which frees memory and gets weights by the `learner`.
     """
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...
-    def begin(self) -> None: ...
-    def generation(self, of: NodeInputs) -> Generation: ...
-    def learner(self, of: NodeInputs) -> Learning: ...
+    async def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...
+    def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> Learning: ...
+    def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> Generation: ...
     def gossip(self, of: NodeInputs) -> Gossip: ...
 
 
@@ -123,11 +123,18 @@ class ProcessNodeFactory:
     def listen_addresses(self) -> tuple[ListenAddress, ...]:
         return self._network.listen_addresses
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-        """Apply the memory plan. Raise MachineError if the model does not fit, ConfigError for GPUs.
+    async def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
+        """Apply the memory plan, then start to import what both workers import.
 
         The plan divides the memory between two workers. A single worker gets all memory that the settings allow.
+        Raise MachineError if the model does not fit, ConfigError for GPUs.
         """
+        placement = await in_background(self._placement, settings, manifest, source)
+        if self._preloading is not None:
+            self._preloading.begin()
+        return placement
+
+    def _placement(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
         self._preloading = preloading_of(settings, source, log_path=self._log_path)
         if not settings.generates and not settings.learns:
             return WorkerPlacement()
@@ -135,17 +142,12 @@ class ProcessNodeFactory:
             return place_single_worker(settings)
         return arrange(settings, manifest, source)
 
-    def begin(self) -> None:
-        """Start to import what both workers import."""
-        if self._preloading is not None:
-            self._preloading.begin()
-
     async def close(self) -> None:
-        """End what `begin` started, if the workers did not take it."""
+        """End the process that imports, if the workers did not take it."""
         if self._preloading is not None:
             await self._preloading.close()
 
-    def generation(self, of: NodeInputs) -> GenerationClient:
+    def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> GenerationClient:
         return GenerationClient(
             generation_boot(
                 of.settings,
@@ -166,14 +168,14 @@ class ProcessNodeFactory:
                 stall_timeout_s=of.settings.generation.stall_timeout_s,
             ),
             environment=visible_gpus(of.arrangement.generator_gpus),
-            on_problem=lambda problem: of.events.write("weight_check_failed", problem=problem),
-            free_memory=of.free_memory,
-            write_weights=of.write_weights,
-            on_fall_back=lambda reason: of.events.write("weight_sync_fallback", reason=reason),
+            on_problem=lambda problem: events.write("weight_check_failed", problem=problem),
+            free_memory=learner.give_memory_back,
+            write_weights=learner.write_weights,
+            on_fall_back=lambda reason: events.write("weight_sync_fallback", reason=reason),
             preloading=self._preloading,
         )
 
-    def learner(self, of: NodeInputs) -> LearnerClient:
+    def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> LearnerClient:
         return LearnerClient(
             learner_boot(
                 of.settings,
@@ -181,14 +183,14 @@ class ProcessNodeFactory:
                 of.source,
                 of.home,
                 of.arrangement,
-                weights=of.weights,
+                weights=weights,
                 adapters=serves_adapters(of.settings),
             ),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "learner.log",
             timing=learner_timing(of.settings.learner),
             environment=visible_gpus(of.arrangement.learner_gpus),
-            on_event=lambda event: _report_learner_event(of.events, event),
+            on_event=lambda event: _report_learner_event(events, event),
             on_slow_stop=lambda: delay_forced_end("the learner's computation in progress"),
             preloading=self._preloading,
         )

@@ -6,9 +6,9 @@
                     settings.json loses the settings that no longer exist
     schema 4 -> 5   settings and the run's manifest have standard keys; the manifest, and so the run, has a new id
 
-The upgrade first checks the free space. Then it writes `backups/<time>-schema-N/` atomically. Then it runs the steps.
-Each step is one transaction or one replaced file. It detects whether it is already done, and `home.json` records it
-afterwards. If the machine stops between steps, the next start continues there. The upgrade refuses a home of a newer
+The upgrade first checks the free space. Then it writes `backups/<time>-schema-N/` atomically, and then the changes.
+Each change is one transaction or one replaced file, and a second time it changes nothing. `home.json` gets the new
+schema last. If the machine stops before that, the next start repeats the upgrade. The upgrade refuses a home of a newer
 version and does not change it.
 """
 
@@ -21,19 +21,18 @@ import shutil
 import sqlite3
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tomli_w
 from pydantic import ValidationError
 
-from ftis_node.config.disk_room import disk_full, is_disk_full, replace_file
+from ftis_node.config.disk_room import disk_full, free_bytes, is_disk_full
 from ftis_node.config.home_files import HOME_SCHEMA, mark_schema, marked_schema, refuse_newer
 from ftis_node.config.manifest import read_own_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.errors import DamagedError, FileError, MachineError
-from ftis_node.files import read_object, read_toml
+from ftis_node.files import read_object, read_toml, replace_file
 from ftis_node.learner.checkpoint.checkpoint_files import older_checkpoints, renew
 from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database
@@ -43,34 +42,16 @@ from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.workers.durable import complete_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ftis_node.config.home import Home
 
 log = logging.getLogger(__name__)
 
-NUM_BUFFER_STEPS = 2  # schemas 1 and 2 of the home equal the schemas of its buffer
+BUFFER_SCHEMAS = (1, 2)  # of a home, equal to those of its buffer
 BACKUP_NAME = "%Y%m%dT%H%M%SZ"
 SPARE_BYTES = 64 << 20  # for database journals and replaced files
-
-
-@dataclass(frozen=True, slots=True)
-class Upgrade:
-    """The steps from a home's schema to the present one."""
-
-    home: Home
-    schema: int
-    buffer: bool
-    checkpoints: tuple[Path, ...]
-    run_id: str | None
-
-    def files(self) -> list[Path]:
-        """Return the files that the upgrade changes, and those that the next start rewrites (settings, manifest)."""
-        states = [path / name for path in self.checkpoints for name in ("state.json", "checksums.json")]
-        buffer = [self.home.replay] if self.buffer else []
-        settings = (self.home.settings, self.home.run_toml, self.home.node_toml)
-        return [path for path in (*buffer, *states, *settings) if path.exists()]
 
 
 @contextmanager
@@ -102,21 +83,29 @@ def bring_up_to_date(home: Home) -> None:
             pass
 
 
-def upgrade(home: Home, *, after_step: Callable[[int], None] = lambda schema: None) -> None:
-    """Upgrade a home to the present schema; the caller holds its lock. Call `after_step` with each schema reached."""
+def upgrade(home: Home) -> None:
+    """Upgrade a home to the present schema; the caller holds its lock."""
     schema = _schema_of(home)
-    if schema < HOME_SCHEMA:
-        plan = _plan(home, schema)
-        if plan.files():
-            _check_disk_space(plan)
-            log.info("%s is of schema %d: a copy of what is changed is in %s", home.root, schema, _back_up(plan))
-        for step in range(schema, HOME_SCHEMA):
-            _take_step(plan, step)
-            mark_schema(home, step + 1)
-            after_step(step + 1)
-        log.info("%s is of schema %d now", home.root, HOME_SCHEMA)
-    elif marked_schema(home) is None:
-        mark_schema(home, HOME_SCHEMA)
+    if schema == HOME_SCHEMA:
+        if marked_schema(home) is None:
+            mark_schema(home, HOME_SCHEMA)
+        return
+    run_id = read_own_manifest(home.run_toml).run_id if home.run_toml.exists() else None
+    if files := _files_to_change(home, schema, run_id=run_id):
+        _check_disk_space(home, files)
+        log.info(
+            "%s is of schema %d: a copy of what is changed is in %s", home.root, schema, _back_up(home, schema, files)
+        )
+    mark_schema(home, schema)  # after a crash, the schema of the buffer would be that of the home
+    if schema in BUFFER_SCHEMAS and home.replay.exists():
+        for buffer_schema in BUFFER_SCHEMAS:
+            database.upgrade_once(home.replay, buffer_schema)
+        note_pruned(home.replay, record=read_event_log_summary(home.events))
+    _renew_checkpoints(home, run_id=run_id)
+    _renew_settings(home)
+    _rename_keys(home)
+    mark_schema(home, HOME_SCHEMA)
+    log.info("%s is of schema %d now", home.root, HOME_SCHEMA)
 
 
 def _schema_of(home: Home) -> int:
@@ -125,31 +114,31 @@ def _schema_of(home: Home) -> int:
         return schema
     if home.replay.exists() and (version := database.version_of(home.replay)):
         return version
-    return NUM_BUFFER_STEPS + 1 if any(home.checkpoints.glob("step-*")) else HOME_SCHEMA
+    return BUFFER_SCHEMAS[-1] + 1 if any(home.checkpoints.glob("step-*")) else HOME_SCHEMA
 
 
-def _plan(home: Home, schema: int) -> Upgrade:
-    run_id = read_own_manifest(home.run_toml).run_id if home.run_toml.exists() else None
-    checkpoints = tuple(older_checkpoints(home.checkpoints, run_id=run_id))
-    buffer = home.replay.exists() and schema <= NUM_BUFFER_STEPS
-    return Upgrade(home, schema, buffer=buffer, checkpoints=checkpoints, run_id=run_id)
+def _files_to_change(home: Home, schema: int, *, run_id: str | None) -> list[Path]:
+    """Return the files that the upgrade changes, and those that the next start rewrites (settings, manifest)."""
+    checkpoints = older_checkpoints(home.checkpoints, run_id=run_id)
+    states = [path / name for path in checkpoints for name in ("state.json", "checksums.json")]
+    buffer = [home.replay] if schema in BUFFER_SCHEMAS else []
+    return [path for path in (*buffer, *states, home.settings, home.run_toml, home.node_toml) if path.exists()]
 
 
-def _check_disk_space(plan: Upgrade) -> None:
-    needed = sum(path.stat().st_size for path in plan.files()) + SPARE_BYTES
-    free = shutil.disk_usage(plan.home.root).free
+def _check_disk_space(home: Home, files: list[Path]) -> None:
+    needed = sum(path.stat().st_size for path in files) + SPARE_BYTES
+    free = free_bytes(home.root)
     if free < needed:
         raise MachineError(
-            f"upgrading {plan.home.root} needs {needed / 1e6:.0f} MB for a backup and {free / 1e6:.0f} MB are free: "
+            f"upgrading {home.root} needs {needed / 1e6:.0f} MB for a backup and {free / 1e6:.0f} MB are free: "
             "free disk space, or move the home to a larger disk (nothing was changed)"
         )
 
 
-def _back_up(plan: Upgrade) -> Path:
-    home = plan.home
-    target = home.backups / f"{time.strftime(BACKUP_NAME, time.gmtime())}-schema-{plan.schema}"
+def _back_up(home: Home, schema: int, files: list[Path]) -> Path:
+    target = home.backups / f"{time.strftime(BACKUP_NAME, time.gmtime())}-schema-{schema}"
     with complete_folder(target) as folder:
-        for path in plan.files():
+        for path in files:
             copy = folder / path.relative_to(home.root)
             copy.parent.mkdir(parents=True, exist_ok=True)
             if path == home.replay:
@@ -157,18 +146,6 @@ def _back_up(plan: Upgrade) -> Path:
             else:
                 shutil.copy2(path, copy)
     return target
-
-
-def _take_step(plan: Upgrade, step: int) -> None:
-    if step > NUM_BUFFER_STEPS:
-        _renew_checkpoints(plan)
-        _renew_settings(plan.home)
-        if step > NUM_BUFFER_STEPS + 1:
-            _rename_keys(plan.home)
-    elif plan.buffer:
-        database.upgrade_once(plan.home.replay, step)
-        if step == NUM_BUFFER_STEPS:
-            note_pruned(plan.home.replay, record=read_event_log_summary(plan.home.events))
 
 
 def _rename_keys(home: Home) -> None:
@@ -183,11 +160,11 @@ def _rename_keys(home: Home) -> None:
             log.info("%s has new keys; the former file is in %s", home.node_toml, home.backups)
 
 
-def _renew_checkpoints(plan: Upgrade) -> None:
-    reader = ReplayReader(plan.home.replay) if plan.home.replay.exists() else None
+def _renew_checkpoints(home: Home, *, run_id: str | None) -> None:
+    reader = ReplayReader(home.replay) if home.replay.exists() else None
     try:
-        for path in older_checkpoints(plan.home.checkpoints, run_id=plan.run_id):
-            renew(path, run_id=plan.run_id, groups_of=reader.taken_by if reader else lambda step: ())
+        for path in older_checkpoints(home.checkpoints, run_id=run_id):
+            renew(path, run_id=run_id, groups_of=reader.taken_by if reader else lambda step: ())
             log.info("%s is readable again", path.name)
     finally:
         if reader:
@@ -200,21 +177,19 @@ def _renew_settings(home: Home) -> None:
         return
     try:
         former = read_object(home.settings)
-        saved = with_new_keys(former, NODE_KEYS)
+    except FileError as error:
+        log.warning("%s is damaged (%s); the next start of the node rewrites it", home.settings, error)
+        return
+    saved = with_new_keys(former, NODE_KEYS)
+    try:
         NodeSettings.model_validate(saved)
-        if saved != former:
-            replace_file(home.settings, json.dumps(saved, indent=1).encode())
     except ValidationError as error:
         for finding in error.errors():
             if finding["type"] == "extra_forbidden":
-                _drop(saved, finding["loc"])
+                *sections, name = map(str, finding["loc"])
+                table = saved
+                for section in sections:
+                    table = table[section]
+                del table[name]
+    if saved != former:
         replace_file(home.settings, json.dumps(saved, indent=1).encode())
-    except FileError as error:
-        log.warning("%s is damaged (%s); the next start of the node rewrites it", home.settings, error)
-
-
-def _drop(settings: dict[str, Any], location: tuple[int | str, ...]) -> None:
-    *sections, name = location
-    for section in sections:
-        settings = settings[str(section)]
-    del settings[str(name)]

@@ -1,87 +1,67 @@
 """Prepares and checks a node's inputs before it starts workers or sends anything; a user's mistakes fail here.
 
-settings, ports -> model found -> full weights or LoRA chosen -> disk space checked -> memory planned
+settings -> model found -> full weights or LoRA chosen -> disk space checked -> memory planned
                 -> tokenizer -> task
                 -> run.toml and settings.json written to the home
+
+The state may change after a check, so the code that opens the port or writes the file raises errors too. Users rarely
+see those.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import replace_file
-from ftis_node.errors import ConfigError
-from ftis_node.memory.choice import choose_training
-from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.startup.factories import ProcessNodeFactory
-from ftis_node.node.startup.preflight import check_disk_space, check_owner, check_ports
+from ftis_node.config.disk_room import free_bytes
+from ftis_node.config.home_files import last_settings
+from ftis_node.errors import ConfigError, MachineError, UsageError
+from ftis_node.files import replace_file
+from ftis_node.gossip.p2pd.process import check_free
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
+from ftis_node.memory.choice import checkpoint_owner, choose_training
+from ftis_node.models import load_tokenizer, model_fingerprint, resolve_model
+from ftis_node.models.fingerprint import other_model
+from ftis_node.node.startup.factories import NodeInputs
 from ftis_node.node.startup.run_plan import from_anywhere
-from ftis_node.node.storage.disk_space import limit_of
+from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step, limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
 from ftis_node.telemetry.otlp import check_can_export
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
+from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
+    from collections.abc import Iterable
 
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.memory.placement import WorkerPlacement
-    from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.gossip.multiaddr import ListenAddress
+    from ftis_node.models import ModelSource
     from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.node.storage.disk_space import HomeLimit
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.log import OnProgress
 
-
-@dataclass(frozen=True, slots=True)
-class PreparedNode:
-    """The checked inputs of a node's components. `training` is one line: full weights or LoRA, with the reason."""
-
-    settings: NodeSettings
-    manifest: RunManifest
-    home: Home
-    identity: Identity
-    source: ModelSource
-    arrangement: WorkerPlacement
-    training: str
-    tokenizer: PromptTokenizer
-    task: Task
-    domain: Task
-    eval_tasks: tuple[Task, ...]
-    limit: HomeLimit
+STATUS_HOST = "127.0.0.1"
+RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 
 
 async def prepare(
-    settings: NodeSettings,
-    plan: RunPlan,
-    home: Home,
-    makers: NodeFactory | None,
-    on_progress: OnProgress,
-    stack: AsyncExitStack,
-) -> tuple[NodeFactory, PreparedNode]:
-    """Return the factory and its inputs. If `makers` is None, the factory makes real workers and a real network.
-
-    The factory may begin to start the workers. `stack` ends what it began.
+    settings: NodeSettings, plan: RunPlan, home: Home, makers: NodeFactory, on_progress: OnProgress
+) -> NodeInputs:
+    """Return the inputs of the components. `makers` may begin to start the workers.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
     paths = settings.data_paths | from_anywhere(parse_spec(plan.task_spec).paths)
     settings = settings.model_copy(update={"task": plan.domain_spec or "", "data_paths": paths})  # for a later start
     _check_codec(settings, plan.manifest)
-    if makers is None:
-        processes = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
-        check_ports(processes.listen_addresses, settings.status_port)
-        stack.push_async_callback(processes.close)
-        makers = processes
     _check_followed(settings)
     check_installed(settings.tracking.to)
     check_can_export(settings.observe.otlp_endpoint)
@@ -98,29 +78,27 @@ async def prepare(
     settings = choice.settings
     await in_background(check_disk_space, home, source, settings)
     limit = await in_background(limit_of, settings, source)
-    arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
-    makers.begin()
+    arrangement = await makers.arrange(settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")
     tokenizer = await in_background(load_tokenizer, source)
     on_progress(None, "loading the task's problems")
     task, domain, eval_tasks = await in_background(load_tasks, plan)
     replace_file(home.run_toml, plan.manifest.to_toml().encode())
     replace_file(home.settings, settings.model_dump_json(indent=1).encode())
-    prepared = PreparedNode(
-        settings,
-        plan.manifest,
-        home,
-        identity,
-        source,
-        arrangement,
-        choice.training,
-        tokenizer,
-        task,
-        domain,
-        eval_tasks,
-        limit,
+    return NodeInputs(
+        settings=settings,
+        manifest=plan.manifest,
+        home=home,
+        identity=identity,
+        source=source,
+        arrangement=arrangement,
+        training=choice.training,
+        tokenizer=tokenizer,
+        task=task,
+        domain=domain,
+        eval_tasks=eval_tasks,
+        limit=limit,
     )
-    return makers, prepared
 
 
 def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:
@@ -149,3 +127,66 @@ def _check_followed(settings: NodeSettings) -> None:
             raise ConfigError(
                 f"{settings.roles.follow!r} is not a peer id (12D3KooW...): `ftis-node status` on the learner shows it"
             ) from None
+
+
+def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
+    """Raise UsageError for the first port of this node that another process uses."""
+    check_free(listen)
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections in TIME_WAIT
+            probe.bind((STATUS_HOST, status_port))
+    except OSError as error:
+        raise UsageError(
+            f"the status port {status_port} cannot be opened ({error.strerror}): choose another with --status-port"
+        ) from None
+
+
+def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
+    """Raise ConfigError if the home's newest checkpoint is of another model, or disagrees with `lora`.
+
+    If `lora` is None, full weights and an adapter both pass. The learner handles a checkpoint that cannot be read.
+    """
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    owner = {} if newest is None else checkpoint_owner(newest / "state.json")
+    if not owner:
+        return
+    if owner.get("model_fingerprint") != model_fingerprint(source):
+        raise ConfigError(other_model(home.root, owner.get("model"), source.name))
+    trained_lora = owner.get("trains") != "full"
+    if lora is not None and trained_lora != lora:
+        begun, now = ("--lora", "--full") if trained_lora else ("--full", "--lora")
+        raise ConfigError(f"{home.root} was started with {begun}, not {now}: give {begun}, or another --home")
+
+
+def check_finished(home: Home, settings: NodeSettings) -> None:
+    """Raise ConfigError if the settings differ from the last start in the model, or in full weights versus LoRA.
+
+    A start of a finished home ends before `prepare` calls `check_owner`. Settings that match the last start are not
+    checked, because resolving a model may query the Hugging Face hub. Raise ModelError for a model that is not found.
+    """
+    last = last_settings(home)
+    if settings.model != last.get("model") or settings.lora not in (None, last.get("lora")):
+        check_owner(home, resolve_model(settings.model), lora=settings.lora)
+
+
+def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) -> None:
+    """Raise MachineError if the home's disk has no space for one more checkpoint."""
+    needed, free = RESERVE_BYTES, free_bytes(home.root)
+    if settings.learns:
+        needed += checkpoint_bytes(source, settings)
+    if free < needed:
+        raise MachineError(
+            f"the disk is too full: {free / 1e6:.0f} MB are free at {home.root}, {needed / 1e6:.0f} MB are needed: "
+            "free disk space, or give another --home"
+        )
+
+
+def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
+    """Raise MachineError at a node's end if a full disk kept its last steps from being saved."""
+    saved = checkpoint_step(home)
+    if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
+        raise MachineError(
+            f"the disk is full: no checkpoint after step {saved} of {step} could be written to {home.checkpoints}; "
+            f"free disk space and start again; the node resumes after step {saved}"
+        )

@@ -17,7 +17,7 @@ import shutil
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import replace_file
+from ftis_node.files import replace_file
 from ftis_node.node.peers.store import copy_peers
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.replay.integrity import rescue

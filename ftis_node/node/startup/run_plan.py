@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.config.home_files import HOME_SCHEMA, marked_schema
 from ftis_node.config.manifest import (
     MAX_TASK_CHARS,
     RunManifest,
@@ -20,7 +21,8 @@ from ftis_node.config.manifest import (
 )
 from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError, UsageError
 from ftis_node.files import check_regular, read_object
-from ftis_node.node.startup.preflight import known_runs, trained_runs
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
+from ftis_node.memory.choice import checkpoint_owner
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
 from ftis_node.tasks.dataset_task import pinned
@@ -160,6 +162,33 @@ def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
 def from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
     """Return absolute data paths, so that a later start may use another working directory."""
     return {name: str(Path(path).expanduser().absolute()) for name, path in paths.items()}
+
+
+def trained_runs(home: Home) -> list[str]:
+    """Return the run id that each of the home's checkpoints names, newest first.
+
+    A home has one run, so different ids mean a damaged checkpoint. Return an empty list for a home of an older schema,
+    because run ids were different then.
+    """
+    if marked_schema(home) != HOME_SCHEMA:
+        return []
+    states = sorted(home.checkpoints.glob(f"{CHECKPOINT_PREFIX}*/state.json"), reverse=True)
+    run_ids = [checkpoint_owner(state).get("run_id") for state in states]
+    return [run_id for run_id in run_ids if isinstance(run_id, str)]
+
+
+def known_runs(home: Home) -> list[str]:
+    """Return `trained_runs`, or the run id in the last status if the home has no checkpoint, as a generator's home.
+
+    Return an empty list if the status cannot be read either.
+    """
+    if trained := trained_runs(home):
+        return trained
+    try:
+        run_id = read_object(home.status)["run"]["id"]
+    except (OSError, FileError, KeyError, TypeError):
+        return []
+    return [run_id] if isinstance(run_id, str) and run_id and marked_schema(home) == HOME_SCHEMA else []
 
 
 def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home_files import raised_budgets, start_command
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
-from ftis_node.files import read_file, read_object
+from ftis_node.files import read_file, read_object, replace_file
 from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration
 from ftis_node.telemetry.status import EndWord, Status
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.context import NodeCounters
-    from ftis_node.node.startup.prepare import PreparedNode
+    from ftis_node.node.startup.factories import NodeInputs
 
 LABEL_WIDTH = 10
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
@@ -51,7 +50,7 @@ def read_saved_status(home: Home) -> Status:
 
 
 def mark_start(home: Home) -> None:
-    """Clear the saved end of the last start, so that a node killed during model loading does not show it."""
+    """Save that the node starts, so that `status` after a kill shows neither an older end nor an empty home."""
     _change_node(home, state=STARTING, end="")
 
 
@@ -63,15 +62,15 @@ def mark_end(home: Home, end: EndWord) -> None:
 
 def _change_node(home: Home, **changes: str) -> None:
     try:
-        document = read_object(home.status)
+        document = read_object(home.status) if home.status.exists() else json.loads(Status().to_json())
     except (OSError, FileError):
-        return  # no file before the first start; the status loop replaces a damaged one
+        return  # the status loop replaces a damaged file
     if isinstance(document.get("node"), dict):
         document["node"] |= changes
         replace_file(home.status, json.dumps(document, indent=1).encode())
 
 
-def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> list[str]:
+def start_lines(prepared: NodeInputs, *, num_parameters: int, step: int) -> list[str]:
     """Return the lines for a start from `step`."""
     settings, manifest, home = prepared.settings, prepared.manifest, prepared.home
     what = f"{prepared.source.name} ({num_parameters:,} parameters)"
@@ -149,7 +148,7 @@ def _steps(settings: NodeSettings, step: int) -> str:
     return begins + (f", ends after step {limit}" if limit is not None else ", without end")
 
 
-def _peers(prepared: PreparedNode) -> str:
+def _peers(prepared: NodeInputs) -> str:
     settings = prepared.settings
     number = len(settings.peers)
     known = f"{number} address{'es' if number > 1 else ''} to dial first" if number else "none given: it works alone"

@@ -1,4 +1,4 @@
-"""Composition root: makes the loops and components of a node. `run.py` chooses the loops of a role."""
+"""Composition root: makes the loops and components of a node. `daemon.py` chooses the loops of a role."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from _typeshed import DataclassInstance
 
     from ftis_node.node.loops.train import DeliverWeights
@@ -68,6 +66,7 @@ class Wiring:
     peer_table = _shared(PeerTable)
     pull = _shared(PullLoop)
     reporter = _shared(StepReporter)
+    selection = _shared(StepSelection)
     served = _shared(PeerRequestHandler)
     step_shares = _shared(StepShares)
     swarm = _shared(SwarmReporter)
@@ -101,19 +100,10 @@ class Wiring:
         share, domain = self.node.context.manifest.step.own_domain_fraction, self.node.about.domain
         return OwnDomain(part_names(domain), share) if share is not None and domain else None
 
-    @property
-    def selection(self) -> StepSelection:
-        return self.make(StepSelection)
-
-    def rollout_loops(self) -> dict[str, Coroutine[None, None, None]]:
-        """Return the loops that bring own and foreign groups into the buffer, without the train loop."""
-        scored: asyncio.Queue[Group] = asyncio.Queue(self.node.slots.capacity)
-        return {
-            "generate": self.generate_loop(scored).run(),
-            "publish": self.publish_loop(scored).run(),
-            "pull": self.pull.run(),
-            "intake": self.intake.run(),
-        }
+    @cached_property
+    def scored(self) -> asyncio.Queue[Group]:
+        """Return the queue from the generate loop to the publish loop."""
+        return asyncio.Queue(self.node.slots.capacity)
 
     def serve_peers(self) -> None:
         """Answer the requests of peers from now on."""
@@ -128,24 +118,32 @@ class Wiring:
             on_refusal=served.announcement_refused,
         )
 
-    def generate_loop(self, scored: asyncio.Queue[Group]) -> GenerateLoop:
-        return self.make(GenerateLoop, scored=scored, position=self.node.buffer.prompt_position())
+    @cached_property
+    def generate_loop(self) -> GenerateLoop:
+        return self.make(GenerateLoop, position=self.node.buffer.prompt_position())
 
-    def publish_loop(self, scored: asyncio.Queue[Group]) -> PublishLoop:
-        return self.make(PublishLoop, scored=scored, last_number=self.node.buffer.last_number())
+    @cached_property
+    def publish_loop(self) -> PublishLoop:
+        return self.make(PublishLoop, last_number=self.node.buffer.last_number())
 
-    def group_exchange(self, publish: PublishLoop) -> GroupExchange:
-        return self.make(GroupExchange, publish_scored=publish.publish)
+    @cached_property
+    def exchange(self) -> GroupExchange:
+        return self.make(GroupExchange, publish_scored=self.publish_loop.publish)
 
+    @cached_property
     def check_loop(self) -> CheckLoop:
         return self.make(CheckLoop, next_own=self.intake.next_own)
 
+    @cached_property
     def audit_loop(self) -> AuditLoop:
         audit = self.make(AuditLoop)
         self.intake.on_foreign = audit.offer
         return audit
 
-    def directory_loop(self, backfill: BackfillLoop | None) -> DirectoryLoop:
+    @cached_property
+    def directory_loop(self) -> DirectoryLoop:
+        """Return the loop. A generator pulls no groups, so it needs none of an earlier time either."""
+        backfill = None if self.node.context.settings.role == "generator" else self.backfill
         return self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import FileError
-from ftis_node.files import read_file
+from ftis_node.files import read_file, replace_file
 from ftis_node.telemetry.event_log_summary import EventLogSummary
 from ftis_node.telemetry.events import EventReader, event_log_files
 

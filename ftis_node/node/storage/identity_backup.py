@@ -30,9 +30,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from ftis_node.errors import ConfigError, FileError, UsageError
-from ftis_node.files import read_file
+from ftis_node.files import read_file, replace_file
 from ftis_node.node.startup.migrations import opened
-from ftis_node.records.identity import SEED_BYTES, Identity, write_private
+from ftis_node.records.identity import SEED_BYTES, Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 
@@ -92,7 +92,7 @@ def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: 
         raise UsageError(f"{out} exists: choose another name, or overwrite it with --force")
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     try:
-        write_private(out, pack_backup(identity, created_at=created_at, passphrase=passphrase))
+        replace_file(out, pack_backup(identity, created_at=created_at, passphrase=passphrase), mode=0o600)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; choose another place") from None
     return identity.peer_id

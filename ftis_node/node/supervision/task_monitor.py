@@ -11,6 +11,7 @@ advances with ticks of the event loop, so it does not count an hour in which the
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[1]
 AT_WORK = "its own work"
 MAX_TICK_S = 5.0  # most time that one tick adds: a longer gap means a suspended process or a blocked event loop
-_board: ContextVar[TaskMonitor | None] = ContextVar("board", default=None)
+_monitor: ContextVar[TaskMonitor | None] = ContextVar("monitor", default=None)
 
 
 @dataclass(slots=True)
@@ -55,71 +56,64 @@ class TaskMonitor:
 
     limit_s: float
     now: float = 0.0
-    _strands: dict[asyncio.Task[Any], TaskState] = field(default_factory=dict)
+    _states: dict[asyncio.Task[Any], TaskState] = field(default_factory=dict)
 
     def install(self) -> None:
         """Track the current task, and the tasks that it creates from now on."""
-        _board.set(self)
+        _monitor.set(self)
 
     def tick(self, elapsed_s: float) -> None:
         """Advance the monitor's time."""
         self.now += min(elapsed_s, MAX_TICK_S)
 
-    def strands(self) -> Iterator[tuple[str, TaskState, float]]:
+    def states(self) -> Iterator[tuple[str, TaskState, float]]:
         """Yield each task's name, state and waiting time (s); remove ended tasks."""
-        for task in [task for task in self._strands if task.done()]:
-            del self._strands[task]
-        for task, strand in self._strands.items():
-            yield task.get_name(), strand, self.now - strand.since
+        self._states = {task: state for task, state in self._states.items() if not task.done()}
+        for task, state in self._states.items():
+            yield task.get_name(), state, self.now - state.since
 
     def stuck(self) -> list[Stuck]:
         """Return all tasks that are stuck: their waiting time has reached `limit_s`."""
-        return [_stuck(name, strand, for_s) for name, strand, for_s in self.strands() if self._is_stuck(strand, for_s)]
+        return [_stuck(state, for_s) for _, state, for_s in self.states() if self._is_stuck(state, for_s)]
 
     def changes(self) -> tuple[list[Stuck], list[str]]:
         """Return tasks that got stuck since the last call, and the names of those that continue again."""
         news, again = [], []
-        for name, strand, for_s in self.strands():
-            is_stuck = self._is_stuck(strand, for_s)
-            if is_stuck and not strand.is_reported:
-                news.append(_stuck(name, strand, for_s))
-            elif strand.is_reported and not is_stuck:
+        for name, state, for_s in self.states():
+            is_stuck = self._is_stuck(state, for_s)
+            if is_stuck and not state.is_reported:
+                news.append(_stuck(state, for_s))
+            elif state.is_reported and not is_stuck:
                 again.append(name)
-            strand.is_reported = is_stuck
+            state.is_reported = is_stuck
         return news, again
 
-    def _is_stuck(self, strand: TaskState, for_s: float) -> bool:
-        return not strand.is_endless and for_s >= self.limit_s
+    def _is_stuck(self, state: TaskState, for_s: float) -> bool:
+        return not state.is_endless and for_s >= self.limit_s
 
-    def strand(self, task: asyncio.Task[Any]) -> TaskState:
+    def state_of(self, task: asyncio.Task[Any]) -> TaskState:
         """Return the state of a task; create it at first use."""
-        return self._strands.setdefault(task, TaskState(task, since=self.now))
+        return self._states.setdefault(task, TaskState(task, since=self.now))
 
 
-class waiting_for:  # lower case, so that it reads as words: with waiting_for("an envelope")
-    """Context manager that names the wait of the current task. Without a `TaskMonitor` it does nothing."""
+@contextmanager
+def waiting_for(what: str, *, endless: bool = True) -> Iterator[None]:
+    """Name the wait of the current task while the block runs. Without a `TaskMonitor` this does nothing.
 
-    __slots__ = ("_before", "_board", "_is_endless", "_strand", "_what")
-
-    def __init__(self, what: str, *, endless: bool = True) -> None:
-        """If `endless`, the wait may last forever without a fault; else the monitor's limit applies."""
-        self._what = what
-        self._is_endless = endless
-        self._strand: TaskState | None = None
-
-    def __enter__(self) -> None:
-        board, task = _board.get(), asyncio.current_task()
-        if board is None or task is None:
-            return
-        self._board = board
-        self._strand = strand = board.strand(task)
-        self._before = (strand.waits_for, strand.is_endless)
-        strand.waits_for, strand.is_endless, strand.since = self._what, self._is_endless, board.now
-
-    def __exit__(self, *exception: object) -> None:
-        if self._strand is not None:
-            self._strand.waits_for, self._strand.is_endless = self._before
-            self._strand.since = self._board.now
+    If `endless`, the wait may last forever without a fault; else the monitor's limit applies.
+    """
+    monitor, task = _monitor.get(), asyncio.current_task()
+    if monitor is None or task is None:
+        yield
+        return
+    state = monitor.state_of(task)
+    before = state.waits_for, state.is_endless
+    state.waits_for, state.is_endless, state.since = what, endless, monitor.now
+    try:
+        yield
+    finally:
+        state.waits_for, state.is_endless = before
+        state.since = monitor.now
 
 
 async def pause(seconds: float) -> None:
@@ -128,8 +122,8 @@ async def pause(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def _stuck(name: str, strand: TaskState, for_s: float) -> Stuck:
-    return Stuck(name, strand.waits_for, for_s, stack_of(strand.task))
+def _stuck(state: TaskState, for_s: float) -> Stuck:
+    return Stuck(state.task.get_name(), state.waits_for, for_s, stack_of(state.task))
 
 
 def stack_of(task: asyncio.Task[Any]) -> list[str]:

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_shares import Division, StepShares
-    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.replay.reader import ReplayReader
+    from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.demand import OwnDomain
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.telemetry.events import EventLog

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.reader import HeldGroup
+    from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
 
 log = logging.getLogger(__name__)

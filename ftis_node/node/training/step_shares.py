@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.node.context import NodeContext
     from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
-    from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import Candidate
     from ftis_node.replay.reader import ReplayReader
+    from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.telemetry.events import EventLog
 

@@ -25,9 +25,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from ftis_node.lab.group_maker import GroupMaker
 from tests.attacks.endurance import verdict
 from tests.attacks.endurance.crew import Crew, crew
 from tests.attacks.endurance.phases import Phase, plan

@@ -20,8 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import load_manifest
-from ftis_node.lab.group_maker import GroupMaker
 from tests.attacks.endurance.kinds import all_kinds
 from tests.attacks.endurance.target import OtherProcess, Scene
 from tests.attacks.victim import Victim

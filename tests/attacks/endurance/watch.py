@@ -14,9 +14,9 @@ BENCH = str(Path(__file__).parents[3] / "bench")
 if BENCH not in sys.path:
     sys.path.insert(0, BENCH)
 
-from ftis_node.cli.node_client import read_document  # noqa: E402
 from ftis_node.config.home import Home  # noqa: E402
 from ftis_node.errors import FtisError  # noqa: E402
+from ftis_node.node.http_api.node_client import read_document  # noqa: E402
 from soaking.sampling import Point, Sampler, look_at_machine  # noqa: E402  found by the path above
 from soaking.swarm import Node  # noqa: E402
 

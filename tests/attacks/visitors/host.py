@@ -19,17 +19,18 @@ import base58
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from ftis_node.files import replace_file
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2
 from ftis_node.gossip.p2pd.process import P2pdProcess
 from ftis_node.gossip.p2pd.session import CONTROL_NAME, KEY_NAME, clear_sockets, prepare_sockets
-from ftis_node.records.identity import peer_id_from_text, write_private
+from ftis_node.records.identity import peer_id_from_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from ftis_node.lab.group_maker import GroupMaker
+    from bench.stubs.group_maker import GroupMaker
 
 Request = p2pd_pb2.Request
 START_S, DIAL_S = 60.0, 20.0
@@ -127,7 +128,7 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
     """Starts a host on a free port of the loopback, with gossipsub; stops it at the end."""
     prepare_sockets(folder)
     control_path, key_path = folder / CONTROL_NAME, folder / KEY_NAME
-    write_private(key_path, private_key(kind))
+    replace_file(key_path, private_key(kind), mode=0o600)
     arguments = [
         f"-listen=/unix{control_path}",
         f"-id={key_path}",

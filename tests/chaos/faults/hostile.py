@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, bucket_key
-from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Member, joined, spoil

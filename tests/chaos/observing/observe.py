@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
+from ftis_node.node.http_api.node_client import read_document
 from ftis_node.workers.durable import is_complete
 from tests.chaos.observing.buffer import read_buffer
 from tests.chaos.observing.processes import family_of, leftovers_of, strays_of

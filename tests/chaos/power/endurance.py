@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.cli.node_client import post_document
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, load_manifest
-from ftis_node.lab.group_maker import GroupMaker
+from ftis_node.node.http_api.node_client import post_document
 from ftis_node.records.identity import Identity
 from tests.chaos.power.cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds
 from tests.chaos.power.kept import Kept, events_in, losses, read_kept, wrong_resumption

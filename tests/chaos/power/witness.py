@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from ftis_node.lab.group_maker import GroupMaker
+    from bench.stubs.group_maker import GroupMaker
 
 PERIOD_S = 0.5
 NUM_TOKENS = 12

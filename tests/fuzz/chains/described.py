@@ -34,7 +34,7 @@ def kinds(tag: int) -> type | None:
 async def chain(items: Sequence[Item]) -> None:
     """Reads each record as the directory loop does; then asks, portions and shows."""
     async with world(MIXED_RUN, domain=NEAR) as made:
-        loop = made.wiring.directory_loop(made.wiring.backfill)
+        loop = made.wiring.directory_loop
         for item in items:
             identity = HOSTILE[(item.tag & WHO) % len(HOSTILE)]
             if item.tag & HEARD:

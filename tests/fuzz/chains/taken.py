@@ -12,13 +12,11 @@ import torch
 from ftis_node.algorithms.methods import METHODS, method_parameters
 from ftis_node.cli.commands.replay import _table
 from ftis_node.cli.detail_screens import group_document, group_screen
-from ftis_node.dashboard.buffer_reader import read_group
 from ftis_node.dashboard.view.groups import group_lines, group_row
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
-from ftis_node.models.tokenizer import Decoder
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group
 from ftis_node.records.envelope import open_announcement
@@ -95,13 +93,10 @@ def _mend(message: Any, number: int) -> None:
 
 
 def _show(made: World) -> None:
-    decoder = Decoder(made.home)
     for group in made.parts.reader.list_groups(limit=50):
-        opened = read_group(made.home, group.id, decoder)
         story = read_group_history(made.home, group.id)
-        assert opened is not None
         assert story is not None
-        lines = [*map(text_of, group_lines(opened, with_tokens=True)), *group_screen(story)]
+        lines = [*map(text_of, group_lines(story, with_tokens=True)), *group_screen(story)]
         assert all(text.isprintable() for text in lines), lines
         json.dumps(group_document(story), allow_nan=False)
         assert all(span.text.isprintable() for span in group_row(group, {}))

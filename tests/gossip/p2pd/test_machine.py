@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from ftis_node.errors import UsageError
+from ftis_node.files import replace_file
 from ftis_node.gossip import parse_listen_address
 from ftis_node.gossip.p2pd import launcher
 from ftis_node.gossip.p2pd.process import check_free, libp2p_private_key, pin_ports
 from ftis_node.gossip.p2pd.session import prepare_sockets
-from ftis_node.records.identity import Identity, write_private
+from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually, process_is_gone
 
 LAUNCHER = Path(launcher.__file__)
@@ -36,7 +37,7 @@ def test_the_key_file_is_private_and_replaces_an_old_one(tmp_path: Path) -> None
     path = tmp_path / "key"
     path.write_bytes(b"old")
     path.chmod(0o644)
-    write_private(path, libp2p_private_key(Identity.generate()))
+    replace_file(path, libp2p_private_key(Identity.generate()), mode=0o600)
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(path.read_bytes()) == 68
     assert list(tmp_path.iterdir()) == [path]

@@ -147,8 +147,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]
     seen: list[tuple[str, int, list[Any]]] = []
     make_learner = trial_room.InProcessNodeFactory.learner
 
-    def spying(self: Any, of: Any) -> Any:
-        learner = make_learner(self, of)
+    def spying(self: Any, of: Any, **parts: Any) -> Any:
+        learner = make_learner(self, of, **parts)
         inner = learner.train
 
         async def watched(groups: Any, *, step: int, **how: Any) -> Any:

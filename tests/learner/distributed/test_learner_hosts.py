@@ -36,6 +36,7 @@ ROOT = Path(ftis_node.__file__).parents[1]
 PORT = 29400
 LIMIT_S = 900
 LINE_WITHIN_S = 200.0
+HOST_TIMEOUT_S = 20.0  # a process that imports torch on a loaded machine is silent for several seconds
 PYTHON_PATH = ":".join(map(str, (ROOT, ROOT / "tests", ROOT / "tests/learner", ROOT / "tests/learner/distributed")))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
 
@@ -125,7 +126,9 @@ class Machines:
     def node_of_two(self, home: str, *, num_steps: int, **settings: Any) -> Program:
         """The node's side of a learner on two hosts."""
         meeting = {"hosts": 2, "rendezvous": f"{self.first.address}:{PORT}", "rendezvous_secret_file": str(self.secret)}
-        return self.node(home, num_steps=num_steps, host=self.first, **meeting | {"host_timeout_s": 5.0} | settings)
+        return self.node(
+            home, num_steps=num_steps, host=self.first, **meeting | {"host_timeout_s": HOST_TIMEOUT_S} | settings
+        )
 
     def other(self, *options: str, secret: Path | None = None, host: Host | None = None) -> Program:
         """`ftis-node learner-host` on the second host."""

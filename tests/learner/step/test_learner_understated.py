@@ -19,7 +19,7 @@ from ftis_node.learner.step.train_step import compute_logprobs
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import StoredGroup
+from ftis_node.replay.rows import StoredGroup
 from tests.conftest import make_group
 
 LIMIT = 16.0

@@ -48,9 +48,8 @@ async def exchanging(
     settings = NodeSettings(model="m", role="exchange")
     with components(folder, settings=settings, manifest=manifest, **given) as node:
         wiring = Wiring(node)
-        publish = wiring.publish_loop(asyncio.Queue())
-        exchange = wiring.group_exchange(publish)
-        running = [asyncio.create_task(loop.run()) for loop in (publish, wiring.intake)]
+        exchange = wiring.exchange
+        running = [asyncio.create_task(loop.run()) for loop in (wiring.publish_loop, wiring.intake)]
         try:
             await exchange.resume()
             yield node, exchange

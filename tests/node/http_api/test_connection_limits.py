@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -111,14 +111,12 @@ async def show(request: web.Request) -> web.Response:
     return web.Response(text="here")
 
 
-async def guarded(limits: HttpLimits, handler: Handler = show) -> tuple[HttpGuard, web.AppRunner, int]:
+async def guarded(limits: HttpLimits, handler: Handler = show) -> tuple[HttpGuard, AsyncExitStack, int]:
     app = web.Application()
     app.router.add_get("/status", handler)
-    guard = HttpGuard(limits=limits)
-    runner = guard.runner(app)
-    await runner.setup()
-    await guard.listen(runner, "127.0.0.1", 0)
-    return guard, runner, int(runner.addresses[0][1])
+    guard, stack = HttpGuard(limits=limits), AsyncExitStack()
+    port = await stack.enter_async_context(guard.open_port(app, "127.0.0.1", 0, name="it", remedy="none"))
+    return guard, stack, port
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
@@ -129,7 +127,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_300_connections_with_half_a_header_are_closed_and_requests_are_answered_meanwhile() -> None:
-    guard, runner, port = await guarded(QUICK)
+    guard, serving, port = await guarded(QUICK)
     idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
     for _, writer in idle:
         writer.write(HALF)
@@ -139,13 +137,13 @@ async def test_300_connections_with_half_a_header_are_closed_and_requests_are_an
         assert (await ask(port, get("/status")))[0] == 200
     for _, writer in idle:
         writer.close()
-    await runner.cleanup()
+    await serving.aclose()
     assert guard.refused["crowded"] + guard.refused["slow"] == 300  # how many of each, the machine's speed decides
     assert guard.refused["crowded"] > 0 and guard.refused["slow"] >= 40
 
 
 async def test_a_drip_of_bytes_buys_no_time_and_a_kept_connection_has_its_own() -> None:
-    guard, runner, port = await guarded(QUICK)
+    guard, serving, port = await guarded(QUICK)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     closed = asyncio.create_task(is_closed(reader))
     writer.write(HALF)
@@ -162,7 +160,7 @@ async def test_a_drip_of_bytes_buys_no_time_and_a_kept_connection_has_its_own() 
     async with asyncio.timeout(30):  # aiohttp's own is 75 s
         assert await is_closed(kept)
     writer.close()
-    await runner.cleanup()
+    await serving.aclose()
     assert guard.refused == {"slow": 1}, "a client that is done is not refused"
 
 
@@ -172,7 +170,7 @@ async def test_a_client_that_half_closes_gets_its_answer(delay_s: float) -> None
         await asyncio.sleep(0.4)
         return web.Response(text="here")
 
-    guard, runner, port = await guarded(HttpLimits(keep_alive_s=60.0), show_later)
+    guard, serving, port = await guarded(HttpLimits(keep_alive_s=60.0), show_later)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(get("/status"))
     await asyncio.sleep(delay_s)
@@ -181,20 +179,20 @@ async def test_a_client_that_half_closes_gets_its_answer(delay_s: float) -> None
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"here")
     writer.close()
-    await runner.cleanup()
+    await serving.aclose()
     assert guard.refused == {}
 
 
 @pytest.mark.parametrize("sent", [b"", HALF], ids=["nothing", "half a header"])
 async def test_a_client_that_half_closes_without_a_request_is_closed(sent: bytes) -> None:
-    _, runner, port = await guarded(HttpLimits(request_s=60.0))
+    _, serving, port = await guarded(HttpLimits(request_s=60.0))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
     writer.write_eof()
     async with asyncio.timeout(20):
         assert await is_closed(reader)
     writer.close()
-    await runner.cleanup()
+    await serving.aclose()
 
 
 async def test_where_all_are_being_answered_a_further_connection_is_closed() -> None:
@@ -205,7 +203,7 @@ async def test_where_all_are_being_answered_a_further_connection_is_closed() -> 
         await release.wait()
         return web.Response(text="here")
 
-    guard, runner, port = await guarded(HttpLimits(connections=4, connections_per_address=2), wait)
+    guard, serving, port = await guarded(HttpLimits(connections=4, connections_per_address=2), wait)
     busy = [asyncio.create_task(ask(port, get("/status"))) for _ in range(2)]
     async with asyncio.timeout(10):
         await begun.acquire()
@@ -215,7 +213,7 @@ async def test_where_all_are_being_answered_a_further_connection_is_closed() -> 
     writer.close()
     release.set()
     assert [code for code, _ in await asyncio.gather(*busy)] == [200, 200]
-    await runner.cleanup()
+    await serving.aclose()
     assert guard.refused == {"crowded": 1}
 
 

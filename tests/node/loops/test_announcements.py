@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.lab.stub_node import StubNode
+    from bench.stubs.stub_node import StubNode
 
 __all__ = ["quick"]  # a fixture of all tests here
 PEER = identity_of(2).peer_id

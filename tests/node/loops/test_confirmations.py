@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.lab.stub_node import stub_group
+from bench.stubs.stub_node import stub_group
 from ftis_node.node.loops import publish
 from ftis_node.records.envelope import open_announcement, seal_group
 from ftis_node.swarm.delivery import RetryQueue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.stub_node import stub_group
+from bench.stubs.stub_node import stub_group
 from ftis_node.node.training import evaluation
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.telemetry.status import EvalStatus

@@ -310,7 +310,7 @@ async def test_a_validation_that_never_ends_makes_the_node_unhealthy(tmp_path: P
         status = Wiring(node).status_loop(watchdog=watchdog)
         async with running(node) as intake:
             task = asyncio.create_task(intake.submit(sealed(identity, 1), origin=identity.peer_id))
-            await eventually(lambda: any(task.waits_for == AT_WORK for _, task, _ in watchdog.board.strands()))
+            await eventually(lambda: any(task.waits_for == AT_WORK for _, task, _ in watchdog.board.states()))
             for _ in range(120):
                 watchdog.board.tick(5.0)
             (problem,) = (await status.refresh()).health.problems

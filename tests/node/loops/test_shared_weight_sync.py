@@ -50,15 +50,15 @@ class _Makers(InProcessNodeFactory):
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
         self._workers = ProcessNodeFactory(settings, home)
 
-    def arrange(self, *of: Any) -> WorkerPlacement:
+    async def arrange(self, *of: Any) -> WorkerPlacement:
         return WorkerPlacement(hand_over="ipc")
 
-    def generation(self, of: NodeInputs) -> GenerationClient:  # type: ignore[override]
-        self._client = self._workers.generation(of)
+    def generation(self, of: NodeInputs, **parts: Any) -> GenerationClient:  # type: ignore[override]
+        self._client = self._workers.generation(of, **parts)
         return self._client
 
-    def learner(self, of: NodeInputs) -> LearnerClient:  # type: ignore[override]
-        learner = self._workers.learner(of)
+    def learner(self, of: NodeInputs, **parts: Any) -> LearnerClient:  # type: ignore[override]
+        learner = self._workers.learner(of, **parts)
         train = learner.train
 
         async def killing(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:

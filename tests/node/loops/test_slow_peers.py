@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ftis_node.lab.stub_node import StubNode
+    from bench.stubs.stub_node import StubNode
 
 ANSWER_S = 1.8
 SLOW = [identity_of(number).peer_id for number in range(10, 26)]
@@ -217,11 +217,11 @@ async def test_a_record_is_read_wherever_it_is_among_many_that_the_directory_doe
             return await (get_record(peer_id) if peer_id == alice_id else asyncio.Future())
 
         monkeypatch.setattr(bob.gossip, "get_record", get_or_hang)
-        loop = bob.wiring.directory_loop(None)
+        loop = bob.wiring.directory_loop
         order = [*SLOW[:8], alice_id, *SLOW[8:]]
-        loop._members, loop._late = set(order), dict.fromkeys(order)
-        bob.parts.registry.seen(alice_id).record = None
+        bob.parts.registry.seen(alice_id).record, loop._late = None, dict.fromkeys(order)
         for _ in range(2):
+            loop._members = set(order)
             await loop._read_records(limit_s=0.05)
         assert bob.parts.registry.record_of(alice_id) is not None
 

@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.node import daemon
-from ftis_node.node.daemon import RoleLoops, run_node
+from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.startup_summary import read_last_status
@@ -60,13 +60,11 @@ async def prepare(node: NodeComponents, monkeypatch: pytest.MonkeyPatch) -> asyn
     """Replace the loops of the role by a wait for the returned event, after which the node has no more work."""
     done = asyncio.Event()
 
-    async def until_done() -> None:
+    async def until_done(wiring: Wiring, *, last_step: int | None) -> None:
         await done.wait()
 
-    async def no_work(wiring: Wiring, *, last_step: int | None) -> RoleLoops:
-        return RoleLoops({}, until_done())
-
-    monkeypatch.setattr(daemon, "_work_of_role", no_work)
+    monkeypatch.setattr(daemon, "loops_of_role", lambda wiring: {})
+    monkeypatch.setattr(daemon, "_until_done", until_done)
     await node.gossip.start()
     return done
 

@@ -18,8 +18,8 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Accepted
 from ftis_node.workers.weight_store import WeightProof

@@ -47,7 +47,7 @@ def _trained_node(folder: Path, settings: NodeSettings | None = None) -> Iterato
 async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
         node = wiring.node
-        node.registry.own_record = wiring.directory_loop(None)._own_record()
+        node.registry.own_record = wiring.directory_loop._own_record()
         node.registry.seen(PEER).record = _record()
         node.registry.seen(Identity.generate().peer_id)  # a peer without a record
         control = PeerControl(node.peers, wiring.peer_table.rows)
@@ -64,7 +64,7 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
 
 def test_the_rate_of_groups_is_up_to_date_between_two_records(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
-        stats = wiring.directory_loop(None).stats
+        stats = wiring.directory_loop.stats
         assert (made := stats.make(last_number=7)) is not None and made.groups_per_minute == 0.0
         stats.sample(last_number=7)
         time.sleep(0.05)
@@ -74,7 +74,7 @@ def test_the_rate_of_groups_is_up_to_date_between_two_records(tmp_path: Path) ->
 
 async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
-        loop, state = wiring.directory_loop(None), wiring.node.context.state
+        loop, state = wiring.directory_loop, wiring.node.context.state
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(loop._watch_members())
             for step in (5, 6):
@@ -88,14 +88,14 @@ async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path)
 def test_a_node_may_publish_neither_name_nor_measurements(tmp_path: Path) -> None:
     quiet = SwarmSection(publish_name=False, publish_stats=False)
     with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=quiet)) as wiring:
-        record = wiring.directory_loop(None)._own_record()
+        record = wiring.directory_loop._own_record()
     assert (record.name, record.stats) == ("", None)
 
 
 def test_the_saved_status_has_the_view(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
         node = wiring.node
-        loop = wiring.directory_loop(None)
+        loop = wiring.directory_loop
         node.registry.own_record = loop._own_record()
         status = wiring.status_loop()
         status.save()

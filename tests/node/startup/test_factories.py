@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from bench.stubs.stub_node import StubTokenizer
 from ftis_node.config.home import Home
 from ftis_node.config.limits import ValidationSection
 from ftis_node.config.manifest import load_manifest, parse_manifest
@@ -16,7 +17,6 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
-from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.context import NodeCounters
+from ftis_node.node.http_api.node_client import read_document
 from ftis_node.node.startup.startup_summary import (
     end_lines,
     finished_lines,
@@ -97,14 +97,22 @@ def test_the_end_that_the_status_loop_saved_is_kept(home: Home) -> None:
     assert read_last_status(home).node.end == "finished"
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"node": 3}'])
-def test_a_home_without_a_status_that_can_be_read_is_left_as_it_is(tmp_path: Path, content: str | None) -> None:
+def test_a_first_start_that_is_killed_is_no_home_without_a_node(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    if content is not None:
-        home.status.write_text(content)
+    mark_start(home)
+    document = read_document(home, "/status")
+    assert (document["node"]["state"], document["node"]["end"]) == ("stopped", "killed")
+    assert document["budget"]["learn_steps"]["used"] == 0, "whole, as a script expects it"
+    assert read_document(home, "/peers") == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"node": 3}'])
+def test_a_damaged_status_is_left_as_it_is(tmp_path: Path, content: str) -> None:
+    home = Home(tmp_path)
+    home.status.write_text(content)
     mark_start(home)
     mark_end(home, EndWord.STOPPED)
-    assert (home.status.read_text() if home.status.exists() else None) == content
+    assert home.status.read_text() == content
 
 
 @pytest.mark.parametrize(("end", "more"), [("finished", " --generate-tokens 640"), ("stopped", ""), ("", "")])

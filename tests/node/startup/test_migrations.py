@@ -130,7 +130,7 @@ def test_an_old_home_is_upgraded_and_what_was_changed_is_kept(old: OldHome, capl
     (backup,) = old.home.backups.iterdir()
     assert backup.name.endswith(f"-schema-{old.schema}")
     assert str(backup) in caplog.text
-    if old.schema <= upgrade.NUM_BUFFER_STEPS:
+    if old.schema <= max(upgrade.BUFFER_SCHEMAS):
         assert database.version_of(backup / "replay.sqlite") == old.schema
     assert (backup / old.checkpoint().relative_to(old.home.root) / "state.json").read_bytes() == before
     with upgrade.opened(old.home):
@@ -179,19 +179,29 @@ die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 home, moment = Home(Path(sys.argv[1])), sys.argv[2]
 if moment == "backup":
     upgrade.database.back_up = die
-else:
-    write = checkpoint_files.replace_file
-    checkpoint_files.replace_file = lambda path, data: write(path, data) or moment in path.name and die()
-    upgrade.replace_file = checkpoint_files.replace_file
-upgrade.upgrade(home, after_step=lambda schema: str(schema) == moment and die())
+
+def after(change):
+    def then_die(*arguments, **options):
+        change(*arguments, **options)
+        if moment in (change.__name__, f"{change.__name__} {arguments[-1]}", arguments[0].name):
+            die()
+    return then_die
+
+mark = upgrade.mark_schema
+upgrade.mark_schema = lambda home, schema: mark(home, schema) or moment == f"mark_schema {schema}" and die()
+upgrade.database.upgrade_once = after(upgrade.database.upgrade_once)
+upgrade.note_pruned = after(upgrade.note_pruned)
+upgrade.replace_file = checkpoint_files.replace_file = after(upgrade.replace_file)
+upgrade.upgrade(home)
 """
 
 
 @pytest.mark.parametrize(
     ("schema", "moment"),
     [
-        *((1, moment) for moment in ("backup", "2", "3", "state.json", "checksums.json", "4", "run.toml", "5")),
-        *((4, moment) for moment in ("state.json", "checksums.json", "settings.json", "run.toml", "node.toml", "5")),
+        *((1, moment) for moment in ("backup", "mark_schema 1", "upgrade_once 1", "upgrade_once 2", "note_pruned")),
+        *((schema, moment) for schema in (1, 4) for moment in ("checksums.json", "run.toml", "mark_schema 5")),
+        *((4, moment) for moment in ("renewed-state.json", "settings.json", "node.toml")),
     ],
 )
 def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, schema: int, moment: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.disk_room import replace_file
+from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files

@@ -87,9 +87,7 @@ async def test_a_stuck_loop_is_told_by_name_and_an_idle_one_is_not() -> None:
     await asyncio.sleep(0)
     for _ in range(100):
         board.tick(5.0)
-    assert [(name, strand.waits_for, for_s) for name, strand, for_s in board.strands()] == [
-        ("orders", "an order", 500.0)
-    ]
+    assert [(name, state.waits_for, for_s) for name, state, for_s in board.states()] == [("orders", "an order", 500.0)]
     assert board.changes() == ([], []), "no order came, and that is no fault"
     waiting.put_nowait(1)
     await asyncio.sleep(0)
@@ -109,7 +107,7 @@ async def test_a_stuck_loop_is_told_by_name_and_an_idle_one_is_not() -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    assert list(board.strands()) == [], "an ended task is forgotten"
+    assert list(board.states()) == [], "an ended task is forgotten"
 
 
 async def test_a_stack_goes_down_to_where_a_task_stands() -> None:

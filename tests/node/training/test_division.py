@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.stubs.stub_node import StubTokenizer
 from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_shares import Division, division_of, note_signals
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import PromptRef
-from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import Candidate
+from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import load_task
 from tests.conftest import PROMPT_IDS, make_group
@@ -142,7 +141,7 @@ def prompts_of(folder: Path, division: Division | None, *, num: int) -> Counter[
     with components(
         folder, identity=HONEST, manifest=ADVANTAGE, domain_task=domain, division=division, tokenizer=_PlainTokenizer()
     ) as node:
-        loop = Wiring(node).generate_loop(asyncio.Queue())
+        loop = Wiring(node).generate_loop
         found = Counter(loop._next_prompt()[0].ref.task for _ in range(num))
         assert not events_of(node, "prompt_skipped"), "a problem that is passed over is not too long"
     return found
@@ -169,7 +168,7 @@ def test_nodes_with_horizontal_prompts_answer_the_same_ones_after_a_restored_ide
         changes: dict[str, Any] = {"domain_task": domain, "tokenizer": _PlainTokenizer()}
         with components(folder, identity=identity, manifest=manifest, **changes) as node:
             node.buffer.raise_last_number(last_number)
-            loop = Wiring(node).generate_loop(asyncio.Queue())
+            loop = Wiring(node).generate_loop
             return [loop._next_prompt()[0].ref for _ in range(20)]
 
     assert next_prompts(tmp_path / "one", HONEST, skipped) == next_prompts(tmp_path / "other", LIAR, 0)

@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftis_node.learner.client import LearnerClient
+    from ftis_node.node.protocols import Learning
     from ftis_node.node.startup.factories import NodeInputs
-    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.rows import StoredGroup
+    from ftis_node.telemetry.events import EventLog
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
 PROOF = WeightProof(version=1, probe_ids=(1, 2), logprobs=(-1.0,))
@@ -146,12 +148,12 @@ class _Watched(InProcessNodeFactory):
         self.asleep: list[bool] = []
         self.tokens_in_step: list[int] = []
 
-    def generation(self, of: Any) -> InProcessGeneration:
-        self._generation = super().generation(of)
+    def generation(self, of: Any, **parts: Any) -> InProcessGeneration:
+        self._generation = super().generation(of, **parts)
         return self._generation
 
-    def learner(self, of: Any) -> InProcessLearner:
-        learner = super().learner(of)
+    def learner(self, of: Any, **parts: Any) -> InProcessLearner:
+        learner = super().learner(of, **parts)
         train = learner.train
 
         async def watched(*arguments: Any, **options: Any) -> TrainReply:
@@ -204,7 +206,9 @@ class _Short(InProcessNodeFactory):
         self._home = home
         self._folder = folder
 
-    def generation(self, of: NodeInputs) -> GenerationClient:  # type: ignore[override]
+    def generation(  # type: ignore[override]
+        self, of: NodeInputs, *, events: EventLog, learner: Learning
+    ) -> GenerationClient:
         environment = {"SHORT_FOLDER": str(self._folder), "PYTHONPATH": str(Path(__file__).parents[3])}
         self._client = GenerationClient(
             generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
@@ -213,13 +217,13 @@ class _Short(InProcessNodeFactory):
             num_threads=1,
             restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2),
             environment=environment,
-            free_memory=of.free_memory,
+            free_memory=learner.give_memory_back,
             worker_module="tests.node.short_worker",
         )
         return self._client
 
-    def learner(self, of: NodeInputs) -> LearnerClient:  # type: ignore[override]
-        client = ProcessNodeFactory(of.settings, self._home).learner(of)
+    def learner(self, of: NodeInputs, **parts: Any) -> LearnerClient:  # type: ignore[override]
+        client = ProcessNodeFactory(of.settings, self._home).learner(of, **parts)
         train, give_memory_back = client.train, client.give_memory_back
 
         async def killing(*arguments: Any, step: int, **options: Any) -> TrainReply:

@@ -12,7 +12,7 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.models import model_fingerprint, resolve_model
-from ftis_node.node.startup import preflight as first_look
+from ftis_node.node.startup import prepare as prepare
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     checkpoint = tmp_path / "checkpoints" / "step-00000007"
     checkpoint.mkdir(parents=True)
     (checkpoint / "COMPLETE").touch()
-    monkeypatch.setattr(first_look, "free_bytes", lambda path: 99)
-    monkeypatch.setattr(first_look, "checkpoint_bytes", lambda source, settings: 100)
+    monkeypatch.setattr(prepare, "free_bytes", lambda path: 99)
+    monkeypatch.setattr(prepare, "checkpoint_bytes", lambda source, settings: 100)
     return Home(tmp_path)
 
 
 def test_steps_that_found_no_room_are_told_at_the_end(home: Home) -> None:
     with pytest.raises(MachineError, match="no checkpoint after step 7 of 9 .* free disk space and start again"):
-        first_look.check_saved(home, NOTHING, NOTHING, step=9)
-    first_look.check_saved(home, NOTHING, NOTHING, step=7)
+        prepare.check_saved(home, NOTHING, NOTHING, step=9)
+    prepare.check_saved(home, NOTHING, NOTHING, step=7)
 
 
 def test_a_home_belongs_to_a_model_by_its_fingerprint_alone(tmp_path: Path) -> None:
@@ -48,16 +48,16 @@ def test_a_home_belongs_to_a_model_by_its_fingerprint_alone(tmp_path: Path) -> N
     owner = {"run_id": "0", "model": "first", "model_fingerprint": fingerprint, "trains": "full"}
     (checkpoint / "state.json").write_text(json.dumps({"owner": owner}))
     renamed = shutil.copytree(model, tmp_path / "second")
-    first_look.check_owner(home, resolve_model(str(renamed)), lora=False)
+    prepare.check_owner(home, resolve_model(str(renamed)), lora=False)
     other = save_tiny(tmp_path / "first", seed=77)
     with pytest.raises(ConfigError, match="home trains first, not another model of the name first"):
-        first_look.check_owner(home, resolve_model(str(other)), lora=False)
+        prepare.check_owner(home, resolve_model(str(other)), lora=False)
 
 
 @pytest.mark.parametrize(("free", "is_error"), [(99, True), (100, False)])
 def test_only_a_full_disk_explains_a_missing_checkpoint(
     home: Home, monkeypatch: pytest.MonkeyPatch, *, free: int, is_error: bool
 ) -> None:
-    monkeypatch.setattr(first_look, "free_bytes", lambda path: free)
+    monkeypatch.setattr(prepare, "free_bytes", lambda path: free)
     with pytest.raises(MachineError) if is_error else nullcontext():
-        first_look.check_saved(home, NOTHING, NOTHING, step=9)
+        prepare.check_saved(home, NOTHING, NOTHING, step=9)

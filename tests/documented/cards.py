@@ -1,6 +1,6 @@
 """Table of the Qwen2.5 models that a card can train, by the memory plan, for README.md and docs/operate/resources.md.
 
-    python -m ftis_node.memory.cards      prints it
+python -m tests.documented.cards      print it
 
 A card has the memory that CUDA reports for the smallest one sold under its name, or a little less.
 """

@@ -174,7 +174,7 @@ class StubNode:
             self._stack, home, identity, gossip, manifest=manifest, settings=settings, events=events, domain_spec=domain
         )
         self.wiring = Wiring(self.parts)
-        self._scored: asyncio.Queue[Group] = asyncio.Queue()
+        self.wiring.scored = asyncio.Queue()
         self._runner: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -186,7 +186,7 @@ class StubNode:
     async def publish(self, group: Group) -> None:
         """Pass a group to the publish loop, as the generate loop would."""
         await self.parts.slots.charge()
-        await self._scored.put(replace(group, created_at=time.time()))
+        await self.wiring.scored.put(replace(group, created_at=time.time()))
 
     async def close(self) -> None:
         """Leave the swarm and close the buffer. Raises what a loop raised."""
@@ -209,10 +209,10 @@ class StubNode:
             for loop in (
                 wiring.intake,
                 wiring.pull,
-                wiring.publish_loop(self._scored),
+                wiring.publish_loop,
                 wiring.reannounce_loop,
                 wiring.shards_loop,
-                wiring.directory_loop(wiring.backfill),
+                wiring.directory_loop,
             ):
                 tasks.create_task(loop.run(), name=type(loop).__name__)
 

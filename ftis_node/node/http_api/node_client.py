@@ -1,9 +1,19 @@
-"""Client of a node: the local port of a running node, or the files of a stopped one."""
+"""Client of a node: the local port of a running node, or the files of a stopped one.
+
+Commands, dashboard and report all read a node here, so they agree on its state:
+
+    another process holds the lock of the home --no--> stopped       values of status.json
+                  | yes
+    it has published its port -------------------no--> starting      values of status.json
+                  | yes
+    the port answers ----------------------------no--> FtisError, or stopping after its last status
+                  | yes
+                  `----------------------------------> running, or stopping
+"""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import TOKEN_HEADER
@@ -11,12 +21,12 @@ from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
 from ftis_node.files import read_object, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ftis_node.config.home import Home
+    from ftis_node.telemetry.status import Status
 
 TIMEOUT_S = 5.0
 OK = 200
+SAVED_AS = {"/peers": "peers", "/swarm": "swarm_view"}  # keys of status.json
 
 
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
@@ -36,17 +46,33 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
                 raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
             return document
     is_held = home.is_held()
-    if is_held and not home.status.exists():
-        return _as_starting({}) if path == "/status" else []
-    if not home.status.exists():
-        raise ConfigError(f"no node has run in {home.root}: give its home with --home")
-    saved = _last_words(home)
-    peers, swarm = saved.pop("peers", []), saved.pop("swarm_view", [])
-    if path != "/status":
-        return swarm if path == "/swarm" else peers
+    saved = _saved(home, is_held=is_held)
+    if path in SAVED_AS:
+        return saved.get(SAVED_AS[path], [])
+    from ftis_node.config.home_files import raised_budgets, start_command
+    from ftis_node.telemetry.status import EndWord, Status, starting, stopped, stopping
+
+    last = Status.from_json(json.dumps(saved).encode())
     if is_held:
-        return _as_starting(saved) if url is None else _as_stopping(saved)
-    return _as_stopped(saved, home)
+        last = starting(last) if url is None else stopping(last)
+    else:
+        last = stopped(last)
+        is_finished = last.node.end == EndWord.FINISHED  # if the node did not finish, it did not use up its budget
+        raised = raised_budgets(saved.get("budget", {})) if is_finished else None
+        last = stopped(last, resume=start_command(home, raised=raised))
+    return json.loads(last.to_json())
+
+
+def read_status(home: Home) -> Status:
+    """Return `/status` as a record. Raises as `read_document`, FileError also if its values have other types."""
+    import msgspec
+
+    from ftis_node.telemetry.status import Status
+
+    try:
+        return msgspec.convert(read_document(home, "/status"), Status)
+    except msgspec.ValidationError as error:
+        raise FileError(f"the status of the node in {home.root} cannot be read ({error}): start it again") from None
 
 
 def _has_ended(home: Home) -> bool:
@@ -60,26 +86,14 @@ def _has_ended(home: Home) -> bool:
     return isinstance(node, dict) and bool(node.get("end"))
 
 
-def repeated(read: Callable[[], Any], interval_s: float) -> Iterator[Any]:
-    """Yield what `read` returns, or its FtisError, every `interval_s`. Raises the ConfigError of the first read."""
-    seen_before = False
-    while True:
-        try:
-            yield read()
-        except FtisError as error:
-            if isinstance(error, ConfigError) and not seen_before:
-                raise
-            yield error
-        seen_before = True
-        time.sleep(interval_s)
-
-
-def _last_words(home: Home) -> dict[str, Any]:
-    """Return the last `status.json` of a stopped node. Raises ConfigError if it cannot be read."""
+def _saved(home: Home, *, is_held: bool) -> dict[str, Any]:
+    """Return `status.json`; {} if the first node of a home starts. Raises ConfigError if it cannot be read."""
     try:
         return read_object(home.status)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{home.status} cannot be read: {error.strerror}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        if is_held:
+            return {}
+        raise ConfigError(f"no node has run in {home.root}: give its home with --home") from None
     except FileError as error:
         raise ConfigError(
             f"{home.status} is damaged: remove it; the next start of the node writes a new one ({error})"
@@ -99,7 +113,7 @@ def post_document(home: Home, path: str, document: dict[str, Any]) -> Any:
 
 
 def _call(url: str, method: str, path: str, timeout_s: float, **content: Any) -> tuple[int, Any]:
-    import http.client  # imports a mail parser, so load it only for a change
+    import http.client  # imports a mail parser, which `status` of a stopped node does not need
     from urllib.parse import urlsplit
 
     address = urlsplit(url)
@@ -112,25 +126,3 @@ def _call(url: str, method: str, path: str, timeout_s: float, **content: Any) ->
         raise FtisError(f"the node at {url} does not answer ({error}): see its logs/") from None
     finally:
         connection.close()
-
-
-def _as_starting(saved: dict[str, Any]) -> Any:
-    from ftis_node.telemetry.status import Status, starting
-
-    return json.loads(starting(Status.from_json(json.dumps(saved).encode())).to_json())
-
-
-def _as_stopping(saved: dict[str, Any]) -> Any:
-    from ftis_node.telemetry.status import Status, stopping
-
-    return json.loads(stopping(Status.from_json(json.dumps(saved).encode())).to_json())
-
-
-def _as_stopped(saved: dict[str, Any], home: Home) -> Any:
-    from ftis_node.config.home_files import raised_budgets, start_command
-    from ftis_node.telemetry.status import EndWord, Status, stopped
-
-    status = stopped(Status.from_json(json.dumps(saved).encode()))
-    is_finished = status.node.end == EndWord.FINISHED  # if the node did not finish, it did not use up its budget
-    command = start_command(home, raised=raised_budgets(saved.get("budget", {})) if is_finished else None)
-    return json.loads(stopped(status, resume=command).to_json())

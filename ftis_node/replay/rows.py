@@ -1,0 +1,130 @@
+"""One row of the buffer: made from an accepted group, checked against its checksum, read for a step.
+
+The checksum covers the columns that this node computes or derives, such as prompt ids, rewards and policy version.
+SQLite's integrity check does not notice a bit that flips on disk. The envelope's id is its hash, so it needs none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ftis_node.errors import RecordError
+from ftis_node.records.envelope import open_envelope
+from ftis_node.records.group import PromptRef
+from ftis_node.replay.lifecycle import ReleaseReason, State
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Mapping
+
+    from ftis_node.records.envelope import Accepted
+
+    Row = Mapping[str, Any] | sqlite3.Row
+
+NOTED = (
+    *("id", "own", "sender", "number", "task", "prompt_index", "model", "policy_version", "created_at", "admitted_at"),
+    *("num_tokens", "rewards", "prompt_ids", "text_token_ids", "weights_of"),
+)  # the columns that never change
+REASONS = frozenset(ReleaseReason)
+STATES = frozenset(State)
+
+
+def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | bytes | None]:
+    """Return the row of a group that is READY, by column."""
+    group = accepted.group
+    text_token_ids = None
+    if accepted.retells is not None:  # the ids that this node gave to the texts of a group
+        text_token_ids = json.dumps([ids.tolist() for ids in group.tokens.ids_of_each()])
+    row: dict[str, str | int | float | bytes | None] = {
+        "id": accepted.envelope.id,
+        "own": int(own),
+        "sender": group.sender,
+        "number": group.number,
+        "task": group.prompt_ref.task,
+        "prompt_index": group.prompt_ref.index,
+        "model": group.model,
+        "policy_version": group.policy_version,
+        "created_at": float(group.created_at),
+        "admitted_at": time.time(),
+        "num_tokens": group.num_tokens,
+        "rewards": json.dumps(group.rewards),
+        "prompt_ids": np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
+        "text_token_ids": text_token_ids,
+        "weights_of": group.weights_of,
+    }
+    envelope = accepted.envelope_bytes
+    checksum = checksum_of(row)
+    return row | {"checksum": checksum, "envelope": envelope, "num_bytes": len(envelope), "state": State.READY}
+
+
+def checksum_of(row: Row) -> int:
+    """Return the CRC-32 of the columns that never change, with the values that a query returns."""
+    return zlib.crc32(msgspec.msgpack.encode([row[name] for name in NOTED]))
+
+
+def is_sound(row: sqlite3.Row) -> bool:
+    """Return whether a row still holds the stored values.
+
+    The envelope must hash to the row's id. The other columns must match the checksum. A row of an older version has no
+    checksum; its columns must be valid.
+    """
+    try:
+        envelope = open_envelope(row["envelope"])
+        rewards = json.loads(row["rewards"])
+    except (RecordError, ValueError, TypeError):
+        return False
+    return (
+        envelope.id == row["id"]
+        and row["state"] in STATES
+        and (row["reason"] is None or row["reason"] in REASONS)
+        and isinstance(rewards, list)
+        and all(isinstance(reward, int | float) for reward in rewards)
+        and len(row["prompt_ids"]) % 4 == 0
+        and ("checksum" not in row.keys() or row["checksum"] in (None, checksum_of(row)))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A stored group: the signed body, and this node's rewards, prompt and ids of texts.
+
+    `prompt_ids` holds little-endian int32. `text_token_ids` is empty for a body with token ids.
+    """
+
+    id: bytes
+    own: bool
+    sender: str
+    number: int
+    prompt_ref: PromptRef
+    weights_of: str | None
+    rewards: tuple[float, ...]
+    prompt_ids: bytes
+    body: bytes
+    text_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def from_row(cls, row: Row) -> StoredGroup:
+        return cls(
+            id=row["id"],
+            own=bool(row["own"]),
+            sender=row["sender"],
+            number=row["number"],
+            prompt_ref=PromptRef(row["task"], "train", row["prompt_index"]),
+            weights_of=row["weights_of"],
+            rewards=tuple(json.loads(row["rewards"])),
+            prompt_ids=row["prompt_ids"],
+            body=open_envelope(row["envelope"]).body,
+            text_token_ids=tuple(map(tuple, json.loads(row["text_token_ids"] or "[]"))),
+        )
+
+    @classmethod
+    def from_accepted(cls, accepted: Accepted, *, own: bool) -> StoredGroup:
+        """Return an accepted group in the form in which `ReplayBuffer.take` returns it."""
+        return cls.from_row(new_row(accepted, own=own))
