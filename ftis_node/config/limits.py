@@ -34,9 +34,7 @@ class BudgetSection(Section):
         description="Completion tokens that the node generates. At the limit it begins no further group, and trains "
         "on those of peers only. Evaluations do not count.",
     )
-    learn_steps: Amount | None = Field(
-        default=None, description="Optimizer steps after which the node ends, as `--steps`."
-    )
+    learn_steps: Amount | None = Field(default=None, description="Steps after which the node ends, as `--steps`.")
     learn_tokens: Amount | None = Field(
         default=None,
         description="Completion tokens, own and foreign, on which the node trains before it ends. It completes the "
@@ -131,8 +129,8 @@ class AccessSection(Section):
     trust: tuple[PeerId, ...] = Field(
         default=(),
         max_length=MAX_LISTED,
-        description="Peer ids that the node never bans by itself. Each may hold "
-        "`rate_limits.max_buffer_fraction_per_trusted_peer`.",
+        description="Peer ids that the node never bans by itself. Each may hold the fraction "
+        "`rate_limits.max_buffer_fraction_per_trusted_peer` of the buffer.",
     )
     ban_initial_s: float = Field(
         default=300.0, gt=0, le=86400, description="Length of a peer's first ban. Each further ban is twice as long."

@@ -95,7 +95,7 @@ class EvalSection(Section):
     """Greedy pass@1 on held-out problems while training."""
 
     every_steps: int = Field(default=5, ge=0, le=100000, description="Steps between evaluations; 0: never.")
-    limit: int = Field(default=512, ge=1, le=100000, description="Test problems an evaluation takes.")
+    limit: int = Field(default=512, ge=1, le=100000, description="Test problems of one evaluation.")
 
 
 class WireSection(Section):

@@ -38,7 +38,6 @@ from ftis_node.config.peer_list import read_peers
 from ftis_node.config.renamed_keys import (
     NODE_KEYS,
     refuse_old_keys,
-    refuse_old_values,
     refuse_old_variables,
     with_new_keys,
 )
@@ -284,7 +283,6 @@ def load_node_settings(
     if tables and is_older(Home(node_toml.parent)):
         tables = with_new_keys(tables, NODE_KEYS)
     refuse_old_keys(tables, NODE_KEYS, source=str(node_toml))
-    refuse_old_values(tables, source=str(node_toml))
     refuse_old_variables(os.environ)
 
     class FromEverywhere(NodeSettings):

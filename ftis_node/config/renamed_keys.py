@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 NODE_KEYS = {
     "door.allow": "access.allow",
@@ -53,7 +53,7 @@ NODE_KEYS = {
     "observe.stall_exit_s": "observe.event_loop_stall_exit_s",
     "observe.stuck_s": "observe.task_stuck_s",
 }
-NODE_VALUES = {"memory.placement": {"split": "shared", "sleep": "time_shared"}}
+VALUES = {"memory.placement": {"split": "shared", "sleep": "time_shared"}}
 MANIFEST_KEYS = {
     "sampling.cut": "sampling.truncated_sampling",
     "step.share": "step.prompt_sharing",
@@ -69,16 +69,14 @@ ENV_PREFIX = "FTIS_"
 
 
 def refuse_old_keys(tables: Mapping[str, Any], renamed: Mapping[str, str], *, source: str) -> None:
-    """Raise ConfigError for the first old key in `tables`, with its new name."""
+    """Raise ConfigError for the first old key or old value in `tables`, with its new name."""
+    flat = _flat(tables)
     for old, new in renamed.items():
-        if _has(tables, old):
+        if old in flat:
             raise ConfigError(f"{source}: {old!r} is now {new!r}: rename it")
-
-
-def refuse_old_values(tables: Mapping[str, Any], *, source: str) -> None:
-    """Raise ConfigError for the first old value of a node setting, with its new name."""
-    for section, name, old, new in _old_values(tables):
-        raise ConfigError(f"{source}: {section}.{name} = {old!r} is now {new!r}: rename it")
+    for key, values in VALUES.items():
+        if (old := str(flat.get(key))) in values:
+            raise ConfigError(f"{source}: {key} = {old!r} is now {values[old]!r}: rename it")
 
 
 def refuse_old_variables(environment: Mapping[str, str]) -> None:
@@ -94,37 +92,27 @@ def variable_of(key: str) -> str:
 
 
 def with_new_keys(tables: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Return a copy of `tables` with each old key, and each old value of a node setting, under its new name."""
-    changed = copy.deepcopy(dict(tables))
+    """Return a copy of `tables` with each old key and each old value under its new name. A new key in it stays."""
+    changed, flat = copy.deepcopy(dict(tables)), _flat(tables)
     for old, new in renamed.items():
-        if _has(changed, old):
-            old_section, _, old_name = old.rpartition(".")
-            section, _, name = new.rpartition(".")
-            value = changed[old_section].pop(old_name)
-            changed.setdefault(section, {}).setdefault(name, value)
-            if not changed[old_section]:
-                del changed[old_section]
-    if renamed is NODE_KEYS:
-        for section, name, _, value in _old_values(changed):
-            changed[section][name] = value
-    return changed
+        if old in flat:
+            (old_section, old_name), (section, name) = old.split("."), new.split(".")
+            del changed[old_section][old_name]
+            table = changed.setdefault(section, {})
+            if isinstance(table, dict):
+                table.setdefault(name, flat[old])
+    for key, values in VALUES.items():
+        if (value := str(_flat(changed).get(key))) in values:
+            section, name = key.split(".")
+            changed[section][name] = values[value]
+    return {name: table for name, table in changed.items() if table != {} or tables.get(name) == {}}
 
 
-def _old_values(tables: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield section, name, old value and new value of each setting with an old value."""
-    for key, values in NODE_VALUES.items():
-        section, _, name = key.rpartition(".")
-        value = _table(tables, section).get(name)
-        if isinstance(value, str) and value in values:
-            yield section, name, value, values[value]
-
-
-def _has(tables: Mapping[str, Any], key: str) -> bool:
-    section, _, name = key.rpartition(".")
-    return name in _table(tables, section)
-
-
-def _table(tables: Mapping[str, Any], section: str) -> Mapping[str, Any]:
-    """Return a section; empty if it is absent or not a table."""
-    table = tables.get(section)
-    return table if isinstance(table, dict) else {}
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all sections by `section.key`."""
+    return {
+        f"{section}.{key}": value
+        for section, table in tables.items()
+        if isinstance(table, dict)
+        for key, value in table.items()
+    }

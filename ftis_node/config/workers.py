@@ -90,8 +90,8 @@ class GenerationSection(Section):
     )
     adapters: Literal["auto", "merge", "serve"] = Field(
         default="auto",
-        description="With `lora`, what the engine loads: the model with the adapter merged into it, or the adapter "
-        "alone (vllm engine). auto: with vllm on a GPU the adapter alone, up to rank 512; else the merged model.",
+        description="What the engine loads with `lora`. `merge`: the model with the adapter merged into it. `serve`: "
+        "the adapter alone (vllm engine). `auto`: `serve` with vllm on a GPU up to rank 512, else `merge`.",
     )
     engine_options: dict[str, Any] = Field(
         default_factory=dict,

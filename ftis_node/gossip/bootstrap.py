@@ -8,15 +8,16 @@ relay. The bootstrap node learns the runs from the part of the directory that it
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.directory.lookup import read_survey
 from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
+from ftis_node.gossip.pubsub import Subscriptions
 from ftis_node.gossip.services import AdmissionControl
 from ftis_node.gossip.types import GossipCounters, GossipLimits
 from ftis_node.gossip.wire_format import topic
@@ -34,32 +35,6 @@ if TYPE_CHECKING:
 MAX_RUNS_SURVEYED = 8
 MAX_TOPICS = 256
 logger = logging.getLogger(__name__)
-
-
-async def forward_topics(session: Session, *, poll_interval_s: float) -> None:
-    """Subscribe to the topics of the first runs in the local part of the directory, until canceled; discard messages.
-
-    Raises OSError or EOFError in a group if p2pd is lost.
-    """
-
-    async def read(name: str) -> None:
-        async with session.client.subscribe(name) as messages:
-            async for _ in messages:
-                pass
-
-    reading: dict[str, asyncio.Task[None]] = {}  # by topic
-    async with asyncio.TaskGroup() as group:
-        while True:
-            runs = session.directory.stored_runs()
-            of_runs = (topic(run_id, shard) for run_id, run in runs.items() for shard in range(run.num_shards))
-            topics = list(itertools.islice(of_runs, MAX_TOPICS))
-            for name in set(reading) - set(topics):
-                reading.pop(name).cancel()
-            for name in topics:
-                if name not in reading:
-                    logger.info("forwarding announcements of %s", name)
-                    reading[name] = group.create_task(read(name), name=f"forward {name}")
-            await asyncio.sleep(poll_interval_s)
 
 
 class BootstrapNode:
@@ -141,9 +116,25 @@ class BootstrapNode:
         on_ready()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_dialing(session), name="bootstrap-dial")
-            group.create_task(
-                forward_topics(session, poll_interval_s=self._settings.forward_s), name="bootstrap-forward"
-            )
+            group.create_task(self._keep_forwarding(session), name="bootstrap-forward")
+
+    async def _keep_forwarding(self, session: Session) -> None:
+        """Subscribe to the topics of the first runs in the local part of the directory; discard their messages.
+
+        Raises OSError or EOFError in a group if p2pd is lost.
+        """
+        subscriptions, forwarded = Subscriptions[str]((), on_message=lambda name, message: None), frozenset[str]()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(subscriptions.follow(session.client.subscribe))
+            while True:
+                runs = session.directory.stored_runs()
+                of_runs = (topic(run_id, shard) for run_id, run in runs.items() for shard in range(run.num_shards))
+                topics = frozenset(islice(of_runs, MAX_TOPICS))
+                for name in sorted(topics - forwarded):
+                    logger.info("forwarding announcements of %s", name)
+                forwarded = topics
+                await subscriptions.choose(topics)
+                await asyncio.sleep(self._settings.forward_s)
 
     async def _keep_dialing(self, session: Session) -> None:
         while True:

@@ -132,27 +132,29 @@ class ReconnectSchedule:
         self._retry = retry
         self._forget_after_s = forget_after_s
         self._capacity = capacity
+        self._absences: dict[str, _Absence | None] = {}  # by member, None while connected; least recently met first
         self._rng = rng
-        self._met: dict[str, None] = {}  # current and former members, least recently met first
-        self._absent: dict[str, _Absence] = {}
 
     def update(self, *, members: Collection[str], connected: Collection[str], now: float) -> None:
         for peer_id in members:
-            self._met.pop(peer_id, None)
-            self._met[peer_id] = None
-        for peer_id in list(self._met)[: -self._capacity]:
-            self._forget(peer_id)
-        for peer_id in [*self._met]:
+            self._absences[peer_id] = self._absences.pop(peer_id, None)
+        for peer_id in list(self._absences)[: -self._capacity]:
+            del self._absences[peer_id]
+        for peer_id, absence in list(self._absences.items()):
             if peer_id in connected:
-                self._absent.pop(peer_id, None)
-            elif peer_id not in self._absent:
-                self._absent[peer_id] = _Absence(since=now, next_at=now + self._delay_s(1))
-            elif now - self._absent[peer_id].since > self._forget_after_s:
-                self._forget(peer_id)
+                self._absences[peer_id] = None
+            elif absence is None:
+                self._absences[peer_id] = _Absence(since=now, next_at=now + self._delay_s(1))
+            elif now - absence.since > self._forget_after_s:
+                del self._absences[peer_id]
 
     def due(self, now: float) -> list[str]:
         """Return the peers to dial now, and schedule the next dial of each."""
-        due = [(peer_id, absence) for peer_id, absence in self._absent.items() if absence.next_at <= now]
+        due = [
+            (peer_id, absence)
+            for peer_id, absence in self._absences.items()
+            if absence is not None and absence.next_at <= now
+        ]
         for _, absence in due:
             absence.num_dials += 1
             absence.next_at = now + self._delay_s(absence.num_dials + 1)
@@ -160,10 +162,6 @@ class ReconnectSchedule:
 
     def _delay_s(self, num_tries: int) -> float:
         return self._retry.delay_s(num_tries, draw=self._rng.random())
-
-    def _forget(self, peer_id: str) -> None:
-        self._met.pop(peer_id, None)
-        self._absent.pop(peer_id, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class LoopbackSwarm:
     def __init__(self, *, delay_s: DelayHook | None = None, loses: LossHook | None = None) -> None:
         self.delay_s: DelayHook = delay_s or (lambda sender, receiver: 0.0)
         self.loses: LossHook = loses or (lambda sender, receiver, payload: False)
-        self._nodes: dict[tuple[str, str], LoopbackGossip] = {}  # started nodes by run and peer, in order of start
+        self.nodes: dict[tuple[str, str], LoopbackGossip] = {}  # started nodes by run and peer, in order of start
         self._records: dict[tuple[str, str], tuple[bytes, float]] = {}  # value and expiry by the loop's clock
 
     def join(
@@ -63,21 +63,6 @@ class LoopbackSwarm:
         """
         limits = limits or GossipLimits(max_requests_per_minute=UNBOUNDED, max_upload_bytes_per_s=UNBOUNDED)
         return LoopbackGossip(self, peer_id=peer_id, run_id=run_id, limits=limits, num_shards=num_shards)
-
-    def enter(self, node: LoopbackGossip, *, run_id: str) -> None:
-        """Make a node visible to others; an earlier node of the same identity is replaced."""
-        other = self._nodes.get((run_id, node.peer_id))
-        if other is not None and other is not node:
-            other.note_duplicate_identity()
-            node.note_duplicate_identity()
-        self._nodes[run_id, node.peer_id] = node
-
-    def leave(self, node: LoopbackGossip, *, run_id: str) -> None:
-        if self._nodes.get((run_id, node.peer_id)) is node:
-            del self._nodes[run_id, node.peer_id]
-
-    def members(self, run_id: str) -> list[LoopbackGossip]:
-        return [node for (run, _), node in self._nodes.items() if run == run_id]
 
     def put_record(self, peer_id: str, value: bytes, *, run_id: str, ttl_s: float) -> None:
         self._records[run_id, peer_id] = (value, asyncio.get_running_loop().time() + ttl_s)
@@ -127,11 +112,16 @@ class LoopbackGossip(Gossip):
 
     async def start(self) -> None:
         self._is_up = True
-        self._swarm.enter(self, run_id=self._run_id)
+        nodes, key = self._swarm.nodes, (self._run_id, self.peer_id)
+        if (other := nodes.get(key, self)) is not self:
+            other.note_duplicate_identity()
+            self.note_duplicate_identity()
+        nodes[key] = self
 
     async def close(self) -> None:
         self._is_up = False
-        self._swarm.leave(self, run_id=self._run_id)
+        if self._swarm.nodes.get((self._run_id, self.peer_id)) is self:
+            del self._swarm.nodes[self._run_id, self.peer_id]
         self._queue.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
@@ -188,7 +178,9 @@ class LoopbackGossip(Gossip):
         return [other.peer_id for other in self._others() if shard_of(other.peer_id, self._num_shards) == own]
 
     def _others(self) -> list[LoopbackGossip]:
-        return [node for node in self._swarm.members(self._run_id) if node is not self] if self._is_up else []
+        if not self._is_up:
+            return []
+        return [node for (run, _), node in self._swarm.nodes.items() if run == self._run_id and node is not self]
 
     def _send(self, other: LoopbackGossip, announcement: GossipMessage) -> None:
         delay_s = self._swarm.delay_s(self.peer_id, other.peer_id)

@@ -1,13 +1,14 @@
 """Gossipsub subscriptions of one node, across restarts of p2pd.
 
-A change loses no messages, because the node subscribes to new shards before it leaves old ones.
+A change loses no messages, because the node subscribes to new topics before it leaves old ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+T = TypeVar("T", int, str)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -15,62 +16,57 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.types import GossipCounters, GossipMessage
 
-    Subscribe = Callable[[int], AbstractAsyncContextManager[AsyncIterator[GossipMessage]]]
+    Subscribe = Callable[[T], AbstractAsyncContextManager[AsyncIterator[GossipMessage]]]
 
 
 class AnnouncementQueue:
     """Drop-oldest queue with one reader, within one event loop."""
 
     def __init__(self, *, capacity: int, counters: GossipCounters) -> None:
-        self._waiting: deque[GossipMessage] = deque(maxlen=capacity)
+        self._queue: asyncio.Queue[GossipMessage | None] = asyncio.Queue(capacity + 1)  # None: closed
+        self._capacity = capacity
         self._counters = counters
-        self._changed = asyncio.Event()
-        self._closed = False
         self._error: BaseException | None = None
 
     def put(self, announcement: GossipMessage) -> None:
         """Add a message; drops the oldest if the queue is full."""
         self._counters.announcements_received += 1
-        if len(self._waiting) == self._waiting.maxlen:
+        if self._queue.qsize() >= self._capacity:
+            self._queue.get_nowait()
             self._counters.announcements_dropped += 1
-        self._waiting.append(announcement)
-        self._changed.set()
+        self._queue.put_nowait(announcement)
 
     def close(self, error: BaseException | None = None) -> None:
         """End the reader's iteration after the queued messages; with `error`, raise it there."""
-        self._closed = True
         self._error = error
-        self._changed.set()
+        if not self._queue.full():  # else it is closed already
+            self._queue.put_nowait(None)
 
     async def drain(self) -> AsyncIterator[GossipMessage]:
-        while True:
-            while self._waiting:
-                yield self._waiting.popleft()
-            if self._closed:
-                if self._error is not None:
-                    raise self._error
-                return
-            self._changed.clear()
-            await self._changed.wait()
+        while (announcement := await self._queue.get()) is not None:
+            yield announcement
+        self._queue.put_nowait(None)  # for the next reader
+        if self._error is not None:
+            raise self._error
 
 
-class Subscriptions:
-    """The chosen shards, and one reader task for each."""
+class Subscriptions(Generic[T]):
+    """The chosen topics (a node names them by their shards), and one reader task for each."""
 
-    def __init__(self, shards: Collection[int], *, on_message: Callable[[int, GossipMessage], None]) -> None:
-        self._chosen = frozenset(shards)
-        self._on_message = on_message
+    def __init__(self, topics: Collection[T], *, on_message: Callable[[T, GossipMessage], None]) -> None:
+        self._chosen: frozenset[T] = frozenset(topics)
+        self._on_message: Callable[[T, GossipMessage], None] = on_message
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._is_following = False
 
-    async def choose(self, shards: Collection[int]) -> None:
-        """Read these shards from now on; return when all are subscribed.
+    async def choose(self, topics: Collection[T]) -> None:
+        """Read these topics from now on; return when all are subscribed.
 
         Returns at once if p2pd is down; the choice then applies from its next start.
         """
-        if frozenset(shards) != self._chosen:
-            self._chosen = frozenset(shards)
+        if frozenset(topics) != self._chosen:
+            self._chosen = frozenset(topics)
             self._settled.clear()
             self._changed.set()
         if self._is_following:
@@ -79,9 +75,9 @@ class Subscriptions:
     async def settled(self) -> None:
         await self._settled.wait()
 
-    async def follow(self, subscribe: Subscribe) -> None:
-        """Read the chosen shards until canceled. Raises OSError or EOFError in a group if p2pd is lost."""
-        reading: dict[int, asyncio.Task[None]] = {}
+    async def follow(self, subscribe: Subscribe[T]) -> None:
+        """Read the chosen topics until canceled. Raises OSError or EOFError in a group if p2pd is lost."""
+        reading: dict[T, asyncio.Task[None]] = {}
         self._settled.clear()
         self._is_following = True
         try:
@@ -89,12 +85,13 @@ class Subscriptions:
                 while True:
                     self._changed.clear()
                     chosen = self._chosen
-                    for shard in sorted(chosen - set(reading)):
+                    for topic in sorted(chosen - set(reading)):
                         subscribed = asyncio.Event()
-                        reading[shard] = group.create_task(self._read(subscribe, shard, subscribed))
+                        reader = self._read(subscribe, topic, subscribed)
+                        reading[topic] = group.create_task(reader, name=f"topic {topic}")
                         await subscribed.wait()
-                    for shard in set(reading) - chosen:
-                        reading.pop(shard).cancel()
+                    for topic in set(reading) - chosen:
+                        reading.pop(topic).cancel()
                     if chosen == self._chosen:
                         self._settled.set()
                         await self._changed.wait()
@@ -102,8 +99,8 @@ class Subscriptions:
             self._is_following = False
             self._settled.set()  # wakes waiting tasks, because no subscription will follow
 
-    async def _read(self, subscribe: Subscribe, shard: int, subscribed: asyncio.Event) -> None:
-        async with subscribe(shard) as messages:
+    async def _read(self, subscribe: Subscribe[T], topic: T, subscribed: asyncio.Event) -> None:
+        async with subscribe(topic) as messages:
             subscribed.set()
             async for message in messages:
-                self._on_message(shard, message)
+                self._on_message(topic, message)

@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.wire_format import RpcService, read_bodies, unpack_ids
+from ftis_node.gossip.wire_format import RpcService, unpack_ids
 from ftis_node.swarm.rate_limits import UploadBudget
 
 if TYPE_CHECKING:
@@ -35,32 +35,24 @@ class OverBudget(RecordError):
     """A request exceeds a limit; `reason` names the limit."""
 
 
-class StreamSlots:
-    """Counters of concurrent streams, in total and for each peer."""
-
-    def __init__(self, *, max_total: int, max_per_peer: int) -> None:
-        self._max_total = max_total
-        self._max_per_peer = max_per_peer
-        self._taken: Counter[str] = Counter()
-
-    def take(self, peer_id: str) -> bool:
-        """Take a slot for a peer; return whether one was free."""
-        if self._taken.total() >= self._max_total or self._taken[peer_id] >= self._max_per_peer:
-            return False
-        self._taken[peer_id] += 1
-        return True
-
-    def give_back(self, peer_id: str) -> None:
-        self._taken[peer_id] -= 1
-        if not self._taken[peer_id]:
-            del self._taken[peer_id]
+@contextmanager
+def counted(streams: Counter[str], peer_id: str) -> Iterator[None]:
+    """Count a stream of a peer inside the block."""
+    streams[peer_id] += 1
+    try:
+        yield
+    finally:
+        streams[peer_id] -= 1
+        if not streams[peer_id]:
+            del streams[peer_id]
 
 
 class AdmissionControl:
     """Admission control shared by all streams of a node. Outlives p2pd sessions, so a restart resets no budget."""
 
     def __init__(self, limits: GossipLimits) -> None:
-        self._slots = StreamSlots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
+        self._limits = limits
+        self._streams: Counter[str] = Counter()  # served now, by peer
         self._budget = UploadBudget(
             max_bytes_per_s=limits.max_upload_bytes_per_s, max_requests_per_minute=limits.max_requests_per_minute
         )
@@ -71,12 +63,11 @@ class AdmissionControl:
         """Occupy a slot inside the block. Raises OverBudget if the peer must retry later."""
         if not self._budget.takes_request(peer_id, service, cost=COSTS.get(service, 1.0), now=_now()):
             raise OverBudget("over_requests", f"too many requests from {peer_id} for {service}")
-        if not self._slots.take(peer_id):
+        max_streams, max_of_peer = self._limits.max_streams, self._limits.max_streams_per_peer
+        if self._streams.total() >= max_streams or self._streams[peer_id] >= max_of_peer:
             raise OverBudget("busy", "all stream slots are taken")
-        try:
+        with counted(self._streams, peer_id):
             yield
-        finally:
-            self._slots.give_back(peer_id)
 
     async def before_item(self, peer_id: str, num_bytes: int) -> None:
         """Wait until an item may be sent. Raises OverBudget if that would take long."""
@@ -110,8 +101,8 @@ class Services:
         return {
             RpcService.HELLO: self._hello,
             RpcService.BATCHES: self._hello,
-            RpcService.FETCH: self._bodies,
-            RpcService.FETCH_TEXT: self._texts,
+            RpcService.FETCH: lambda peer_id, request: self._bodies(peer_id, request, self.lookup),
+            RpcService.FETCH_TEXT: lambda peer_id, request: self._bodies(peer_id, request, self.lookup_text),
             RpcService.CONFIRM: self._confirmation,
             RpcService.ASK: self._answers,
             RpcService.WEIGHTS: self._weights,
@@ -120,24 +111,25 @@ class Services:
     async def _hello(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         yield b""
 
-    def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        return self._looked_up(peer_id, self.lookup, request)
+    async def _bodies(self, peer_id: str, request: bytes, lookup: Lookup) -> AsyncGenerator[bytes, None]:
+        """Yield the available bodies of the ids in `request`. Raises RecordError for an invalid request.
 
-    def _texts(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        return self._looked_up(peer_id, self.lookup_text, request)
-
-    async def _looked_up(self, peer_id: str, lookup: Lookup, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the available bodies of the ids in `request`. Raises RecordError for an invalid request."""
-
-        def on_taken(body_id: bytes) -> None:
-            if self.on_sent is not None:
-                self.on_sent(peer_id, body_id)
-
+        A few are read at a time, so that a slow peer occupies little memory.
+        """
         ids = unpack_ids(request, limits=self._limits)
-        async for body in read_bodies(lookup, ids, limits=self._limits, on_taken=on_taken):
-            yield body
-            self._counters.bodies_out += 1
-            self._counters.body_bytes_out += len(body)
+        for at in range(0, len(ids), self._limits.num_bodies_per_lookup):
+            chunk = ids[at : at + self._limits.num_bodies_per_lookup]
+            bodies = await lookup(chunk)
+            if bodies and len(bodies) != len(chunk):  # the ids of these bodies are uncertain, so look up one by one
+                found = [(one, body) for one in chunk for body in await lookup([one])]
+            else:
+                found = list(zip(chunk, bodies, strict=False))
+            for body_id, body in found:
+                yield body
+                self._counters.bodies_out += 1
+                self._counters.body_bytes_out += len(body)
+                if self.on_sent is not None:
+                    self.on_sent(peer_id, body_id)
 
     async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         ids = unpack_ids(request, limits=self._limits)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
-from ftis_node.gossip.services import OverBudget, StreamSlots
+from ftis_node.gossip.services import OverBudget, counted
 from ftis_node.gossip.types import ID_BYTES
 from ftis_node.gossip.wire_format import Frame, read_frame, service_of, write_frame
 from ftis_node.records.identity import ed25519_peer_id
@@ -35,14 +36,12 @@ class StreamServer:
     def __init__(self, config: P2pdConfig) -> None:
         self._handlers = config.handlers
         self._peer_id = config.identity.peer_id
-        self._limits = limits = config.limits
+        self._limits = config.limits
         self._counters = config.counters
         self._admission = config.admission
         self._cipher = config.cipher
         self._guard = config.guard
-        self._open = StreamSlots(
-            max_total=FLOOD_FACTOR * limits.max_streams, max_per_peer=FLOOD_FACTOR * limits.max_streams_per_peer
-        )
+        self._open: Counter[str] = Counter()  # streams by peer
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -93,16 +92,14 @@ class StreamServer:
             self._counters.non_ed25519["stream"] += 1
         elif self._admission.is_refused(peer_id):
             self._counters.serve_errors["refused"] += 1
-        elif not self._open.take(peer_id):
+        elif self._open[peer_id] >= FLOOD_FACTOR * self._limits.max_streams_per_peer:
             self._counters.serve_errors["flood"] += 1
         else:
-            try:
+            with counted(self._open, peer_id):
                 with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
                     await self._serve_peer(peer_id, info.proto, reader, writer)
                 if work.failed:
                     self._counters.serve_errors["fault"] += 1
-            finally:
-                self._open.give_back(peer_id)
 
     async def _serve_peer(
         self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -17,9 +17,9 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.types import ID_BYTES, Fetched, FetchOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Sequence
 
-    from ftis_node.gossip.types import GossipLimits, Lookup
+    from ftis_node.gossip.types import GossipLimits
 
 PREFIX = "/ftis/1"
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -86,29 +86,6 @@ def unpack_ids(packed: bytes, *, limits: GossipLimits) -> list[bytes]:
     if odd_bytes or not 1 <= num_ids <= limits.max_ids_per_request:
         raise RecordError("ids", f"{len(packed)} bytes of ids")
     return list(dict.fromkeys(packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)))
-
-
-async def read_bodies(
-    lookup: Lookup,
-    ids: Sequence[bytes],
-    *,
-    limits: GossipLimits,
-    on_taken: Callable[[bytes], None] = lambda body_id: None,
-) -> AsyncGenerator[bytes, None]:
-    """Yield the available bodies of `ids`. Read a few at a time, so that a slow reader occupies little memory.
-
-    `on_taken` is called with the id of each body when the next one is requested.
-    """
-    for at in range(0, len(ids), limits.num_bodies_per_lookup):
-        chunk = ids[at : at + limits.num_bodies_per_lookup]
-        bodies = await lookup(chunk)
-        if bodies and len(bodies) != len(chunk):  # the ids of these bodies are uncertain, so look up one by one
-            found = [(one, body) for one in chunk for body in await lookup([one])]
-        else:
-            found = list(zip(chunk, bodies, strict=False))
-        for one, body in found:
-            yield body
-            on_taken(one)
 
 
 def outcome_of(error: RecordError) -> FetchOutcome:

@@ -68,93 +68,86 @@ class _Zstd(threading.local):
 _zstd = _Zstd()
 
 
-def split_bytes(values: NDArray[Any], num_planes: int) -> list[Plane]:
-    """Return the `num_planes` lowest bytes of unsigned little-endian `values` `[n]`, lowest first, `[n]` each."""
-    by_byte = values.view(np.uint8).reshape(len(values), values.itemsize)
-    return [np.ascontiguousarray(by_byte[:, place]) for place in range(num_planes)]
-
-
-def join_bytes(planes: Sequence[Plane], *, dtype: str) -> NDArray[Any]:
-    """Return the unsigned little-endian integers `[n]` with these bytes, lowest first; missing planes count as 0."""
-    values: NDArray[Any] = np.zeros(len(planes[0]), dtype=dtype)
-    by_byte = values.view(np.uint8).reshape(len(values), values.itemsize)
-    for place, plane in enumerate(planes):
-        by_byte[:, place] = plane
-    return values
-
-
-def compress(plane: Plane) -> bytes:
-    frame: bytes = _zstd.compressor.compress(plane.data)
-    return frame
-
-
-def decompress(frame: bytes, *, num_bytes: int) -> Plane:
-    """Return the plane of `num_bytes` bytes in a frame, read-only. Raises RecordError (`malformed`) otherwise."""
-    try:
-        stated = zstandard.get_frame_parameters(frame)
-        if stated.content_size != num_bytes or stated.dict_id:
-            raise RecordError("malformed", f"a plane that does not declare the {num_bytes} bytes of its lengths")
-        plane = _zstd.decompressor.decompress(frame, max_output_size=num_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise RecordError("malformed", f"a plane is not a zstd frame: {error}") from None
-    if len(plane) != num_bytes:
-        raise RecordError("malformed", f"a plane of {len(plane)} bytes, its lengths need {num_bytes}")
-    return np.frombuffer(plane, dtype=np.uint8)
-
-
 def pack_ids(token_ids: NDArray[np.int32]) -> list[bytes]:
     """Return the frames of the ids `[n]`. Raises ValueError for more ids than readers accept."""
     if len(token_ids) > MAX_TOKENS:
         raise ValueError(f"a compact group has at most {MAX_TOKENS} tokens, not {len(token_ids)}")
     unsigned = token_ids.view("<u4")
     num_planes = max(1, (int(unsigned.max()).bit_length() + 7) // 8)  # as the largest id needs
-    return [compress(plane) for plane in split_bytes(unsigned, num_planes)]
+    return _compress(_split_bytes(unsigned)[:num_planes])
 
 
 def unpack_ids(frames: Sequence[bytes], num_tokens: int) -> NDArray[np.int32]:
     """Return the ids `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
-    token_ids = join_bytes(_expand(frames, num_tokens, range(1, MAX_ID_PLANES + 1)), dtype="<u4").view("<i4")
+    token_ids = _join_bytes(_decompress(frames, num_tokens, range(1, MAX_ID_PLANES + 1))).view("<i4")
     token_ids.flags.writeable = False
     return token_ids
 
 
 def pack_logprobs(logprobs: NDArray[np.float32], *, lossy: bool) -> list[bytes]:
     """Return the frames of the log-probs `[n]`. Raises ValueError for NaN in the lossy form."""
-    planes = _split_units(logprobs) if lossy else split_bytes(logprobs.view("<u4"), NUM_FLOAT_PLANES)
-    return [compress(plane) for plane in planes]
+    if not lossy:
+        return _compress(_split_bytes(logprobs.view("<u4")))
+    if np.isnan(logprobs).any():
+        raise ValueError("the lossy form cannot hold a NaN log-prob")
+    units = np.clip(np.rint(logprobs * np.float32(-UNITS_PER_NAT)), 0, MOST_UNITS).astype(np.uint16)
+    planes = (units & (2**LOW_BITS - 1), units >> LOW_BITS, units >> HIGH_SHIFT)
+    return _compress([plane.astype(np.uint8) for plane in planes])  # keeps the low 8 bits
 
 
 def unpack_logprobs(frames: Sequence[bytes], num_tokens: int, *, lossy: bool) -> NDArray[np.float32]:
     """Return the log-probs `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
-    planes = _expand(frames, num_tokens, (NUM_UNIT_PLANES if lossy else NUM_FLOAT_PLANES,))
-    logprobs = _join_units(planes) if lossy else join_bytes(planes, dtype="<u4").view("<f4")
+    planes = _decompress(frames, num_tokens, (NUM_UNIT_PLANES if lossy else NUM_FLOAT_PLANES,))
+    logprobs: NDArray[np.float32]
+    if lossy:
+        low, middle, high = (plane.astype(np.uint16) for plane in planes)
+        if low.max() >= 2**LOW_BITS or high.max() > MOST_UNITS >> HIGH_SHIFT:
+            raise RecordError("malformed", "a plane of log-probs with more bits than it has")
+        units = low | middle << np.uint16(LOW_BITS) | high << np.uint16(HIGH_SHIFT)
+        logprobs = units * np.float32(-1 / UNITS_PER_NAT)
+    else:
+        logprobs = _join_bytes(planes).view("<f4")
     logprobs.flags.writeable = False
     return logprobs
 
 
-def _expand(frames: Sequence[bytes], num_tokens: int, allowed: Sequence[int]) -> list[Plane]:
+def _split_bytes(values: NDArray[Any]) -> list[Plane]:
+    """Return the four bytes of little-endian uint32 `values` `[n]`, lowest first, `[n]` each."""
+    return list(np.ascontiguousarray(values.view(np.uint8).reshape(-1, 4).T))
+
+
+def _join_bytes(planes: Sequence[Plane]) -> NDArray[Any]:
+    """Return the little-endian uint32 `[n]` with these bytes, lowest first; missing planes count as 0."""
+    by_byte = np.zeros((len(planes[0]), 4), dtype=np.uint8)
+    for place, plane in enumerate(planes):
+        by_byte[:, place] = plane
+    return by_byte.view("<u4").reshape(-1)
+
+
+def _compress(planes: Sequence[Plane]) -> list[bytes]:
+    return [_zstd.compressor.compress(plane.data) for plane in planes]
+
+
+def _decompress(frames: Sequence[bytes], num_bytes: int, allowed: Sequence[int]) -> list[Plane]:
+    """Return the read-only planes of `num_bytes` bytes in these frames. `allowed` are the possible numbers of frames.
+
+    Raises RecordError (`malformed`).
+    """
     if len(frames) not in allowed:
         raise RecordError("malformed", f"{len(frames)} planes of a compact form: too few or too many")
-    return [decompress(frame, num_bytes=num_tokens) for frame in frames]
-
-
-def _split_units(logprobs: NDArray[np.float32]) -> tuple[Plane, Plane, Plane]:
-    """Return the planes of `-logprobs` in units of 1/256 nat, clamped to 16 bits. Raises ValueError for NaN."""
-    if np.isnan(logprobs).any():
-        raise ValueError("the lossy form cannot hold a NaN log-prob")
-    units = np.clip(np.rint(logprobs * np.float32(-UNITS_PER_NAT)), 0, MOST_UNITS).astype(np.uint16)
-    low, high = units & (2**LOW_BITS - 1), units >> HIGH_SHIFT
-    return low.astype(np.uint8), (units >> LOW_BITS).astype(np.uint8), high.astype(np.uint8)
-
-
-def _join_units(planes: Sequence[Plane]) -> NDArray[np.float32]:
-    """Return the log-probs. Raises RecordError (`malformed`) if a plane has bits outside its range."""
-    low, middle, high = (plane.astype(np.uint16) for plane in planes)
-    if low.max() >= 2**LOW_BITS or high.max() > MOST_UNITS >> HIGH_SHIFT:
-        raise RecordError("malformed", "a plane of log-probs with more bits than it has")
-    units = low | middle << np.uint16(LOW_BITS) | high << np.uint16(HIGH_SHIFT)
-    logprobs: NDArray[np.float32] = units * np.float32(-1 / UNITS_PER_NAT)
-    return logprobs
+    planes = []
+    for frame in frames:
+        try:
+            stated = zstandard.get_frame_parameters(frame)
+            if stated.content_size != num_bytes or stated.dict_id:
+                raise RecordError("malformed", f"a plane that does not declare the {num_bytes} bytes of its lengths")
+            plane = _zstd.decompressor.decompress(frame, max_output_size=num_bytes, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise RecordError("malformed", f"a plane is not a zstd frame: {error}") from None
+        if len(plane) != num_bytes:
+            raise RecordError("malformed", f"a plane of {len(plane)} bytes, its lengths need {num_bytes}")
+        planes.append(np.frombuffer(plane, dtype=np.uint8))
+    return planes
 
 
 def hash_prompt(prompt_ids: Sequence[int]) -> bytes:

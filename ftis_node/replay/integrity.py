@@ -1,14 +1,12 @@
 """Integrity check of an SQLite file, and replacement of a damaged one.
 
 SQLite notices a torn page only when it reads it, perhaps weeks later, in the middle of a step. So SQLite's integrity
-check reads the whole file when a node starts. A file that fails the check is moved aside unchanged. The caller then
-writes a new file: an empty buffer, or the rows of the peers that are readable:
+check reads the whole file when a node starts. A new file replaces a file that fails the check: an empty buffer, or the
+rows of the peers that are readable. The damaged file is moved to `damaged/replay.sqlite-20260102T030405Z/`, with its
+write-ahead log. The newest `KEPT_COPIES` copies are kept, and older ones are deleted.
 
-    damaged/replay.sqlite-20260102T030405Z/     UNFINISHED, until the new file is in place
-        replay.sqlite, replay.sqlite-wal        as found
-
-The next start continues an interrupted replacement. The newest `KEPT_COPIES` copies are kept, and older ones are
-deleted.
+The new file is complete, as `replay.sqlite.new`, before the damaged one is moved. The next start continues an
+interrupted replacement.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ HEADER_BYTES = 100
 FORMATS = frozenset({1, 2})  # bytes 18 and 19 of the header; SQLite does not write to a file with other values
 MAX_VERSION = 1000  # of a schema: a flipped bit does not count as a newer version
 MAX_FILE_BYTES = 1 << 36  # bounds the size that a damaged header states
-UNFINISHED = "UNFINISHED"
 FOLDER_TIME = "%Y%m%dT%H%M%SZ"
 KEPT_COPIES = 2
 LONGEST_HOP = 64  # sound rows that may be skipped after a torn page
@@ -158,28 +155,20 @@ def rescue(
     `copy` writes the readable rows of a connection into a new file and returns their number. Raises OSError and
     sqlite3.Error for errors of the disk, MachineError if another program holds the file.
     """
-    folder = next((mark.parent for mark in sorted(damaged.glob(f"{path.name}-*/{UNFINISHED}"))), None)
-    why = "cut off while it was saved"
-    if folder is None:
+    new, why, num_rows = path.with_name(f"{path.name}.new"), "cut off while it was saved", 0
+    if path.exists() or not new.exists():
         if not (why := find_damage(path, look=look)):
             return None
-        folder = damaged / f"{path.name}-{time.strftime(FOLDER_TIME, time.gmtime())}"
-        make_folder(folder)
-        (folder / UNFINISHED).touch()
-        sync_to_disk(folder)
-    if not (folder / path.name).exists():
-        path.rename(folder / path.name)
-    elif path.exists():  # the new file is complete already
-        (folder / UNFINISHED).unlink()
-        return Rescue(path.name, why, 0, folder)
-    log = path.with_name(f"{path.name}-wal")
-    if log.exists():  # a new file of the same name would apply it and be damaged too
-        log.rename(folder / log.name)
+        num_rows = _save(path, new, copy)
+    folder = damaged / f"{path.name}-{time.strftime(FOLDER_TIME, time.gmtime())}"
+    make_folder(folder)
+    for name in (path.name, f"{path.name}-wal"):  # a new file of the same name would apply the log and be damaged too
+        if path.with_name(name).exists():
+            path.with_name(name).rename(folder / name)
     path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     sync_to_disk(folder)
+    new.replace(path)
     sync_to_disk(path.parent)
-    num_rows = _save(path, folder, copy)
-    (folder / UNFINISHED).unlink()
     for outdated in sorted(damaged.glob(f"{path.name}-*"))[:-KEPT_COPIES]:
         shutil.rmtree(outdated)
     return Rescue(path.name, why, num_rows, folder)
@@ -207,17 +196,17 @@ def readable_rows(connection: sqlite3.Connection, table: str) -> Iterator[sqlite
         place, hop = place + hop, min(LONGEST_HOP, 2 * hop)
 
 
-def _save(path: Path, folder: Path, copy: Callable[[sqlite3.Connection, Path], int]) -> int:
-    """Copy the readable rows in `folder` to a new file at `path`, all or nothing. Return their number."""
-    new = path.with_name(f"{path.name}.new")
-    for left in path.parent.glob(f"{new.name}*"):
+def _save(path: Path, new: Path, copy: Callable[[sqlite3.Connection, Path], int]) -> int:
+    """Copy the readable rows at `path` to a new file at `new`, all or nothing. Return their number."""
+    partial = path.with_name(f"{path.name}.partial")
+    for left in path.parent.glob(f"{partial.name}*"):
         left.unlink()
-    _fill_up(folder / path.name)
-    with closing(sqlite3.connect(folder / path.name, timeout=BUSY_TIMEOUT_S)) as connection:
+    _fill_up(path)
+    with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as connection:
         connection.row_factory = sqlite3.Row
-        num_rows = copy(connection, new)
-    sync_to_disk(new)
-    new.replace(path)
+        num_rows = copy(connection, partial)
+    sync_to_disk(partial)
+    partial.replace(new)
     sync_to_disk(path.parent)
     return num_rows
 

@@ -217,20 +217,15 @@ def _groups(reader: ReplayReader) -> Iterator[tuple[GroupSummary, Group | TextGr
 
 def _completions(summary: GroupSummary, group: Group | TextGroup) -> list[Row]:
     completions: Sequence[Completion | TextCompletion] = group.completions
-    return [
-        {**_contents(completion), "finish_reason": completion.finish_reason.value, "reward": reward}
-        for completion, reward in zip(completions, summary.rewards, strict=True)
-    ]
-
-
-def _contents(completion: Completion | TextCompletion) -> Row:
-    if isinstance(completion, Completion):
-        return {"token_ids": completion.token_ids.tolist(), "logprobs": completion.logprobs.tolist()}
-    return {
-        "text": completion.text,
-        "mean_logprob": completion.mean_logprob,
-        "sender_tokens": completion.num_tokens,
-    }
+    rows: list[Row] = []
+    for completion, reward in zip(completions, summary.rewards, strict=True):
+        if isinstance(completion, Completion):
+            row: Row = {"token_ids": completion.token_ids.tolist(), "logprobs": completion.logprobs.tolist()}
+        else:
+            row = {"text": completion.text, "mean_logprob": completion.mean_logprob}
+            row["sender_tokens"] = completion.num_tokens
+        rows.append(row | {"finish_reason": completion.finish_reason.value, "reward": reward})
+    return rows
 
 
 class RolloutTable:

@@ -146,7 +146,7 @@ KINDS = {
     "loop_blocked": Kind("bad", "The event loop was blocked"),
     "loop_stuck": Kind("bad", "A loop made no progress: {who}", "loop"),
     "loop_goes_on": Kind("good", "Makes progress again: {who}", "loop"),
-    "recovered": Kind("bad", "{file} was damaged and was replaced", has_cause=False),
+    "recovered": Kind("bad", "{file} was damaged and was recovered", has_cause=False),
     "buffer_rolled_back": Kind(
         "bad",
         "The buffer lost writes and started empty: {num_lost} groups missing, {num_used} in a wrong state",

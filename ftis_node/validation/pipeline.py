@@ -12,7 +12,7 @@ bytes -> size, parse, version, codec, malformed     (records/: sizes are bounded
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import MachineError, RecordError, WorkerError
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_any
@@ -23,12 +23,14 @@ from ftis_node.validation.rules import RULES, Refusal, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenize
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container, Sequence
 
     from ftis_node.records.envelope import Envelope
     from ftis_node.records.group import PromptRef, TextGroup
     from ftis_node.tasks.base import TaskItem
     from ftis_node.validation.rules import ValidationContext
+
+    Rule = Callable[[Envelope, Any, ValidationContext], Refusal | None]
 
 REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 
@@ -80,17 +82,12 @@ def _first_refusal(
     envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext
 ) -> tuple[Refusal, bool] | None:
     """Apply the cheap rules; return the first rejection and whether the signature was verified. None if all pass."""
+    rules: Sequence[Rule] = RULES if isinstance(unpacked, Group) else TEXT_RULES
     signed = False
-    if isinstance(unpacked, Group):
-        for rule in RULES:
-            if refusal := rule(envelope, unpacked, context):
-                return refusal, signed
-            signed |= rule is signature_holds
-        return None
-    for text_rule in TEXT_RULES:
-        if refusal := text_rule(envelope, unpacked, context):
+    for rule in rules:
+        if refusal := rule(envelope, unpacked, context):
             return refusal, signed
-        signed |= text_rule is signature_holds
+        signed |= rule is signature_holds
     return None
 
 

@@ -72,6 +72,22 @@ def test_the_run_id_is_the_documented_hash() -> None:
     assert manifest.run_id == hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def test_the_canonical_form_leaves_out_only_what_the_wire_format_says() -> None:
+    import json
+
+    document = json.loads(RunManifest(name="a", task="gsm8k").canonical())
+    sections = {name: field.annotation for name, field in RunManifest.model_fields.items()}
+    left_out = {
+        f"{section}.{name}"
+        for section, kind in sections.items()
+        for name in getattr(kind, "model_fields", {})
+        if name not in document[section]
+    }
+    assert left_out == {"method.package"} and document.keys() == sections.keys()
+    page = (ROOT / "docs/reference/wire-format.md").read_text()
+    assert "`method.package` is omitted if it is unset; every other unset setting is `null`." in page
+
+
 CUT = 'name = "a"\ntask = "x"\n[sampling]\ntruncated_sampling = "correct"\n'
 STEP = 'name = "a"\ntask = "x"\n[step]\n'
 TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_total_tokens = 200000"

@@ -14,7 +14,7 @@ from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.config.renamed_keys import (
     MANIFEST_KEYS,
     NODE_KEYS,
-    NODE_VALUES,
+    VALUES,
     refuse_old_keys,
     variable_of,
     with_new_keys,
@@ -77,7 +77,7 @@ def test_the_command_line_says_so_too(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("key", "old", "new"), [(key, old, new) for key, values in NODE_VALUES.items() for old, new in values.items()]
+    ("key", "old", "new"), [(key, old, new) for key, values in VALUES.items() for old, new in values.items()]
 )
 def test_an_old_value_is_refused_with_its_new_name(key: str, old: str, new: str, tmp_path: Path) -> None:
     section, _, name = key.partition(".")
@@ -106,6 +106,7 @@ def test_a_new_key_wins_over_an_old_one_and_nothing_else_changes() -> None:
     assert changed == {"door": {"other": 2}, "access": {"allow": [3]}, "swarm": "no table", "name": "x"}
     assert tables["door"] == {"allow": [1], "other": 2}, "the argument is as it was"
     refuse_old_keys(changed, NODE_KEYS, source="x")
+    assert with_new_keys({"door": {"allow": [1]}, "access": 3}, NODE_KEYS) == {"access": 3}, "for a check to refuse"
 
 
 def test_a_manifest_of_schema_1_without_old_keys_is_refused() -> None:

@@ -20,7 +20,7 @@ ALLOWED: dict[str, tuple[int, int]] = {}
 
 LONG_MESSAGES = {
     "ftis_node/cli": 2,
-    "ftis_node/config": 2,
+    "ftis_node/config": 1,
     "ftis_node/evaluation": 1,
     "ftis_node/learner": 1,
     "ftis_node/memory": 1,

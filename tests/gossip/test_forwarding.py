@@ -23,7 +23,7 @@ STRANGERS = {f"{number:032x}": StoredRun(8, 1) for number in range(MAX_TOPICS)}
 def _followed() -> set[str]:
     """The topics that are read now."""
     names = [task.get_name() for task in asyncio.all_tasks() if not task.cancelling()]
-    return {name.removeprefix("forward ") for name in names if name.startswith("forward ")}
+    return {name.removeprefix("topic ") for name in names if name.startswith("topic ")}
 
 
 async def test_runs_of_a_stranger_take_no_topic_from_a_larger_run(

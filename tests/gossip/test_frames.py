@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip import GossipLimits
+from ftis_node.gossip import GossipCounters, GossipLimits
+from ftis_node.gossip.services import Services
 from ftis_node.gossip.wire_format import (
     CHUNK_BYTES,
     Frame,
     ItemCollector,
+    RpcService,
     pack_ids,
-    read_bodies,
     read_frame,
     unpack_ids,
 )
 from tests.loop_clock import LoopClock
 
-LIMITS = GossipLimits(max_ids_per_request=3, num_bodies_per_lookup=2)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LIMITS = GossipLimits(max_ids_per_request=3)
 
 
 def _stream(data: bytes, *, is_over: bool = False) -> asyncio.StreamReader:
@@ -84,12 +89,14 @@ def test_bad_requests_are_refused(packed: bytes) -> None:
 async def test_few_bodies_are_looked_up_at_a_time() -> None:
     batches = []
 
-    async def lookup(ids: list[bytes]) -> list[bytes]:
+    async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:
         batches.append(len(ids))
         return ids
 
     ids = [bytes([number]) * 32 for number in range(5)]
-    assert [body async for body in read_bodies(lookup, ids, limits=LIMITS)] == ids  # type: ignore[arg-type]
+    services = Services(limits=GossipLimits(num_bodies_per_lookup=2), counters=GossipCounters())
+    services.lookup = lookup
+    assert [body async for body in services.handlers[RpcService.FETCH]("peer", b"".join(ids))] == ids
     assert batches == [2, 2, 1]
 
 

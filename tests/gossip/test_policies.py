@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, NetworkSettings, SwarmPhase
 from ftis_node.gossip.dialer import usable_addresses
-from ftis_node.gossip.directory.entries import OwnEntries
+from ftis_node.gossip.directory.entries import is_of_another
 from ftis_node.gossip.pubsub import AnnouncementQueue
-from ftis_node.gossip.services import StreamSlots
+from ftis_node.gossip.services import AdmissionControl, OverBudget
 from ftis_node.gossip.types import ConnectionFacts
+from ftis_node.gossip.wire_format import RpcService
+from ftis_node.swarm.lru import LruDict
 from tests.gossip.test_multiaddr import PEER, RELAY
 
 
@@ -38,11 +42,21 @@ def test_claimed_addresses_must_name_the_claimant() -> None:
     assert usable_addresses(PEER, claimed[1:2]) == []
 
 
-def test_slots_have_two_bounds() -> None:
-    slots = StreamSlots(max_total=3, max_per_peer=2)
-    assert [slots.take(peer) for peer in ("a", "a", "a", "b", "b")] == [True, True, False, True, False]
-    slots.give_back("a")
-    assert [slots.take("b"), slots.take("b")] == [True, False]
+async def test_streams_have_two_bounds() -> None:
+    admission = AdmissionControl(GossipLimits(max_streams=3, max_streams_per_peer=2))
+    streams = {"a": ExitStack(), "b": ExitStack()}
+
+    def is_admitted(peer: str) -> bool:
+        try:
+            streams[peer].enter_context(admission.admitted(peer, RpcService.FETCH))
+        except OverBudget as error:
+            assert error.reason == "busy"
+            return False
+        return True
+
+    assert [is_admitted(peer) for peer in ("a", "a", "a", "b", "b")] == [True, True, False, True, False]
+    streams["a"].close()
+    assert [is_admitted("b"), is_admitted("b")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +113,14 @@ def test_limits_and_settings_must_be_positive(tmp_path: object) -> None:
 
 
 def test_an_entry_of_a_former_life_is_no_twins() -> None:
-    entries = OwnEntries()
-    assert not entries.is_of_another(100.0)
-    entries.note(400.0)
-    assert not entries.is_of_another(399.0), "of a former life"
-    assert not entries.is_of_another(400.0)
-    assert entries.is_of_another(401.0)
+    assert not is_of_another(100.0, own=())
+    own = LruDict[float, None](64)
+    own[400.0] = None
+    assert not is_of_another(399.0, own=own), "of a former life"
+    assert not is_of_another(400.0, own=own)
+    assert is_of_another(401.0, own=own)
     for number in range(1000):
-        entries.note(500.0 + number)
-    assert not entries.is_of_another(1499.0)
-    assert entries.is_of_another(1499.5)
+        own[500.0 + number] = None
+    assert not is_of_another(400.0, own=own), "an own entry that is no longer remembered"
+    assert not is_of_another(1499.0, own=own)
+    assert is_of_another(1499.5, own=own)

@@ -82,7 +82,7 @@ ModelSeedsOption = Annotated[
 ]
 SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds for every setting.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="First seed.")]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each node.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps of each node.")]
 PromptsOption = Annotated[
     int, typer.Option("--prompts", min=0, help="Prompts of an update, over all nodes; 0: as in --run.")
 ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ftis_node.errors import RecordError
 from ftis_node.gossip.directory.entries import (
     EntryKind,
-    OwnEntries,
+    is_of_another,
     pack_manifest,
     sign_entry,
     split_private,
@@ -62,6 +62,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 NUM_SKEWS = 9
+MAX_OWN_ENTRIES = 64
 READ_BACK_EVERY = 10
 NUM_HOLDERS_ASKED = 5
 
@@ -77,7 +78,7 @@ class Directory:
         self._peer_id = config.identity.peer_id
         self._skews_s = LruDict[str, float](NUM_SKEWS)  # by peer: its clock minus our monotonic clock
         self._num_stored = Counter[EntryKind]()
-        self._own_entries = OwnEntries()
+        self._own_expiries = LruDict[float, None](MAX_OWN_ENTRIES)
 
     @classmethod
     async def attach(cls, control_path: Path, config: P2pdConfig) -> Directory:
@@ -149,7 +150,7 @@ class Directory:
     async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
         """Register this node among the run's members; return whether a node accepted it."""
         key = bucket_key(run_id, bucket_of(self._peer_id))
-        if self._own_entries.has_any:
+        if self._own_expiries:
             with suppress(TimeoutError):
                 await self._look_for_duplicate(key)  # before our next entry replaces the other node's
         return await self._store(EntryKind.MEMBER, run_id, key, self._peer_id, payload, ttl_s=ttl_s)
@@ -170,7 +171,7 @@ class Directory:
         found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
         raw = dict(entries_in(found[key])).get(self._peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._config.limits.max_record_bytes)
-        if entry is not None and self._own_entries.is_of_another(entry.expires_at):
+        if entry is not None and is_of_another(entry.expires_at, own=self._own_expiries):
             self._config.on_duplicate_identity()
 
     def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
@@ -248,7 +249,7 @@ class Directory:
         """Store an entry. Every tenth is read back: `store` returns True even if no node can read the entry."""
         expires_at = time.time() + ttl_s
         if kind is EntryKind.MEMBER:
-            self._own_entries.note(expires_at)
+            self._own_expiries[expires_at] = None
         first, private = split_private(kind, payload)
         ciphertext = self._config.cipher.encrypt(private, kind.name, self._peer_id)
         entry = sign_entry(self._config.identity, kind, run_id, first + ciphertext, expires_at=expires_at)

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.wire_format import RUN_ID, bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_text, verify
-from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ftis_node.records.identity import Identity
 
 DIRECTORY_DOMAIN = b"ftis-node/directory/1\n"
@@ -37,30 +38,14 @@ SHARDS_MARK = "shards="
 _HEAD = struct.Struct(">B38sd64sB")
 MAX_MANIFEST_BYTES = 1 << 16
 RUN_ID_HEX = 32
-MAX_REMEMBERED = 64
 
 
-class OwnEntries:
-    """The entries that this process registered, by their expiry (Unix time), to detect another node of its identity.
+def is_of_another(expires_at: float, *, own: Collection[float]) -> bool:
+    """Return whether another node under this identity created the entry that expires at `expires_at`.
 
-    Entries of an earlier process do not count: they expire before the first entry of this process.
+    `own` are the expiries of this process's newest entries. Those of an earlier process are before all of them.
     """
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._made = LruDict[float, None](MAX_REMEMBERED)
-
-    def note(self, expires_at: float) -> None:
-        self._first = expires_at if self._first is None else min(self._first, expires_at)
-        self._made[expires_at] = None
-
-    @property
-    def has_any(self) -> bool:
-        return self._first is not None
-
-    def is_of_another(self, expires_at: float) -> bool:
-        """Return whether another node created the entry under this identity with this expiry."""
-        return self._first is not None and expires_at > self._first and expires_at not in self._made
+    return bool(own) and expires_at > min(own) and expires_at not in own
 
 
 def pack_manifest(canonical: bytes) -> bytes:

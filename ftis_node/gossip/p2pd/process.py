@@ -1,4 +1,8 @@
-"""The p2pd process: check of the listen addresses, command line, key file, start, output, stop."""
+"""The p2pd process: check of the listen addresses, command line, key file, start, output, stop.
+
+If the daemon is killed, p2pd ends because its last control connection breaks. If the daemon is killed before it has
+connected, p2pd ends after `-idleTimeout`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,8 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError, UsageError
@@ -22,13 +24,13 @@ from ftis_node.telemetry.faults import watched_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
 
 logger = logging.getLogger(__name__)
-LAUNCHER = Path(__file__).with_name("launcher.py")
 READY_MARK = "Peer ID:"
 NUM_LINES_KEPT = 20
 LAST_OUTPUT_S = 2.0  # to read the last output of a p2pd that has ended
@@ -43,10 +45,22 @@ def check_free(addresses: Iterable[ListenAddress]) -> None:
     p2pd does not report a conflict: it listens with SO_REUSEPORT, and each of two nodes gets some of the connections.
     """
     for address in addresses:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        kind = socket.SOCK_STREAM if address.transport == "tcp" else socket.SOCK_DGRAM
         try:
-            _try_to_bind(address)
+            with socket.socket(family, kind) as probe:
+                if address.transport == "tcp":  # connections in TIME_WAIT do not matter
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address.host, address.port))
         except OSError as error:
-            raise UsageError(f"cannot listen on {address.text}: {_reason(error, address)}") from None
+            why = {
+                errno.EADDRINUSE: f"port {address.port} is taken; choose another",
+                errno.EADDRNOTAVAIL: f"this machine has no address {address.host}; choose another",
+                errno.EACCES: f"port {address.port} needs rights that this user lacks; choose one above 1023",
+            }.get(error.errno or 0, f"{error.strerror}; choose another")
+            raise UsageError(f"cannot listen on {address.text}: {why} with --listen") from None
 
 
 def pin_ports(requested: Sequence[ListenAddress], actual: Iterable[str]) -> tuple[ListenAddress, ...]:
@@ -58,26 +72,6 @@ def pin_ports(requested: Sequence[ListenAddress], actual: Iterable[str]) -> tupl
         ports = [int(part[4]) for part in parts if part[3] == address.transport]
         pinned.append(address.with_port(ports[0]) if address.port == 0 and ports else address)
     return tuple(pinned)
-
-
-def _try_to_bind(address: ListenAddress) -> None:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    kind = socket.SOCK_STREAM if address.transport == "tcp" else socket.SOCK_DGRAM
-    with socket.socket(family, kind) as probe:
-        if address.transport == "tcp":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not matter
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        probe.bind((address.host, address.port))
-
-
-def _reason(error: OSError, address: ListenAddress) -> str:
-    reasons = {
-        errno.EADDRINUSE: f"port {address.port} is taken; choose another with --listen",
-        errno.EADDRNOTAVAIL: f"this machine has no address {address.host}; choose another with --listen",
-        errno.EACCES: f"port {address.port} needs rights that this user lacks; choose one above 1023 with --listen",
-    }
-    return reasons.get(error.errno or 0, f"{error.strerror}; choose another with --listen")
 
 
 def p2pd_arguments(
@@ -155,7 +149,7 @@ class P2pdProcess:
         if on_one_core:
             variables["GOMAXPROCS"] = "1"
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), str(p2pd_path())),
+            str(p2pd_path()),
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

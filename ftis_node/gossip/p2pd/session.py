@@ -36,7 +36,7 @@ CONTROL_NAME = "p2pd.sock"
 STREAMS_NAME = "streams.sock"
 PROBE_NAME = "probe.sock"
 KEY_NAME = "p2pd.key"
-_NAMES = (CONTROL_NAME, STREAMS_NAME, PROBE_NAME, KEY_NAME, KEY_NAME + ".new")
+_NAMES = (CONTROL_NAME, STREAMS_NAME, PROBE_NAME, KEY_NAME, f"{KEY_NAME}.tmp")
 logger = logging.getLogger(__name__)
 EXIT_GRACE_S = 0.2  # p2pd closes its sockets shortly before it exits
 

@@ -1,6 +1,6 @@
 """Recovery of a damaged home before its node starts, without the operator. The third column is the event.
 
-    new malformed lines of the event log  skipped; the original log is kept in damaged/      `recovered`
+    new malformed lines of the event log  stay in it; all readers skip them                   `recovered`
     a damaged `peers.sqlite`              moved to damaged/; readable rows are kept           `recovered`
     a damaged `replay.sqlite`             moved to damaged/; the buffer starts empty          `recovered`
     a buffer that lost commits            moved to damaged/; the buffer starts empty          `buffer_rolled_back`
@@ -13,18 +13,15 @@ A node does not fetch lost groups of peers again, because it may have trained on
 from __future__ import annotations
 
 import logging
-import shutil
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ftis_node.files import replace_file
 from ftis_node.node.peers.store import copy_peers
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
-from ftis_node.telemetry.events import EventLog, event_log_files
-from ftis_node.telemetry.history import read_head
+from ftis_node.telemetry.events import EventLog
 
 if TYPE_CHECKING:
     import sqlite3
@@ -40,46 +37,26 @@ log = logging.getLogger(__name__)
 
 
 def rescue_files(home: Home) -> None:
-    """Replace damaged databases and event logs. The caller holds the home's lock.
+    """Replace damaged databases. The caller holds the home's lock.
 
     Raise OSError and sqlite3.Error for disk errors, MachineError if another program holds one of the files.
     """
     snapshot = EventLogSnapshot(home)
     record = snapshot.read()
-    if record.num_damaged and (num_lines := repair_event_log(home.events, home.damaged)):
-        log.warning("%d lines of the event log were damaged: the original is in %s", num_lines, home.damaged)
-        _note(home, file=home.events.name, why="lines that are no events", num_lost=num_lines, folder=str(home.damaged))
-        record = snapshot.read()
+    if record.num_damaged:
+        log.warning("%d lines of the event log are damaged: all readers skip them", record.num_damaged)
+        _write(home, "recovered", file=home.events.name, why="lines that are no events", num_lost=record.num_damaged)
+        snapshot.renew()  # else the next start reports them again
     _rescue_peers(home)
     reset_buffer_if_damaged(home, record)
-
-
-def repair_event_log(path: Path, damaged: Path) -> int:
-    """Remove malformed lines from the event log and its rotated files; return their number. Raise OSError.
-
-    A node must start in spite of lines that a disk corrupted, or zeros after a power cut. The folder `damaged` keeps
-    the original file. A half-written last line is not damage: `telemetry/events.py` removes it.
-    """
-    return sum(_repair_file(file, damaged) for file in event_log_files(path))
-
-
-def _repair_file(file: Path, damaged: Path) -> int:
-    with file.open("rb") as lines:
-        num_damaged = sum(line.endswith(b"\n") and read_head(line) is None for line in lines)
-    if num_damaged:
-        damaged.mkdir(exist_ok=True)
-        shutil.copy2(file, damaged / file.name)
-        with file.open("rb") as lines:
-            replace_file(file, b"".join(line for line in lines if line.endswith(b"\n") and read_head(line)))
-    return num_damaged
 
 
 def _rescue_peers(home: Home) -> None:
     rescued = rescue(home.peers, home.damaged, copy=copy_peers)
     if rescued is not None:
-        saved = f"{rescued.num_rows} peers are kept, the original is in {rescued.folder}"
-        log.warning("%s was damaged (%s): %s", rescued.name, rescued.why, saved)
-        _note(home, file=rescued.name, why=rescued.why, num_saved=rescued.num_rows, folder=str(rescued.folder))
+        name, why, num_rows, folder = rescued.name, rescued.why, rescued.num_rows, rescued.folder
+        log.warning("%s was damaged (%s): %d peers are kept, the original is in %s", name, why, num_rows, folder)
+        _write(home, "recovered", file=name, why=why, num_saved=num_rows, folder=str(folder))
 
 
 def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
@@ -104,7 +81,7 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
     if reset is not None:
         log.warning("replay buffer damaged: it starts empty; %s; the original is in %s", reset.why, reset.folder)
         if not (found and reset.why == str(found[0])):
-            _note(home, file=reset.name, why=reset.why, num_saved=0, folder=str(reset.folder))
+            _write(home, "recovered", file=reset.name, why=reset.why, num_saved=0, folder=str(reset.folder))
             return
         lost = found[0]
     elif is_missing and (record.expected or record.used or record.last_number):
@@ -121,10 +98,6 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
         num_used=lost.num_wrong,
         last_number=lost.last_number,
     )
-
-
-def _note(home: Home, **fields: str | int) -> None:
-    _write(home, "recovered", **fields)
 
 
 def _write(home: Home, name: str, **fields: str | int) -> None:

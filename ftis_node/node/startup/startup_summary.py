@@ -17,7 +17,7 @@ from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object, replace_file
 from ftis_node.node.storage.disk_space import checkpoint_step
-from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration
+from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration, plural
 from ftis_node.telemetry.status import EndWord, Status
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def end_lines(
 ) -> list[str]:
     """Return the lines for the end of a start, from its first and last status and its counters."""
     saved = checkpoint_step(home) if settings.learns else after.learner.step
-    lines = [_heading(before, after, saved=saved)]
+    is_finished = after.node.end == EndWord.FINISHED
+    raised = raised_budgets(msgspec.to_builtins(after.budget)) if is_finished else None
     facts = {
         "pass@1": _accuracy(after),
         "groups": _groups(before, after, counters),
@@ -102,9 +103,9 @@ def end_lines(
         "saved": f"{home.root}, the checkpoint of step {saved}" if settings.learns else str(home.root),
         "export": _command("export", home, "--out", "MODEL") if settings.learns and after.learner.step else "",
         "report": _command("report", home),
-        "go on": start_command(home, raised=_raised(after)),
+        "go on": start_command(home, raised=raised),
     }
-    return lines + _labeled(facts, indent="  ")
+    return [_heading(before, after, saved=saved), *_labeled(facts, indent="  ")]
 
 
 def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[str] | None:
@@ -168,18 +169,18 @@ def _shared(settings: NodeSettings) -> str:
 
 def _heading(before: Status, after: Status, *, saved: int) -> str:
     first, last = before.learner.step, after.learner.step
-    steps = f"{_count(last - first, 'step')} trained"
-    if last > first:
-        steps += f" ({first} to {last})"
-    elif not last:
-        steps = f"{_count(after.generation.groups_made - before.generation.groups_made, 'group')} generated"
+    groups = plural(after.generation.groups_made - before.generation.groups_made, "group")
     if after.node.role == "exchange":
-        steps = f"{_count(after.generation.groups_made - before.generation.groups_made, 'group')} of the trainer shared"
+        done = f"{groups} of the trainer shared"
+    elif last:
+        done = f"{plural(last - first, 'step')} trained" + (f" ({first} to {last})" if last > first else "")
+    else:
+        done = f"{groups} generated"
     spent = duration(after.node.uptime_s)
     if after.node.end == EndWord.FINISHED:
-        return f"finished: {steps} in {spent}"
+        return f"finished: {done} in {spent}"
     end = f"stopped at step {last}" if last else "stopped"
-    return f"{end}, {'saved' if saved >= last else f'saved only to step {saved}'}: {steps} in {spent}"
+    return f"{end}, {'saved' if saved >= last else f'saved only to step {saved}'}: {done} in {spent}"
 
 
 def _accuracy(status: Status) -> str:
@@ -210,17 +211,6 @@ def _tokens(before: Status, after: Status) -> str:
     made = after.generation.tokens_made - before.generation.tokens_made
     trained = after.budget.learn_tokens.used - before.budget.learn_tokens.used
     return f"{made:,} generated, {trained:,} trained on"
-
-
-def _raised(status: Status) -> dict[str, int]:
-    if status.node.end != EndWord.FINISHED:
-        return {}
-    amounts = {name: getattr(status.budget, name) for name in BUDGET_UNITS}
-    return raised_budgets({name: {"limit": amount.limit, "left": amount.left} for name, amount in amounts.items()})
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _command(name: str, home: Home, *more: str) -> str:

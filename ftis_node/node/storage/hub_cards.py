@@ -20,6 +20,7 @@ from ftis_node.models.source import HUB_ID
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rollout_rows import rows_schema
 from ftis_node.tasks.registry import hub_datasets, task_licenses
+from ftis_node.telemetry.health_summary import plural
 from ftis_node.telemetry.status import Status
 from ftis_node.telemetry.terminal_text import printable
 
@@ -204,7 +205,7 @@ def write_data_card(
     datasets.info.DatasetInfosDict({"default": info}).to_dataset_card_data(metadata)
     rows = [
         *_run_rows(record, license=license),
-        ("groups", f"{totals.own_groups:,} own, {totals.foreign_groups:,} of {_peers(totals.num_peers)}"),
+        ("groups", f"{totals.own_groups:,} own, {totals.foreign_groups:,} of {plural(totals.num_peers, 'peer')}"),
         ("tokens", f"{totals.own_tokens:,} own, {totals.foreign_tokens:,} of peers"),
     ]
     text = DATA_CARD.format(
@@ -268,10 +269,6 @@ def _accuracy_of(record: RunRecord, task: str) -> str:
     first, last = same[0], same[-1]
     before = f"{first.pass_at_1:.3f} at step {first.step}, " if first is not last else ""
     return f"{before}{last.pass_at_1:.3f} at step {last.step} ({last.n} problems of {task}, greedy)"
-
-
-def _peers(number: int) -> str:
-    return "1 peer" if number == 1 else f"{number:,} peers"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

@@ -54,6 +54,9 @@ def parse(line: bytes) -> Event | None:
         return None
 
 
+GARBAGE = b"\xfb"  # the first byte of lines that the fault `trail-garbage` made of events
+
+
 @dataclass
 class EventLogMemory:
     """All events that were ever seen in the trail at `path`, in their order."""
@@ -67,7 +70,7 @@ class EventLogMemory:
 
     def look(self) -> None:
         """Reads the trail."""
-        lines = [line for file in event_log_files(self.path) for line in _lines(file)]
+        lines = [line for file in event_log_files(self.path) for line in _lines(file) if not line.startswith(GARBAGE)]
         self.is_torn = bool(lines) and not lines[-1].endswith(b"\n")
         whole = lines[:-1] if self.is_torn else lines
         known = [hash(line) in self._seen for line in whole]

@@ -1,27 +1,25 @@
-"""Key file, ports, socket folder, and a child process that dies with its parent."""
+"""Key file, ports, socket folder, and a child process that ends with its parent."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from ftis_node.errors import UsageError
 from ftis_node.files import replace_file
 from ftis_node.gossip import parse_listen_address
-from ftis_node.gossip.p2pd import launcher
-from ftis_node.gossip.p2pd.process import check_free, libp2p_private_key, pin_ports
+from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments, pin_ports
 from ftis_node.gossip.p2pd.session import prepare_sockets
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import eventually, process_is_gone
+from tests.gossip.helpers import eventually, process_is_gone, settings
 
-LAUNCHER = Path(launcher.__file__)
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_key_file_holds_seed_and_public_key() -> None:
@@ -100,37 +98,51 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         prepare_sockets(tmp_path / "run")
 
 
-PARENT = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-I", "-S", {launcher!r}, str(os.getpid()), "/bin/sleep", "60"])
-print(child.pid, flush=True)
-time.sleep(60)
+DAEMON = """
+import asyncio, sys
+from pathlib import Path
+from ftis_node.gossip.p2pd.config import P2pdConfig
+from ftis_node.gossip.p2pd.session import open_session
+from tests.gossip.helpers import settings
+
+async def main():
+    chosen = settings(Path(sys.argv[1]))
+    async with open_session(P2pdConfig(settings=chosen), listen=chosen.listen_addresses) as session:
+        print(session.process.pid, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
 """
 
 
-async def test_a_launched_program_dies_with_its_parent() -> None:
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT.format(launcher=str(LAUNCHER)), stdout=asyncio.subprocess.PIPE
+async def test_p2pd_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
+    daemon = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", DAEMON, str(tmp_path)), stdout=asyncio.subprocess.PIPE
     )
-    assert parent.stdout is not None
-    pid = int(await parent.stdout.readline())
-    await eventually(lambda: psutil.Process(pid).name() == "sleep")
-    parent.kill()
-    await parent.wait()
+    assert daemon.stdout is not None
+    pid = int(await daemon.stdout.readline())
+    assert not process_is_gone(pid)
+    daemon.kill()
+    await daemon.wait()
     try:
-        await eventually(lambda: process_is_gone(pid), within_s=5)
+        await eventually(lambda: process_is_gone(pid), within_s=20)
     finally:
         if not process_is_gone(pid):
             os.kill(pid, 9)
 
 
-def test_a_program_whose_parent_has_ended_already_is_not_launched() -> None:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", LAUNCHER, "1", "/bin/echo", "launched"],
-        capture_output=True,
-        text=True,
-        check=False,
+async def test_p2pd_ends_by_itself_if_no_daemon_connects(tmp_path: Path) -> None:
+    replace_file(tmp_path / "key", libp2p_private_key(Identity.generate()), mode=0o600)
+    arguments = p2pd_arguments(
+        settings(tmp_path, start_timeout_s=1.0),
+        listen=[parse_listen_address("/ip4/127.0.0.1/tcp/0")],
+        control_path=tmp_path / "control",
+        key_path=tmp_path / "key",
+        is_public=False,
     )
-    assert done.returncode == 1
-    assert "the parent has ended" in done.stderr
-    assert done.stdout == ""
+    process = await P2pdProcess.start(arguments, timeout_s=30)
+    try:
+        async with asyncio.timeout(20):
+            await process.ended()
+    finally:
+        await process.stop(timeout_s=0)

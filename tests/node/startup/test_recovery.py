@@ -35,6 +35,7 @@ from ftis_node.swarm.reputation import Behaviour, ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog, read_events
+from ftis_node.telemetry.history import read_head
 from tests.models.tiny_models import save_tiny
 from tests.node.training.test_token_budget import live, manifest_of
 from tests.replay.test_buffer import ANN, ME, accepted
@@ -243,10 +244,32 @@ def test_a_reset_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.Mo
         patch.setattr(integrity, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
         with pytest.raises(OSError, match="power"):
             heal(home)
-    assert not home.replay.exists()
+    assert home.replay.exists()
     heal(home)
     assert_reset(home)
-    assert not list(home.damaged.glob("*/UNFINISHED"))
+
+
+@pytest.mark.parametrize("moved", ["the file", "the file, not its log"])
+def test_a_reset_that_was_cut_off_without_a_file_in_place_is_taken_up(
+    home: Home, monkeypatch: pytest.MonkeyPatch, moved: str
+) -> None:
+    overwrite(home.replay, 8 * PAGE, noise(PAGE))
+    log = home.replay.with_name("replay.sqlite-wal")
+
+    def die(folder: Path) -> None:
+        if folder.parent == home.damaged:
+            raise OSError("the power goes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(integrity, "sync_to_disk", die)
+        with pytest.raises(OSError, match="power"):
+            heal(home)
+    assert not home.replay.exists()
+    if moved == "the file, not its log":
+        log.write_bytes(noise(PAGE))
+    heal(home)
+    assert_reset(home)
+    assert not list(home.root.glob("*.new")) and not log.exists()
 
 
 @pytest.mark.parametrize(
@@ -489,13 +512,16 @@ def test_a_step_that_the_learner_lost_has_used_nothing(home: Home) -> None:
     assert len(ready_ids(home)) == 30
 
 
-def test_lines_that_are_no_events_are_left_out_and_kept(home: Home) -> None:
+def test_lines_that_are_no_events_are_skipped_and_reported_once(home: Home) -> None:
     lines = home.events.read_bytes().splitlines(keepends=True)
     lines[4:4] = [b"\xff\x00 no event {\n", b'{"time": "never"}\n']
     home.events.write_bytes(b"".join(lines))
     heal(home)
-    assert told(home, "recovered")[0]["num_lost"] == 2
-    assert (home.damaged / "events.jsonl").read_bytes() == b"".join(lines)
+    assert home.events.read_bytes().startswith(b"".join(lines)), "the log is as it was, and longer"
+    assert read_event_log_summary(home.events).num_damaged == 2
+    heal(home)
+    home.events.write_bytes(b"".join(line for line in home.events.read_bytes().splitlines(True) if read_head(line)))
+    assert [event["num_lost"] for event in told(home, "recovered")] == [2], "reported once"
     assert len(told(home, "admitted")) == NUM_GROUPS
 
 
