@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
 MAX_UNVERIFIED = 256  # in another one: claims of peers to hold a group
-MAX_CONFIRMED_AT_ONCE = 64  # ids in one message
+MAX_TO_CONFIRM = 1 << 14  # in a third one: groups of a peer to confirm to it
 
 
 class RetryQueue(Generic[ItemT]):
@@ -78,11 +78,17 @@ class IdsByPeer:
 
     def take(self, most: int) -> list[tuple[str, bytes]]:
         """Remove and return up to `most` ids, one of each peer; these peers move to the end."""
-        taken = []
-        for peer_id in list(self._ids)[:most]:
-            taken.append((peer_id, self._pop_of(peer_id)))
-            if (rest := self._ids.pop(peer_id, None)) is not None:
-                self._ids[peer_id] = rest
+        return [(peer_id, self._take_of(peer_id, 1)[0]) for peer_id in list(self._ids)[:most]]
+
+    def take_of_next(self, may_take: Callable[[str], bool], *, most: int) -> tuple[str, list[bytes]] | None:
+        """Remove and return up to `most` ids of the next peer for which `may_take` is true; None if there is none."""
+        peer_id = next(filter(may_take, self._ids), None)
+        return None if peer_id is None else (peer_id, self._take_of(peer_id, most))
+
+    def _take_of(self, peer_id: str, most: int) -> list[bytes]:
+        taken = [self._pop_of(peer_id) for _ in range(min(most, len(self._ids[peer_id])))]
+        if (rest := self._ids.pop(peer_id, None)) is not None:
+            self._ids[peer_id] = rest  # at the end
         return taken
 
     def _pop_of(self, peer_id: str) -> bytes:
@@ -93,39 +99,3 @@ class IdsByPeer:
             del self._ids[peer_id]
         self._num_ids -= 1
         return group_id
-
-
-class ConfirmationQueue:
-    """Round-robin queue of confirmations to send, by the groups' sender.
-
-    Above `max_senders` the oldest sender is dropped. Groups above `max_groups` are not added. Their senders announce
-    them again, and then the node confirms them.
-    """
-
-    def __init__(self, *, max_senders: int = 256, max_groups: int = 256) -> None:
-        """`max_groups` is per sender."""
-        self._max_senders = max_senders
-        self._max_groups = max_groups
-        self._due: dict[str, dict[bytes, None]] = {}  # in the order of sending
-
-    def __len__(self) -> int:
-        """Return the number of senders with a confirmation to send."""
-        return len(self._due)
-
-    def add(self, sender: str, group_id: bytes) -> None:
-        """Add a group of `sender` that this node stores."""
-        groups = self._due.setdefault(sender, {})
-        if len(groups) < self._max_groups:
-            groups[group_id] = None
-        if len(self._due) > self._max_senders:
-            del self._due[next(iter(self._due))]
-
-    def take(self, may_send: Callable[[str], bool] = lambda _: True) -> tuple[str, list[bytes]] | None:
-        """Return the next sender for which `may_send` is true, and groups for one message; None if there is none."""
-        sender = next(filter(may_send, self._due), None)
-        if sender is None:
-            return None
-        groups = list(self._due.pop(sender))
-        if rest := groups[MAX_CONFIRMED_AT_ONCE:]:
-            self._due[sender] = dict.fromkeys(rest)
-        return sender, groups[:MAX_CONFIRMED_AT_ONCE]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from ftis_node.gossip.types import GossipLimits
-from ftis_node.swarm.delivery import (
-    MAX_CONFIRMED_AT_ONCE,
-    ConfirmationQueue,
-    IdsByPeer,
-    RetryQueue,
-)
+from ftis_node.node.loops.confirmations import MAX_IDS
+from ftis_node.swarm.delivery import IdsByPeer, RetryQueue
 
 GROUP, OTHER = b"g" * 32, b"o" * 32
 
@@ -80,32 +76,22 @@ def test_claims_are_taken_in_turn_and_bounded() -> None:
     assert claims.take(8) == []
 
 
-def test_all_of_a_sender_at_once_and_senders_in_turn() -> None:
-    queue = ConfirmationQueue()
-    for sender, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3"), ("a", b"1")):
-        queue.add(sender, group_id)
-    assert queue.take() == ("a", [b"1", b"3"])
-    queue.add("a", b"4")
-    assert queue.take() == ("b", [b"2"]), "it comes before one that was told a moment ago"
-    assert queue.take() == ("a", [b"4"])
-    assert queue.take() is None
+def test_all_of_a_peer_at_once_and_peers_in_turn() -> None:
+    ids = IdsByPeer(capacity=100)
+    for peer, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3")):
+        ids.add(peer, group_id)
+    assert ids.take_of_next(lambda peer: True, most=64) == ("a", [b"1", b"3"])
+    ids.add("a", b"4")
+    assert ids.take_of_next(lambda peer: True, most=64) == ("b", [b"2"]), "it comes before one whose turn just was"
+    assert ids.take_of_next(lambda peer: peer != "a", most=64) is None
+    assert ids.take_of_next(lambda peer: True, most=64) == ("a", [b"4"])
+    assert len(ids) == 0
 
 
-def test_too_many_are_forgotten() -> None:
-    queue = ConfirmationQueue(max_senders=2, max_groups=2)
-    for group_id in (b"1", b"2", b"3"):
-        queue.add("a", group_id)
-    queue.add("b", b"4")
-    assert queue.take() == ("a", [b"1", b"2"])
-    for sender in ("c", "d"):
-        queue.add(sender, b"5")
-    assert [queue.take(), queue.take()] == [("c", [b"5"]), ("d", [b"5"])], "b was here longest"
-
-
-def test_a_message_has_the_ids_that_the_wire_allows() -> None:
-    queue, ids = ConfirmationQueue(), [bytes([number]) for number in range(MAX_CONFIRMED_AT_ONCE + 1)]
-    for group_id in ids:
-        queue.add("a", group_id)
-    assert queue.take() == ("a", ids[:-1])
-    assert queue.take() == ("a", ids[-1:])
-    assert GossipLimits().max_ids_per_request == MAX_CONFIRMED_AT_ONCE
+def test_what_one_message_does_not_hold_waits_for_the_next_turn() -> None:
+    ids = IdsByPeer(capacity=100)
+    for peer, group_id in (("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"4")):
+        ids.add(peer, group_id)
+    taken = [ids.take_of_next(lambda peer: True, most=2) for _ in range(4)]
+    assert taken == [("a", [b"1", b"2"]), ("b", [b"4"]), ("a", [b"3"]), None]
+    assert GossipLimits().max_ids_per_request == MAX_IDS

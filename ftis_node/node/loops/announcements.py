@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.swarm.delivery import ConfirmationQueue
+from ftis_node.swarm.delivery import MAX_TO_CONFIRM, IdsByPeer
 from ftis_node.swarm.demand import eligible_members, is_assigned
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
@@ -69,7 +69,7 @@ class AnnouncementHandler:
         self._malformed = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, hash of a payload): charged once
         self._limiter = RateLimiter[str](max_per_minute=self.context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
-        self.to_confirm = ConfirmationQueue()
+        self.to_confirm = IdsByPeer(capacity=MAX_TO_CONFIRM)
         self.has_to_confirm = asyncio.Event()
         self.announcements_by_shard: Counter[int] = Counter()
         self.members: AssignmentMembers | None = None  # None: no groups are assigned, since the node pulls all or none

@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 BURST = 4  # to one sender at once: a node that ends after a few groups has its confirmations
 WINDOW_S = 0.5  # no peer waits for a confirmation; a repeated announcement is due after 10 s
 MAX_SENDING = 8  # confirmations in flight to senders of one pace
+MAX_IDS = 64  # in one message
 POLL_INTERVAL_S = 0.2
 
 
@@ -66,7 +67,7 @@ class ConfirmationLoop:
                     async with asyncio.timeout(WINDOW_S if len(self._queue) else None):
                         await self._changed.wait()
                 self._changed.clear()
-                while (due := self._queue.take(self._may_send)) is not None:
+                while (due := self._queue.take_of_next(self._may_send, most=MAX_IDS)) is not None:
                     tasks.create_task(self._send(*due), name=f"confirm-{due[0][-6:]}")
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
