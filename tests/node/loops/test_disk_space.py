@@ -122,7 +122,7 @@ async def test_the_least_needed_goes_first_and_no_more_than_is_needed(full: Full
     assert full.used_bytes <= used - used // 16
     assert 0 < full.buffer._db.execute("SELECT count(*) FROM groups WHERE state = 'released'").fetchone()[0] < 200
     await full.check(full.used_bytes - 60 * KB)
-    went = await full.check(full.used_bytes - 40 * KB)
+    went = await full.check(full.used_bytes - 30 * KB)
     assert went[-1:] == ["old events"] and len(event_log_files(full.home.events)) < 3
     assert not (full.home.logs / "learner.log.1").exists()
     assert (full.home.logs / "learner.log").stat().st_size == 25 * KB
