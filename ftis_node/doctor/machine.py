@@ -56,10 +56,9 @@ NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: vLLM's torch is bu
 INSTALL_TORCH = "install torch's build for this machine: pip install --force-reinstall torch"
 
 
-def check_limits(home: Home, settings: NodeSettings | None) -> Iterator[CheckResult]:
+def check_limits(home: Home, settings: NodeSettings) -> Iterator[CheckResult]:
     """Yield whether the disk has the space that `settings` allow the home, and the system enough open files."""
-    if settings is not None:
-        yield _room(home, settings)
+    yield _room(home, settings)
     yield files_in(open_files().reachable)
 
 

@@ -20,7 +20,8 @@ from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from tests.attacks.victim import patiently
-from tests.gossip.helpers import eventually, settings
+from tests.gossip.helpers import settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

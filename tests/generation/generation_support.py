@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -67,13 +66,6 @@ def tiny_model(
         with torch.no_grad():
             model.lm_head.weight[VOCAB_SIZE:] = model.lm_head.weight[:6] * 1.05
     return model
-
-
-async def eventually(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
-    """Return when something that happens elsewhere has come true."""
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.002)
 
 
 def save_model(folder: Path, **options: Any) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from generation_fake_worker import UNANSWERED
-from generation_support import EOS_ID, PYTHON_PATH, MakeClient, eventually, one_group, proof, publish
+from generation_support import EOS_ID, PYTHON_PATH, MakeClient, one_group, proof, publish
 
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerationResult
@@ -21,6 +21,7 @@ from ftis_node.generation.messages import Generated
 from ftis_node.generation.time_limits import Throughput
 from ftis_node.records.group import Completion, FinishReason
 from ftis_node.workers.supervisor import WorkerState
+from tests.waiting import eventually
 
 
 async def test_a_group_arrives_as_records(make_client: MakeClient) -> None:

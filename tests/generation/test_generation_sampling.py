@@ -12,7 +12,6 @@ import torch
 from generation_support import (
     CLOSE,
     SETTINGS,
-    eventually,
     file_tensors,
     fresh_logprobs,
     make_request,
@@ -27,6 +26,7 @@ from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.weight_store import WeightStore
 from tests import cpu_sharing
+from tests.waiting import eventually
 
 PROMPT = [3, 1, 4]
 CPU = torch.device("cpu")

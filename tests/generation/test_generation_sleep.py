@@ -18,7 +18,6 @@ from generation_support import (
     EMBEDDING_ROWS,
     SETTINGS,
     MakeClient,
-    eventually,
     make_request,
     one_group,
     proof,
@@ -46,6 +45,7 @@ from ftis_node.workers.supervisor import Supervisor, WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
 from ftis_node.workers.wire import Done
 from tests.loop_clock import LoopClock
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -21,7 +21,6 @@ from generation_support import (
     SETTINGS,
     VOCAB_SIZE,
     damage,
-    eventually,
     file_tensors,
     fresh_logprobs,
     make_request,
@@ -32,6 +31,7 @@ from ftis_node.errors import ModelError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.workers.weight_store import WeightStore, probe_logprobs, probe_token_ids
+from tests.waiting import eventually
 
 GREEDY = SamplingSettings(temperature=0.0)
 NEVER: frozenset[int] = frozenset()  # no id ends a completion

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from generation_support import EMBEDDING_ROWS, eventually, file_tensors, fresh_logprobs, save_model, tiny_model
+from generation_support import EMBEDDING_ROWS, file_tensors, fresh_logprobs, save_model, tiny_model
 from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
 from ftis_node.errors import OutOfMemoryError, WorkerDiedError, WorkerError
@@ -23,6 +23,7 @@ from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

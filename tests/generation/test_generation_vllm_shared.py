@@ -16,7 +16,6 @@ import torch
 from generation_support import (
     CLOSE,
     EMBEDDING_ROWS,
-    eventually,
     file_tensors,
     mixed_logprobs,
     num_sampled_by_old,
@@ -33,6 +32,7 @@ from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.tensor_file import checksum
 from ftis_node.workers.weight_store import PublishedWeights, WeightStore, prove
 from tests import cpu_sharing
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

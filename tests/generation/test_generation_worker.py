@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from generation_support import EMBEDDING_ROWS, SETTINGS, eventually, fresh_logprobs, save_model, tiny_model
+from generation_support import EMBEDDING_ROWS, SETTINGS, fresh_logprobs, save_model, tiny_model
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import EngineError, ModelError, UnknownArchitectureError, WorkerDiedError
@@ -25,6 +25,7 @@ from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
+from tests.waiting import eventually
 
 PROMPT = (3, 1, 4, 1, 5)
 

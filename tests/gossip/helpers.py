@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import NetworkSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ftis_node.gossip import Gossip, GossipMessage
@@ -32,19 +31,6 @@ def settings(folder: Path, **changes: Any) -> NetworkSettings:
         "retry": ExponentialBackoff(first_s=0.5, ceiling_s=2.0),
     }
     return NetworkSettings(**values | changes)
-
-
-async def eventually(condition: Callable[[], Any | Awaitable[Any]], *, within_s: float = 40.0) -> Any:
-    """Waits until `condition` holds and returns what it gave. Fails with its text after `within_s` seconds."""
-    deadline = asyncio.get_running_loop().time() + within_s
-    while True:
-        value = condition()
-        if inspect.isawaitable(value):
-            value = await value
-        if value:
-            return value
-        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s} s: {inspect.getsource(condition)}"
-        await asyncio.sleep(0.05)
 
 
 async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> GossipMessage:

@@ -16,7 +16,8 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID, dht_pb2
 from ftis_node.gossip.wire_format import RpcService, protocol, record_key, topic
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
+from tests.gossip.helpers import Shelf, announce_until_heard, settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,7 +15,8 @@ from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.wire_format import Frame, RpcService, pack_ids, protocol, write_frame
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
+from tests.gossip.helpers import Shelf, announce_until_heard, settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

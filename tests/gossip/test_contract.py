@@ -16,7 +16,8 @@ from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, random_id, settings
+from tests.gossip.helpers import Shelf, announce_until_heard, hear, random_id, settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -14,7 +14,8 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.wire_format import RUN_ID, Frame, RpcService, pack_ids, protocol, topic, write_frame
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import read_secret
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
+from tests.gossip.helpers import Shelf, announce_until_heard, hear, settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

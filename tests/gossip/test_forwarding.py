@@ -9,7 +9,8 @@ from ftis_node.gossip.bootstrap import MAX_TOPICS, BootstrapNode
 from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.gossip.wire_format import topic
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import eventually, settings
+from tests.gossip.helpers import settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

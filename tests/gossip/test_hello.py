@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ftis_node.gossip.membership import MAX_HELLOS_IN_FLIGHT, MemberProbe
-from tests.gossip.helpers import eventually
+from tests.waiting import eventually
 
 
 class Answers:

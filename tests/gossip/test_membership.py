@@ -14,7 +14,8 @@ from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
-from tests.gossip.helpers import eventually, settings
+from tests.gossip.helpers import settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

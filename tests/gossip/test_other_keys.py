@@ -16,8 +16,9 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import RpcService, protocol, topic
 from ftis_node.records.identity import Identity, is_peer_id
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
+from tests.gossip.helpers import Shelf, announce_until_heard, settings
 from tests.gossip.visitors import KEY_TYPES, Visitor, visiting
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

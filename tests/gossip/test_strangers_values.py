@@ -22,7 +22,8 @@ from ftis_node.gossip.wire_format import bucket_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import bucket_of
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
+from tests.gossip.helpers import Shelf, announce_until_heard, hear, settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

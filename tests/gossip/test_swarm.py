@@ -19,7 +19,8 @@ from ftis_node.gossip import FetchOutcome, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually, files_under, process_is_gone, settings
+from tests.gossip.helpers import Shelf, announce_until_heard, files_under, process_is_gone, settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

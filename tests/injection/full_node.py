@@ -19,7 +19,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import NO_DELAY
+from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status, upkeep
@@ -32,10 +32,10 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.faults import unhandled_errors
-from tests.gossip.helpers import eventually
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
 from tests.trained_models import trained_model
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable

@@ -18,7 +18,6 @@ from ftis_node.node.supervision.task_monitor import AT_WORK
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.events import read_events
 from tests.attacks.member import joined
-from tests.gossip.helpers import eventually
 from tests.injection.full_node import (
     FullNode,
     Victim,
@@ -32,6 +31,7 @@ from tests.injection.full_node import (
 from tests.injection.hostile import Hostile
 from tests.injection.injector import Injector
 from tests.injection.table import FOR_ALL, STORE, injected
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 

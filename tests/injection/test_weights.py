@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.swarm.peer_guard import Place
-from tests.gossip.helpers import eventually
 from tests.injection.injector import Injector
 from tests.injection.table import GENERATORS, LEARNERS
 from tests.node.loops.test_weights import _one_model, _pair
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -240,6 +240,12 @@ def test_a_size_that_a_task_does_not_have_is_refused(tmp_path: Path) -> None:
         make_tiny("l", tmp_path)
 
 
+def test_the_command_takes_every_size_that_the_message_names() -> None:
+    from ftis_node.cli.commands.tiny import Size as OfTheCommand
+
+    assert {size.value for size in OfTheCommand} == {*RECIPES, *SUMS_RECIPES}
+
+
 @pytest.mark.parametrize("size", SUMS_RECIPES)
 def test_a_model_of_sums_is_made_and_can_be_loaded(size: Size, tmp_path: Path) -> None:
     report = make_tiny(size, tmp_path, task="sums", scale=0.005)

@@ -33,7 +33,7 @@ from ftis_node.learner.core import Learner
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.preload import Timing
-from tests.gossip.helpers import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 

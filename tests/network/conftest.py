@@ -17,8 +17,8 @@ from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import eventually
 from tests.network.hosts import Host, Internet, what_is_missing
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

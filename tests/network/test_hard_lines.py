@@ -13,8 +13,9 @@ import pytest
 from bench.stubs.stub_node import stub_group
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import FetchOutcome
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually
+from tests.gossip.helpers import Shelf, announce_until_heard
 from tests.network.conftest import all_connected, num_members
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from bench.stubs.stub_node import StubNode

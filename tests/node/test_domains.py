@@ -17,9 +17,8 @@ from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import NO_DELAY, Rounds
-from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
-from ftis_node.lab.experiment.trial import HonestSender
+from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
+from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import plan_run
@@ -27,8 +26,8 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import read_events
-from tests.gossip.helpers import eventually
 from tests.node.support import manifest_text
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -150,6 +149,7 @@ async def stepped(
     """Real nodes on these homes, which have done their steps together."""
     step, swarm = plans[0].manifest.step, LoopbackSwarm()
     nodes: list[NodeComponents] = []
+    places: list[RoundMember] = []
     lockstep = SynchronousRounds(Rounds(step.own_groups, step.foreign_groups, (STEPS,) * len(homes)))
     for number, (home, plan) in enumerate(zip(homes, plans, strict=True)):
         settings = NodeSettings(
@@ -157,11 +157,13 @@ async def stepped(
         )
         makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
         parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
-        lockstep.enter(HonestSender(parts), Validator(parts.context.state, parts.registry), last_step=STEPS)
+        validator, quota = Validator(parts.context.state, parts.registry), RoundQuota(lockstep.rounds)
+        places.append(RoundMember(parts.context.peer_id, parts.counters, STEPS, quota, validator))
+        lockstep.enter(places[-1])
         nodes.append(parts)
     async with asyncio.TaskGroup() as tasks:
-        for parts in nodes:
-            tasks.create_task(_live(parts, lockstep))
+        for parts, place in zip(nodes, places, strict=True):
+            tasks.create_task(_live(parts, lockstep, place))
     return nodes
 
 
@@ -180,17 +182,17 @@ def _write(path: Path, manifest: RunManifest) -> str:
     return str(path)
 
 
-async def _live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
+async def _live(parts: NodeComponents, lockstep: SynchronousRounds, place: RoundMember) -> None:
     wiring = Wiring(parts)
     loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop.run()) for loop in loops]
         gate = RoundGate(
             lockstep,
-            peer_id=parts.context.peer_id,
-            manifest=parts.context.manifest,
+            place,
+            settings=parts.context.manifest.step,
             slots=parts.slots,
-            ready=parts.reader,
+            ready_foreign=parts.reader.ready_foreign,
         )
         await wiring.train_loop(gate, last_step=STEPS).run()
         for task in running:

@@ -20,10 +20,10 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import eventually
 from tests.gossip.helpers import settings as network
 from tests.models.tiny_models import save_tiny
 from tests.node.support import ANY_PORT, started, write_manifest
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -32,9 +32,9 @@ from ftis_node.records.identity import Identity
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import read_events
-from tests.gossip.helpers import eventually
 from tests.models.tiny_models import save_tiny
 from tests.node.nodes import components
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

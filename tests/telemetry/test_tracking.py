@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +18,10 @@ import pytest
 import ftis_node
 from ftis_node.errors import ConfigError
 from ftis_node.telemetry.tracking import TrackedRun, TrackerThread, Tracking, check_installed, numbers_of
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 LIMIT_S = 20.0
 
@@ -37,13 +37,6 @@ def curve(folder: Path, name: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     return [(entry.step, entry.value) for entry in events.Scalars(name)]
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 async def test_tensorboard_joins_two_starts_to_one_curve(tmp_path: Path) -> None:
@@ -65,7 +58,7 @@ async def test_a_fault_is_said_once_and_the_tracker_comes_back(
     tracking = Tracking.to(["tensorboard"], run_in(tmp_path))
     for step in (1, 2):
         tracking.log(step, {"loss": 1.0})
-    eventually(lambda: tracking.counts()["tensorboard"]["failed"] == 2)
+    wait_until(lambda: tracking.counts()["tensorboard"]["failed"] == 2)
     in_the_way.unlink()
     tracking.log(3, {"loss": 1.5})
     await tracking.close(limit_s=LIMIT_S)

@@ -30,6 +30,7 @@ from ftis_node.telemetry.faults import unhandled_errors
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.process import WorkerProcess
 from ftis_node.workers.supervisor import WorkerState
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,14 +51,6 @@ def is_gone(pid: int) -> bool:
 def num_builds(trace: Path) -> int:
     """How many processes began to build themselves."""
     return len(list(trace.glob("built-*")))
-
-
-async def eventually(condition, *, within_s: float = 5.0) -> None:
-    """Wait for a condition of another process."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        await asyncio.sleep(0.02)
 
 
 async def test_calls_are_served_side_by_side(make_supervisor: MakeSupervisor) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.lab.experiment.runner import ExperimentProgress
     from ftis_node.lab.experiment.trial import Trial
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
@@ -205,11 +204,7 @@ def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jo
         specs = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
         make_models(specs, out / "models", jobs=jobs, watch=show)
         show(None, "starting")
-
-        def watch(now: ExperimentProgress) -> None:
-            show(now.fraction, f"{now.trials_done} of {now.num_trials} done")
-
-        results = run_trials(kind.trials, out, jobs=jobs, watch=watch)
+        results = run_trials(kind.trials, out, jobs=jobs, watch=show)
     return kind.write_report(results, out)
 
 

@@ -12,9 +12,10 @@ from ftis_node.cli.progress import show_fraction
 
 
 class Size(StrEnum):
-    """Sizes; `l` exists only for the task `sums`."""
+    """Sizes; `sm` exists only for the task `arithmetic`, `l` only for `sums`."""
 
     S = "s"
+    SM = "sm"
     M = "m"
     L = "l"
 
@@ -25,7 +26,13 @@ class TinyTask(StrEnum):
 
 
 def tiny(
-    size: Annotated[Size, typer.Option("--size", help="s: about 0.2M parameters; m: 0.8M; l (task sums only): 3.1M.")],
+    size: Annotated[
+        Size,
+        typer.Option(
+            "--size",
+            help="s: about 0.2M parameters; sm (task arithmetic only): 0.5M; m: 0.8M; l (task sums only): 3.1M.",
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder to write the model to.")],
     task: Annotated[
         TinyTask, typer.Option("--task", help="Task in which the model is partly competent.")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.lab.experiment.in_process import InProcessGeneration
-    from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
+    from ftis_node.lab.experiment.rounds import SynchronousRounds
     from ftis_node.node.components import NodeComponents
     from ftis_node.records.group import Completion, Group
 
@@ -62,12 +62,7 @@ class ByzantineNode:
         self._bodies: dict[bytes, bytes] = {}
         self._words = [i for i in range(parts.tokenizer.vocab_size) if i not in parts.tokenizer.eos_ids]
         self._unseen = [i for i in self._words if not parts.tokenizer.decode([i]).strip()]  # not visible in the text
-        self.groups_sent = 0
         parts.gossip.serve(self._lookup)
-
-    @property
-    def peer_id(self) -> str:
-        return self._parts.context.peer_id
 
     async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
         """Send groups in every round."""
@@ -87,12 +82,12 @@ class ByzantineNode:
     async def _send(self, group: Group) -> None:
         prompt_ids = self._parts.tokenizer.encode_prompt(self._parts.task.resolve(group.prompt_ref).prompt)
         completions = [await self._distorted(completion, prompt_ids) for completion in group.completions]
-        false = replace(group.with_completions(completions), number=self.groups_sent + 1)
+        false = replace(group.with_completions(completions), number=self._parts.counters.groups_sent + 1)
         envelope = seal_group(false, self._parts.context.identity, codec=self._parts.context.settings.swarm.codec)
         data = envelope.to_bytes()
         self._bodies[envelope.id] = data
         await self._parts.gossip.announce(announce_group(envelope, false, envelope_bytes=len(data)).to_bytes())
-        self.groups_sent += 1
+        self._parts.counters.groups_sent += 1
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         return [self._bodies[group_id] for group_id in ids if group_id in self._bodies]

@@ -6,25 +6,21 @@ docs/research/experiments.md describes them. In the F-TIS paper's experiments `s
 
 from __future__ import annotations
 
-import multiprocessing
-import queue
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import FtisError, UsageError
+from ftis_node.errors import UsageError
+from ftis_node.lab.experiment.pool import call_in_processes, report
 from ftis_node.lab.tiny import make_tiny
 from ftis_node.lab.tiny_sums import RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from multiprocessing.context import SpawnProcess
-    from multiprocessing.queues import Queue
     from pathlib import Path
 
     from ftis_node.telemetry.log import OnProgress
 
-POLL_S = 0.5
 LORA_MARK = ":lora"
 COPY_MARK = "~"  # s, m, s~2, m~2: marks the second node with a model
 LATE_MARK = "@late"  # s, m, s~2, m@late: marks the only node with delayed weights
@@ -123,34 +119,15 @@ def make_models(
 ) -> None:
     """Make the models that are missing in `folder`, `jobs` at a time. Raises FtisError if making one fails."""
     missing = {name: arguments for name, arguments in models.items() if not (folder / name / "config.json").exists()}
-    spawn = multiprocessing.get_context("spawn")
-    progress: Queue[tuple[str, float]] = spawn.Queue()
-    workers = {
-        name: spawn.Process(target=_make, args=(name, folder / name, dict(arguments), progress))
-        for name, arguments in missing.items()
-    }
-    waiting = list(workers.values())
-    started: list[SpawnProcess] = []
-    fractions = dict.fromkeys(missing, 0.0)
-    try:
-        while waiting or any(worker.is_alive() for worker in started):
-            while waiting and (jobs is None or sum(worker.is_alive() for worker in started) < jobs):
-                started.append(waiting.pop(0))
-                started[-1].start()
-            try:
-                name, fraction = progress.get(timeout=POLL_S)
-            except queue.Empty:
-                continue
-            fractions[name] = fraction
-            under_way = ", ".join(f"{name} {done:.0%}" for name, done in fractions.items() if 0 < done < 1)
-            watch(fmean(fractions.values()), f"making tiny models: {under_way}")
-    finally:
-        for worker in started:
-            worker.terminate()
-            worker.join()
-    for name, worker in workers.items():
-        if not (folder / name / "config.json").exists():
-            raise FtisError(f"making the tiny model {name} failed with exit code {worker.exitcode}")
+    if not missing:
+        return
+
+    def show(fractions: Mapping[str, float], num_left: int) -> None:
+        under_way = ", ".join(f"{name} {done:.0%}" for name, done in fractions.items() if 0 < done < 1)
+        watch(fmean(fractions.values()), f"making tiny models: {under_way}")
+
+    calls = {name: (name, folder / name, dict(arguments)) for name, arguments in missing.items()}
+    call_in_processes(_make, calls, jobs=jobs or len(calls), watch=show, failure="making a tiny model failed")
 
 
 def make_pair(folder: Path, *, seed: int, watch: OnProgress) -> Mapping[str, Path]:
@@ -159,10 +136,8 @@ def make_pair(folder: Path, *, seed: int, watch: OnProgress) -> Mapping[str, Pat
     return {size: folder / f"{size}-{seed}" for size in SIZES}
 
 
-def _make(name: str, target: Path, arguments: dict[str, Any], progress: Queue[tuple[str, float]]) -> None:
-    """Make one model in a child process. Its folder `target` appears only when it is complete."""
+def _make(name: str, target: Path, arguments: dict[str, Any]) -> None:
+    """Make one model in a process of the pool. Its folder `target` appears only when it is complete."""
     temporary = target.with_name(target.name + ".making")
-    make_tiny(
-        arguments.pop("size"), temporary, progress=lambda fraction, _: progress.put((name, fraction)), **arguments
-    )
+    make_tiny(arguments.pop("size"), temporary, progress=lambda fraction, _: report(name, fraction), **arguments)
     temporary.rename(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.lab.experiment.rounds import ALONE
+from ftis_node.lab.experiment.specs import ALONE
 from ftis_node.lab.experiment.summary import has_no_peers, payoff, varied_axes
 
 if TYPE_CHECKING:

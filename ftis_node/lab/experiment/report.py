@@ -19,7 +19,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
-from ftis_node.lab.experiment.rounds import ALONE, CONTROLS, is_alone, parse_alone
+from ftis_node.lab.experiment.specs import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.experiment.summary import (
     alone_line,
     estimate,

@@ -1,86 +1,29 @@
-"""Number of groups that each member of an experiment's swarm generates and takes in each step.
+"""Synchronous rounds: all nodes of an experiment take their n-th step together on the same groups, at any speed.
 
-While all members are present, a step takes the numbers in the manifest. After a member has left, the others compensate:
-an update keeps its size, and each generates an equal part of it.
-
-Delay of new weights in an experiment, in virtual time: optimizer steps instead of seconds.
-
-`swarm/transit.py` has the rule and `config/delay.py` the delays; nodes of a real swarm use the same in seconds. Here a
-delay may apply to the last node only: `fixed:8@peer`. Then its peers, whose own groups are fresh, receive stale ones.
-
-Baseline of an experiment: a node without peers, written `alone` among the methods. METHOD defaults to `grpo`.
-
-    alone[:own][:updates=K][:METHOD[:parameter=value...]]
+A round is complete when every node has generated its groups of this step and every other node has validated each of
+them. So the nodes need no clock, do not wait for rejected groups, and never train on half a round. A node that has
+finished its last step leaves: it generates and validates nothing more. The others compensate: an update keeps its
+size, and each generates an equal part of it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from ftis_node.config.delay import Delay, parse_delay
-from ftis_node.errors import UsageError
+from ftis_node.node.training.step_shares import ForeignShortfall
+from ftis_node.swarm.reasons import AFTER_VALIDATION
 
-NONE = "none"
-NO_DELAY = Delay(0, 0)
-OF_PEER = "@peer"
-ALONE = "alone"
-OWN = "own"
-UPDATES = "updates"
-DEFAULT_METHOD = "grpo"
-MAX_UPDATES = 64  # same limit as in the manifest
-CONTROLS = (
-    "alone:own",
-    *(f"alone:own:{UPDATES}={number}" for number in (1, 2, 4)),
-)  # drops a repeated number of updates
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+    from ftis_node.config.step import StepSection
+    from ftis_node.node.context import NodeCounters, NodeState
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.training.group_limits import SlotPool
 
-def parse_delays(spec: str) -> tuple[Delay, Delay | None]:
-    """Return the delay of all nodes, and the last node's if it differs, for `DELAY` or `DELAY@peer`. Raises
-    UsageError.
-    """
-    try:
-        delay = parse_delay(spec.removesuffix(OF_PEER))
-    except UsageError as error:
-        raise UsageError(f"{error}; DELAY{OF_PEER}: of the last node alone") from None
-    if not spec.endswith(OF_PEER):
-        return delay, None
-    if delay == NO_DELAY:
-        raise UsageError(f"{spec!r}: a late peer needs a delay above 0")
-    return NO_DELAY, delay
-
-
-def delay_alone(spec: str) -> str:
-    """Return the delay of the baseline for a swarm under `spec`. Raises UsageError."""
-    _, of_last = parse_delays(spec)
-    return spec if of_last is None else NONE
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineSpec:
-    """Parsed baseline. `updates` None: as in the run's manifest."""
-
-    own: bool
-    updates: int | None
-    method: str
-
-
-def is_alone(method: str) -> bool:
-    """Return whether a method of an experiment is a node without peers."""
-    return method.partition(":")[0] == ALONE
-
-
-def parse_alone(text: str) -> BaselineSpec:
-    """Parse `text`. Raises UsageError."""
-    rest = text.split(":")[1:]
-    own = rest[:1] == [OWN]
-    rest = rest[own:]
-    updates: int | None = None
-    if rest and rest[0].startswith(f"{UPDATES}="):
-        number = rest.pop(0).partition("=")[2]
-        if not number.isdecimal() or not 1 <= int(number) <= MAX_UPDATES:
-            raise UsageError(f"{text!r}: updates is a number from 1 to {MAX_UPDATES}")
-        updates = int(number)
-    return BaselineSpec(own, updates, ":".join(rest) or DEFAULT_METHOD)
+POLL_S = 0.004
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +87,154 @@ class RoundQuota:
         while len(self._due) <= step:
             self._due.append(self._due[-1] + self.shares(len(self._due))[0])
         return self._due[step]
+
+
+class Validator(NamedTuple):
+    """A node that validates the others' groups: its state, and its counts of validated groups by peer."""
+
+    state: NodeState
+    registry: PeerRegistry
+
+
+@dataclass(slots=True)
+class RoundMember:
+    """A sender in the rounds up to `last_step`. With a `validator`, it also validates the others' groups.
+
+    `begun` is the step that it waits for; it has finished all earlier ones.
+    """
+
+    peer_id: str
+    counters: NodeCounters
+    last_step: int
+    quota: RoundQuota
+    validator: Validator | None = None
+    begun: int = 1
+
+    def due(self, step: int) -> int:
+        """Return the number of groups that it has generated when this step's round is complete."""
+        return self.quota.due(min(step, self.last_step))
+
+    def has_done(self, step: int) -> bool:
+        """Return whether it has finished this step, or its last one."""
+        if self.begun > min(step, self.last_step):
+            return True
+        return step >= self.last_step and self.validator is not None and self.validator.state.step >= self.last_step
+
+
+class SynchronousRounds:
+    """Barrier for the rounds of one swarm."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds = rounds
+        self._members: dict[str, RoundMember] = {}  # by peer id
+
+    def enter(self, member: RoundMember) -> None:
+        self._members[member.peer_id] = member
+
+    def due(self, peer_id: str, step: int) -> int:
+        """Return the number of groups that this sender has generated when the round of `step` is complete."""
+        return self._members[peer_id].due(step)
+
+    def arrive(self, peer_id: str, step: int) -> None:
+        """Record that this node has finished all steps before `step`, including their effects on reputations."""
+        self._members[peer_id].begun = step
+
+    async def wait(self, step: int) -> None:
+        """Wait until the round of `step` is complete."""
+        await _until(lambda: self._is_complete(step))
+
+    async def begin(self, step: int) -> None:
+        """Wait until every node has finished the previous step, or its last one.
+
+        A node writes a step's metrics before its bans. If a peer announced a group between them, the group would be
+        neither accepted nor rejected.
+        """
+        validators = [member for member in self._members.values() if member.validator]
+        await _until(lambda: all(member.has_done(step - 1) for member in validators))
+
+    def _is_complete(self, step: int) -> bool:
+        members = self._members.values()
+        if not all(member.quota.is_known(min(step, member.last_step)) for member in members):
+            return False
+        if any(member.counters.groups_sent < member.due(step) for member in members):
+            return False
+        total = sum(member.due(step) for member in members)
+        return all(
+            _num_validated(member.validator.registry) >= total - member.due(step)
+            for member in members
+            if member.validator is not None and member.last_step >= step
+        )
+
+
+class RoundGate:
+    """A member's `node.gate.StepGate`: synchronous with the others, with no more groups than its rounds take.
+
+    If the run has `step.backfill_with_own`, the member compensates for rejected groups by planning its quota.
+    `ready_foreign` returns the sender and number of each remote group that is ready.
+    """
+
+    def __init__(
+        self,
+        lockstep: SynchronousRounds,
+        member: RoundMember,
+        *,
+        settings: StepSection,
+        slots: SlotPool,
+        ready_foreign: Callable[[], list[tuple[str, int]]],
+    ) -> None:
+        self._lockstep = lockstep
+        self._peer_id = member.peer_id
+        self._quota = member.quota
+        self._step_settings = settings
+        self._slots = slots
+        self._ready_foreign = ready_foreign
+        self._fill = ForeignShortfall()
+        self._slots.capacity = self._own_groups(1)
+
+    async def wait(self, step: int) -> bool:
+        """Return True when the round is complete.
+
+        The round's groups are generated only after every node has finished the previous step. Otherwise a node that
+        takes that step late would count them in its own round.
+        """
+        self._lockstep.arrive(self._peer_id, step)
+        await self._lockstep.begin(step)
+        self._slots.resize(self._own_groups(step))
+        await self._lockstep.wait(step)
+        if self._step_settings.backfill_with_own:
+            self._plan(step)
+        self._slots.resize(0)
+        return True
+
+    def shares(self, step: int) -> tuple[int, int]:
+        """Return the round's own and remote groups that the step takes."""
+        own, foreign = self._quota.shares(step)
+        drawn = self._step_settings
+        return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
+
+    def _own_groups(self, step: int) -> int:
+        return self._quota.shares(step)[0]
+
+    def _plan(self, step: int) -> None:
+        """Generate in the next round the groups that are missing in this one.
+
+        Groups of the next round that arrived early do not count.
+        """
+        senders = [sender for sender, number in self._ready_foreign() if number <= self._lockstep.due(sender, step)]
+        self._fill.note(self.shares(step)[1], senders)
+        own, _ = self._fill.shares(*self._lockstep.rounds.shares(step + 1))
+        self._quota.plan(step + 1, own)
+
+
+def _num_validated(registry: PeerRegistry) -> int:
+    judged = 0
+    for peer in registry.peers.values():
+        refused_later = sum(peer.refused[reason] for reason in AFTER_VALIDATION)  # counted as accepted before
+        judged += peer.accepted + peer.refused.total() - refused_later
+    return judged
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    """Poll until the condition holds. It depends on many parts of the swarm, which run meanwhile."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)

@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
-from ftis_node.lab.experiment.rounds import ALONE, delay_alone, is_alone, parse_alone
+from ftis_node.lab.experiment.specs import ALONE, delay_alone, is_alone, parse_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,7 @@
                  generate -> publish -> pull -> intake (validation) -> replay buffer -> train
 
 There is no training loop in this file. The members are nodes whose parts run in this process (`in_process.py`), with a
-gate that makes them synchronous (`synchronous_rounds.py`). The results come from their event logs, as in the demo.
+gate that makes them synchronous (`rounds.py`). The results come from their event logs, as in the demo.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from ftis_node.evaluation.members import Member
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import RoundQuota, Rounds
-from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
+from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, TrialResult, made_by, read_member
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
@@ -155,29 +154,13 @@ class Trial:
         return Rounds(step.num_generated, step.foreign_groups, tuple(map(self.last_step, members)))
 
 
-@dataclass(frozen=True, slots=True)
-class HonestSender:
-    """An honest member as a participant of the synchronous rounds."""
-
-    parts: NodeComponents
-
-    @property
-    def peer_id(self) -> str:
-        return self.parts.context.peer_id
-
-    @property
-    def groups_sent(self) -> int:
-        """Return the number of its groups announced so far."""
-        return self.parts.counters.groups_sent
-
-
 class TrialNode(NamedTuple):
-    """A member's node with the barrier of its swarm and its number of groups per step."""
+    """A member's node, the barrier of its swarm, and its place there."""
 
     member: TrialMember
     parts: NodeComponents
     lockstep: SynchronousRounds
-    quota: RoundQuota
+    place: RoundMember
 
 
 def run_trial(
@@ -219,8 +202,16 @@ async def _run(
             seed = trial.seed * len(trial.members) + index
             makers = InProcessNodeFactory(swarm, delay=trial.delay_of(member), seed=seed)
             parts = await stack.enter_async_context(running_components(_settings(trial, member), plan, home, makers))
-            quota = RoundQuota(together.rounds, plans=trial.manifest.step.backfill_with_own and member.lie is None)
-            nodes.append(TrialNode(member, parts, together, quota))
+            is_honest = member.lie is None
+            place = RoundMember(
+                parts.context.peer_id,
+                parts.counters,
+                trial.last_step(member),
+                RoundQuota(together.rounds, plans=trial.manifest.step.backfill_with_own and is_honest),
+                Validator(parts.context.state, parts.registry) if is_honest else None,
+            )
+            together.enter(place)
+            nodes.append(TrialNode(member, parts, together, place))
         await _run_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
         names = {node.parts.context.peer_id: node.member.name for node in nodes}
@@ -233,13 +224,6 @@ async def _run(
 
 async def _run_together(trial: Trial, nodes: Sequence[TrialNode], on_progress: Callable[[int], None]) -> None:
     """Wait until the last member has ended; the first failure ends all and is raised."""
-    for node in nodes:
-        if node.member.lie is None:
-            last_step = trial.last_step(node.member)
-            sender = HonestSender(node.parts)
-            node.lockstep.enter(
-                sender, Validator(node.parts.context.state, node.parts.registry), last_step=last_step, quota=node.quota
-            )
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_watch([node.parts.context.state for node in nodes], on_progress))
@@ -254,28 +238,21 @@ async def _run_together(trial: Trial, nodes: Sequence[TrialNode], on_progress: C
 
 
 async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generation) -> None:
-    member, parts, lockstep, quota = node
-    last_step = trial.last_step(member)
+    member, parts, lockstep, place = node
     if member.lie is not None:
         assert isinstance(parts.generation, InProcessGeneration)
         assert isinstance(learner, InProcessGeneration)
         byzantine = ByzantineNode(parts, parts.generation, learner, lie=member.lie, seed=trial.seed + index)
-        lockstep.enter(byzantine, last_step=last_step)
-        await byzantine.run(lockstep, steps=last_step)
+        await byzantine.run(lockstep, steps=place.last_step)
         return
     wiring = Wiring(parts)
     loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     gate = RoundGate(
-        lockstep,
-        peer_id=parts.context.peer_id,
-        manifest=parts.context.manifest,
-        slots=parts.slots,
-        ready=parts.reader,
-        quota=quota,
+        lockstep, place, settings=trial.manifest.step, slots=parts.slots, ready_foreign=parts.reader.ready_foreign
     )
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop.run(), name=type(loop).__name__) for loop in loops]
-        await wiring.train_loop(gate, last_step=last_step).run()
+        await wiring.train_loop(gate, last_step=place.last_step).run()
         for task in running:
             task.cancel()
 

@@ -2,7 +2,7 @@
 
 Fairness: an update takes the same number of completions in every trial, except with `sapo`, `newest:J` and `useful:J`.
 `alone` generates all of them itself. In a swarm of n nodes each generates 1/n and receives the others. The controls
-(`rounds.py`) generate as much as a node of the swarm and have no peers.
+(`specs.py`) generate as much as a node of the swarm and have no peers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ftis_node.config.section import first_problem
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.byzantine import LIES
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
-from ftis_node.lab.experiment.rounds import ALONE, CONTROLS, delay_alone, is_alone, parse_alone, parse_delays
+from ftis_node.lab.experiment.specs import ALONE, CONTROLS, delay_alone, is_alone, parse_alone, parse_delays
 from ftis_node.lab.experiment.trial import Trial, TrialMember
 from ftis_node.records.codec import CODECS
 

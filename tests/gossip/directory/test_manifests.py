@@ -20,7 +20,8 @@ from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, MSGPackSer
 from ftis_node.gossip.wire_format import manifest_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
-from tests.gossip.helpers import eventually, settings
+from tests.gossip.helpers import settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,8 @@ from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN, Identity
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import render_views
-from tests.gossip.helpers import eventually, settings
+from tests.gossip.helpers import settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,8 @@ from ftis_node.gossip import parse_listen_address
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments, pin_ports
 from ftis_node.gossip.p2pd.session import prepare_sockets
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import eventually, process_is_gone, settings
+from tests.gossip.helpers import process_is_gone, settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.pairs import Pair
 from ftis_node.lab.experiment.report import best_control, controls_table, paired_difference, worth
-from ftis_node.lab.experiment.rounds import BaselineSpec, parse_alone
+from ftis_node.lab.experiment.specs import BaselineSpec, parse_alone
 from ftis_node.lab.experiment.summary import final_accuracy, series_of
 from tests.lab.experiment.test_summary import member, result
 from tests.lab.experiment.test_trial_matrix import EXPERIMENT, PAIR

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.cli.commands import compare
 from ftis_node.lab.experiment.runner import MEMORY_DISK, SCRATCH_PREFIX, scratch_folder
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -95,12 +95,12 @@ def test_it_ends_on_sigterm_and_leaves_nothing_running(tiny_models: dict[str, Pa
     process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
     try:
         scratch = MEMORY_DISK / f"{SCRATCH_PREFIX}{process.pid}"
-        wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), limit_s=120)
+        wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), within_s=120)
         children = children_of(process.pid)
         assert children
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_LIMIT_S) == 130
-        wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), limit_s=STOP_LIMIT_S)
+        wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), within_s=STOP_LIMIT_S)
         assert not scratch.exists()
     finally:
         process.kill()
@@ -110,20 +110,13 @@ def test_its_processes_end_with_it_when_it_is_killed(tiny_models: dict[str, Path
     command = arguments(tiny_models, tmp_path, "--methods", "nois", "--steps", "2000")
     process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
     scratch = MEMORY_DISK / f"{SCRATCH_PREFIX}{process.pid}"
-    wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), limit_s=120)
+    wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), within_s=120)
     children = children_of(process.pid)
     process.kill()
     process.wait()
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), limit_s=STOP_LIMIT_S)
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), within_s=STOP_LIMIT_S)
     with scratch_folder():
         assert not scratch.exists()  # whoever comes next tidies up
-
-
-def wait_until(holds, *, limit_s: float) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def children_of(pid: int) -> list[int]:

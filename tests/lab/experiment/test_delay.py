@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.rounds import NO_DELAY, delay_alone, parse_delays
+from ftis_node.lab.experiment.specs import NO_DELAY, delay_alone, parse_delays
 from ftis_node.swarm.transit import VersionsInTransit
 
 

@@ -45,7 +45,7 @@ def test_ftis_is_ahead_of_nois_for_both_models(tmp_path: Path) -> None:
         seeds=range(2),
         lora_adapter=LoraSection(),
     )
-    lines = series_of(run_trials(experiment.trials(), tmp_path, jobs=2, watch=lambda standing: None))
+    lines = series_of(run_trials(experiment.trials(), tmp_path, jobs=2, watch=lambda fraction, what: None))
     learnt = {(line.method, line.model): line.along(TASK).mean for line in lines}
     for model in ("s", "m"):
         assert learnt["ftis", model] > learnt["nois", model] + MARGIN, learnt

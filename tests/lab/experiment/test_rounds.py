@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.experiment.rounds import RoundQuota, Rounds
-from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
-from ftis_node.node.context import NodeState
+from ftis_node.config.step import StepSection
+from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
+from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.training.group_limits import SlotPool
 
@@ -35,22 +32,10 @@ def test_an_update_must_be_shared_evenly_by_all_numbers_that_are_ever_there() ->
     assert Rounds(own=3, foreign=6, last_steps=(1, 3, 3, 3)).is_even  # 9 by three
 
 
-@dataclass
-class Sender:
-    """A member by its peer id and the number of groups that it sent."""
-
-    peer_id: str
-    groups_sent: int = 0
-
-
-@dataclass
-class Ready:
-    """A buffer with these ready groups: sender and running number."""
-
-    groups: list[tuple[str, int]]
-
-    def ready_foreign(self) -> list[tuple[str, int]]:
-        return self.groups
+def member(
+    peer_id: str, validator: Validator | None = None, *, last_step: int, quota: RoundQuota | None = None, sent: int = 0
+) -> RoundMember:
+    return RoundMember(peer_id, NodeCounters(groups_sent=sent), last_step, quota or RoundQuota(ROUNDS), validator)
 
 
 class RecordedRounds(SynchronousRounds):
@@ -82,13 +67,14 @@ class Swarm:
 
     def __init__(self) -> None:
         self.lockstep = SynchronousRounds(ROUNDS)
-        self.senders = [Sender(name) for name in "abc"]
         self.validators = [Validator(NodeState(), PeerRegistry()) for _ in "abc"]
-        for sender, validator, last_step in zip(self.senders, self.validators, ROUNDS.last_steps, strict=True):
-            self.lockstep.enter(sender, validator, last_step=last_step)
+        each = zip("abc", self.validators, ROUNDS.last_steps, strict=True)
+        self.members = [member(name, validator, last_step=last_step) for name, validator, last_step in each]
+        for one in self.members:
+            self.lockstep.enter(one)
 
     def judge(self, receiver: int, sender: int, accepted: int) -> None:
-        self.validators[receiver].registry.seen(self.senders[sender].peer_id).accepted = accepted
+        self.validators[receiver].registry.seen(self.members[sender].peer_id).accepted = accepted
 
     def is_complete(self, step: int) -> bool:
         return self.lockstep._is_complete(step)
@@ -96,20 +82,20 @@ class Swarm:
 
 def test_a_round_waits_for_those_who_are_there_and_for_nobody_else() -> None:
     swarm = Swarm()
-    for sender in swarm.senders:
-        sender.groups_sent = 2
+    for one in swarm.members:
+        one.counters.groups_sent = 2
     for receiver in range(3):
         for sender in {0, 1, 2} - {receiver}:
             assert not swarm.is_complete(1)
             swarm.judge(receiver, sender, 2)
     assert swarm.is_complete(1)
-    swarm.senders[1].groups_sent = swarm.senders[2].groups_sent = 5
+    swarm.members[1].counters.groups_sent = swarm.members[2].counters.groups_sent = 5
     swarm.judge(1, 2, 5)
     assert not swarm.is_complete(2)  # c has not judged b's second round
     swarm.judge(2, 1, 5)
     assert swarm.is_complete(2)  # a made and judged nothing more
     assert not swarm.is_complete(3)
-    swarm.senders[2].groups_sent = 11
+    swarm.members[2].counters.groups_sent = 11
     assert swarm.is_complete(3)
 
 
@@ -133,9 +119,9 @@ def test_a_plan_changes_what_is_due_from_its_step_on() -> None:
 def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
     swarm = Swarm()
     quota = RoundQuota(ROUNDS, plans=True)
-    swarm.lockstep.enter(Sender("d", groups_sent=9), last_step=3, quota=quota)
-    for sender in swarm.senders:
-        sender.groups_sent = 11
+    swarm.lockstep.enter(member("d", last_step=3, quota=quota, sent=9))
+    for one in swarm.members:
+        one.counters.groups_sent = 11
     for receiver in range(3):
         for sender in range(3):
             swarm.judge(receiver, sender, 11)
@@ -150,7 +136,8 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
     """Groups of the next round that are here already are no plenty."""
     rounds = Rounds(own=2, foreign=4, last_steps=(3, 3, 3))
     due = {("a", 1): 2, ("a", 2): 5}
-    quota, ready = RoundQuota(rounds, plans=True), Ready([("a", 1), ("a", 2), ("a", 3)])
+    quota = RoundQuota(rounds, plans=True)
+    ready = [("a", 1), ("a", 2), ("a", 3)]
     gate = _gate(RecordedRounds(rounds, due=due), SlotPool(8), ready, fill=True, quota=quota)
     await gate.wait(1)
     assert (gate.shares(1), gate.shares(2)) == ((2, 4), (3, 3))
@@ -158,15 +145,24 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
     assert gate.shares(3) == (3, 3)
 
 
-def _gate(rounds: SynchronousRounds, slots: SlotPool, ready: Ready, *, fill: bool, **more: Any) -> RoundGate:
-    manifest = RunManifest(name="r", task="arithmetic", step={"backfill_with_own": fill})
-    return RoundGate(rounds, peer_id="own", manifest=manifest, slots=slots, ready=ready, **more)
+def _gate(
+    rounds: SynchronousRounds,
+    slots: SlotPool,
+    ready: list[tuple[str, int]],
+    *,
+    fill: bool,
+    quota: RoundQuota | None = None,
+) -> RoundGate:
+    own = member("own", last_step=3, quota=quota)
+    return RoundGate(
+        rounds, own, settings=StepSection(backfill_with_own=fill), slots=slots, ready_foreign=lambda: ready
+    )
 
 
 async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_before_until_it_is_complete() -> None:
     slots = SlotPool(8)
     rounds = RecordedRounds(ROUNDS, slots=slots)
-    gate = _gate(rounds, slots, Ready([]), fill=False)
+    gate = _gate(rounds, slots, [], fill=False)
     for step in (1, 2):
         await gate.wait(step)
     assert rounds.seen == [("begin", 1, 2), ("wait", 1, 2), ("begin", 2, 0), ("wait", 2, 3)]
@@ -182,7 +178,7 @@ async def test_a_round_waits_for_the_last_step_of_one_who_leaves() -> None:
         Validator(NodeState(), PeerRegistry()),
     )
     for name, validator, last_step in (("slow", slow, 3), ("leaver", leaver, 1)):
-        lockstep.enter(Sender(name), validator, last_step=last_step)
+        lockstep.enter(member(name, validator, last_step=last_step))
     slow.state.step = 2
     lockstep.arrive("slow", 3)
     with pytest.raises(TimeoutError):

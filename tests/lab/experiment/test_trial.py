@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,14 +18,13 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError
 from ftis_node.lab.experiment import trial as trial_room
 from ftis_node.lab.experiment.pairs import Pair, PairMember
-from ftis_node.lab.experiment.rounds import Rounds
+from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.runner import run_trials
-from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
-from ftis_node.node.context import NodeState
+from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.training import step_gate
 from ftis_node.node.training.evaluation import Evaluator
@@ -250,18 +249,11 @@ def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
     assert late["arithmetic:add"] > 0.6 * late.total()
 
 
-class Sender(NamedTuple):
-    """A node that has sent two groups."""
-
-    peer_id: str
-    groups_sent: int = 2
-
-
 async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
-    registry, sender = PeerRegistry(), Sender("sender")
-    lockstep = SynchronousRounds(Rounds(own=2, foreign=2, last_steps=(1, 1)))
-    lockstep.enter(Sender("judge"), Validator(NodeState(), registry), last_step=1)
-    lockstep.enter(sender, last_step=1)
+    registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
+    lockstep = SynchronousRounds(rounds)
+    for name, validator in (("judge", Validator(NodeState(), registry)), ("sender", None)):
+        lockstep.enter(RoundMember(name, NodeCounters(groups_sent=2), 1, RoundQuota(rounds), validator))
     peer = registry.seen("sender")
     peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and found out
     assert not lockstep._is_complete(1)
@@ -324,12 +316,12 @@ def test_a_missing_model_is_named(experiment: Experiment, tmp_path: Path) -> Non
 def test_results_are_kept_and_not_made_again(experiment: Experiment, tmp_path: Path) -> None:
     heard: list[float] = []
     trials = replace(experiment, methods=("alone", "nois"), steps=1).trials()
-    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda standing: heard.append(standing.fraction))
+    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda fraction, what: heard.append(fraction))
     assert heard
     stored = tmp_path / "runs" / f"{trials[0].key}.json"
     marked = json.loads(stored.read_bytes()) | {"seconds": 12345.0}
     stored.write_text(json.dumps(marked))
-    again: list[TrialResult] = run_trials(trials, tmp_path, jobs=2, watch=lambda standing: None)
+    again: list[TrialResult] = run_trials(trials, tmp_path, jobs=2, watch=lambda fraction, what: None)
     assert [result.key for result in again] == [trial.key for trial in trials]
     assert again[0].seconds == 12345.0  # read, not run
     assert results[0].members == again[0].members
@@ -338,4 +330,4 @@ def test_results_are_kept_and_not_made_again(experiment: Experiment, tmp_path: P
 def test_a_trial_that_fails_ends_the_experiment_with_its_reason(experiment: Experiment, tmp_path: Path) -> None:
     pair = Pair("size", (PairMember("a", str(tmp_path / "nothing")), PairMember("b", str(tmp_path / "nothing"))))
     with pytest.raises(FtisError, match="nothing"):
-        run_trials([only(experiment, pairs=(pair,))], tmp_path, jobs=1, watch=lambda standing: None)
+        run_trials([only(experiment, pairs=(pair,))], tmp_path, jobs=1, watch=lambda fraction, what: None)

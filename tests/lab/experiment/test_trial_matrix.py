@@ -11,7 +11,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.pairs import Pair, PairMember, resolve_pair
-from ftis_node.lab.experiment.rounds import NO_DELAY
+from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.lab.experiment.trial import TrialMember, _settings
 from ftis_node.lab.experiment.trial_matrix import Experiment, _given, parse_method
 

@@ -16,10 +16,10 @@ from ftis_node.node.exchange.messages import PublishedGroup, TakeAnswer, TakeReq
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import MAX_PENDING, MAX_TAKE_BYTES, PROMPT_BYTES
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import eventually
 from tests.node.exchange.parts import MANIFEST, exchanging, own_group, serving
 from tests.node.exchange.test_group_exchange import ANSWER
 from tests.replay.test_buffer import accepted
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,8 +17,8 @@ from ftis_node.records.envelope import Announcement, Envelope, join_announcement
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.rate_limits import RateLimiter
-from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,9 +23,9 @@ from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
 from ftis_node.validation import Accepted
 from tests.conftest import make_completion, make_group
-from tests.gossip.helpers import eventually
 from tests.node.nodes import ME, MODEL, components, events_of, notes_of
 from tests.node.support import sections_of
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Accepted
-from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import RNG, LightSwarm, held, identity_of, manifest_of
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

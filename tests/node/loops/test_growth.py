@@ -8,8 +8,8 @@ from bench.stubs.stub_node import stub_group
 from ftis_node.node.training import evaluation
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.telemetry.status import EvalStatus
-from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import RNG, LightSwarm, held, manifest_of
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,11 +28,11 @@ from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
-from tests.gossip.helpers import eventually
 from tests.node.nodes import ME, components
 from tests.node.support import admission_of, sections_of
 from tests.tasks.hostile_task import HostileTask
 from tests.validation.test_pipeline import MANIFEST, _context, _Scorer, _Tokenizer
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

@@ -27,7 +27,7 @@ from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.events import read_events
-from tests.gossip.helpers import eventually
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

@@ -14,8 +14,8 @@ from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
 from ftis_node.swarm.delivery import RetryQueue
-from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import ANNOUNCED, ASKED, LightSwarm, held, identity_of, manifest_of
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,9 +34,10 @@ from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer, o
 from ftis_node.workers.durable import complete_folder
 from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from tests.conftest import TOKENIZER
-from tests.gossip.helpers import eventually, settings
+from tests.gossip.helpers import settings
 from tests.node.nodes import components, events_of
 from tests.node.support import manifest_text
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator

@@ -16,6 +16,7 @@ from ftis_node.node.supervision.task_monitor import TaskMonitor, stack_of, waiti
 from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, ServiceManager, Watchdog
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import ANY_PORT, started
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 WAIT_S = 30.0
 START_S = 120.0  # of a process on a busy machine
 QUICK = ObserveSection.model_construct(event_loop_stall_warn_s=1.0, event_loop_stall_exit_s=1e9, task_stuck_s=1e9)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - a thread and a file set no asyncio.Event
-            await asyncio.sleep(0.02)
 
 
 def read_a_slow_disk(is_enough: Callable[[], object]) -> None:
@@ -44,9 +39,9 @@ async def test_the_code_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
     watchdog = Watchdog(QUICK, poll_interval_s=0.05)
     watchdog.events = EventLog(path)
     with watchdog.watching():
-        await until(lambda: watchdog.lag.mean_s is not None)
+        await eventually(lambda: watchdog.lag.mean_s is not None)
         read_a_slow_disk(lambda: "read_a_slow_disk" in str(read_events(path, name="loop_blocked")))
-        await until(lambda: read_events(path, name="loop_turns_again"))
+        await eventually(lambda: read_events(path, name="loop_turns_again"))
     watchdog.events.close()
     every = read_events(path, name="loop_blocked")  # a busy machine may have blocked it before
     named = [event for event in every if any(place.endswith("read_a_slow_disk") for place in event["stack"])]
@@ -142,7 +137,7 @@ async def test_systemd_hears_of_a_node_that_turns_and_of_no_stuck_one(tmp_path: 
                 async with asyncio.timeout(WAIT_S):
                     assert await loop.sock_recv(systemd, 64) == ALIVE
             with waiting_for("what never comes", endless=False):
-                await until(watchdog.board.stuck)
+                await eventually(watchdog.board.stuck)
                 _drain(systemd)
                 await asyncio.sleep(1.2)  # two beats
                 assert _drain(systemd) == 0

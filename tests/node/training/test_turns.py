@@ -24,7 +24,7 @@ from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import NO_DELAY
+from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_node

@@ -1,0 +1,58 @@
+"""Calls in parallel processes: their progress arrives, and the first failure ends them with its reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import UsageError, WorkerDiedError
+from ftis_node.lab.experiment.pool import call_in_processes, report
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def write(name: str, folder: Path) -> None:
+    report(name, 0.5)
+    (folder / name).write_text(os.environ["OMP_NUM_THREADS"])
+
+
+def refuse(name: str) -> None:
+    raise UsageError(f"{name} is wrong")
+
+
+def divide(name: str) -> None:
+    raise ZeroDivisionError(name)
+
+
+def die(name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_every_call_is_made_on_one_core_and_reports_its_progress(tmp_path: Path) -> None:
+    seen: list[tuple[dict[str, float], int]] = []
+
+    def watch(progress: Mapping[str, float], num_left: int) -> None:
+        seen.append((dict(progress), num_left))
+
+    call_in_processes(write, {name: (name, tmp_path) for name in "abc"}, jobs=2, watch=watch, failure="")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("abc", "1")
+    assert seen[-1][1] == 0
+    assert {value for progress, _ in seen for value in progress.values()} == {0.0, 0.5}
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (refuse, UsageError, "^a is wrong$"),
+        (divide, WorkerDiedError, r"^making failed: ZeroDivisionError\('a'\)$"),
+        (die, WorkerDiedError, "^making failed: ProcessExpired"),
+    ],
+)
+def test_the_first_failure_is_raised_with_its_reason(function: object, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call_in_processes(function, {"a": ("a",)}, jobs=1, watch=lambda *_: None, failure="making failed")  # type: ignore[arg-type]
