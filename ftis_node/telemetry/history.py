@@ -19,10 +19,14 @@ import msgspec
 from ftis_node.telemetry.events import EventReader, present_name, with_present_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 DEFAULT_NUM_LAST_EVENTS = 200
+# Every group causes these events, hundreds of times a minute. All others are notable.
+ROUTINE = frozenset(
+    {"admitted", "announced", "reannounced", "taken", "confirmed", "served", "backfill_requested", "released"}
+)
 T = TypeVar("T")
 
 
@@ -81,22 +85,18 @@ class History:
         return tasks
 
 
+def groups_used(steps: Iterable[StepPoint]) -> tuple[int, int]:
+    """Return the number of own and of foreign groups that these steps trained on."""
+    pairs = [(point.own_groups or 0, point.foreign_groups or 0) for point in steps]
+    return sum(own for own, _ in pairs), sum(foreign for _, foreign in pairs)
+
+
 class HistoryReader:
-    """Reader of a history that follows its event log.
+    """Reader of a history that follows its event log. The last notable events are kept separately, however old."""
 
-    `is_notable` selects names of events. The last events with these names are kept separately, however old.
-    """
-
-    def __init__(
-        self,
-        events_path: Path,
-        *,
-        num_last_events: int = DEFAULT_NUM_LAST_EVENTS,
-        is_notable: Callable[[str], bool] | None = None,
-    ) -> None:
+    def __init__(self, events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> None:
         self.history = History()
         self._reader = EventReader(events_path)
-        self._is_notable = is_notable
         self._num_events = 0
         self._notable_lines: deque[tuple[int, bytes]] = deque(maxlen=num_last_events)
         self._steps: list[StepPoint] = []
@@ -131,7 +131,7 @@ class HistoryReader:
             self._damaged_lines += 1
             return None
         self._last_lines.append(line)
-        if self._is_notable is not None and self._is_notable(name):
+        if name not in ROUTINE:
             self._notable_lines.append((self._num_events, line))
         self._num_events += 1
         return head
@@ -140,7 +140,7 @@ class HistoryReader:
         """Return the history of all lines so far."""
         begin = self._num_events - len(self._last_lines)
         lines = [*(line for number, line in self._notable_lines if number < begin), *self._last_lines]
-        events = [event for line in lines if (event := _event_or_none(line)) is not None]
+        events = [event for line in lines if (event := event_or_none(line)) is not None]
         return History(
             steps=tuple(self._steps),
             evaluations=tuple(self._evaluations.values()),
@@ -192,11 +192,13 @@ def read_head(line: bytes) -> EventHead | None:
     return head if isinstance(head.event, str) else None
 
 
-def _event_or_none(line: bytes) -> dict[str, Any] | None:
+def event_or_none(line: bytes) -> dict[str, Any] | None:
+    """Return the event in a line; None if the line is damaged."""
     try:
-        return read_event(line)
+        event = read_event(line)
     except ValueError:
         return None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 def read_event(line: bytes) -> dict[str, Any]:

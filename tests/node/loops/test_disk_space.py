@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.limits import usual_home_bytes
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
@@ -161,9 +160,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch)
     unset = NodeSettings(model="m")
     usual = home_limit.limit_of(unset, ANYTHING).limit_bytes
     buffer_bytes = unset.buffer.max_disk_bytes
-    assert usual == usual_home_bytes(
-        unset.limits, buffer_bytes=buffer_bytes, checkpoint_bytes=10**8, keep_checkpoints=2, weights_bytes=0
-    )
+    assert usual == home_limit.usual_home_bytes(unset, checkpoint_bytes=10**8, weights_bytes=0)
     assert usual > buffer_bytes + 3 * 10**8
 
 
