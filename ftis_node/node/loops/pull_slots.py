@@ -123,7 +123,7 @@ class QuerySlots:
     """Concurrency limiter for queries, with `num_slots` slots for peers of each pace. For one event loop.
 
     A peer is slow if its last query took `QUICK_S` or longer. A query to a peer that is not known to be slow ends after
-    that time, and the caller repeats it in a slot for slow peers. So slow and absent peers delay only one another, and
+    that time. The caller then repeats it in a slot for slow peers. So slow and absent peers delay only one another, and
     a new peer delays others by that time at most. A peer has at most one slot.
     """
 
