@@ -24,8 +24,7 @@ SIZED_QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}
 CONNECTING = {"open_connection", "open_unix_connection"}
 UNBOUNDED = {
     "generation/engines/torch_engine.py": "requests of the daemon, which has `groups_in_flight` and one load under way",
-    "generation/engines/vllm_driver.py": "the same, and one command for each of them",
-    "generation/engines/vllm_core.py": "a command for each of those requests",
+    "generation/engines/vllm_driver.py": "the same",
     "doctor/doctor.py": "one answer for each check of the doctor",
     "telemetry/tracking.py": "`offer` looks at its capacity first",
 }

@@ -1,4 +1,4 @@
-"""The method `sqrt_tis`: the importance weight is the square root of the ratio. And the filter `good`: negatives go."""
+"""The method `sqrt_tis`: the importance weight is the square root of the ratio. The filter `good`: drops A < 0."""
 
 from torch import Tensor
 

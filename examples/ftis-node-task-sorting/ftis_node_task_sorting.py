@@ -1,4 +1,4 @@
-"""The task `sorting`: put four digits in order. And the reward `brief`: half for the answer, half for no word more."""
+"""The task `sorting`: put four digits in order. The reward `brief`: half for the answer, half for no other text."""
 
 import random
 

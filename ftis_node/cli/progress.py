@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ftis_node.telemetry.health_summary import duration
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 LOG_PERIOD_S = 10.0
 MIN_FRACTION = 0.005  # fraction done before the estimate of the time left is shown
-MINUTE_S, HOUR_S = 60, 3600
 
 
 @dataclass(slots=True)
@@ -47,15 +48,14 @@ class ProgressState:
         """Return `about 3 min left`, or the time so far if the end is unknown."""
         elapsed_s = time.monotonic() - self.began_at
         if self.fraction is None:
-            return f"{_length(elapsed_s)} so far"
+            return f"{duration(elapsed_s)} so far"
         if self.fraction < MIN_FRACTION:
             return ""
-        return f"about {_length(elapsed_s * (1 - self.fraction) / self.fraction)} left"
+        return f"about {duration(elapsed_s * (1 - self.fraction) / self.fraction)} left"
 
     def line(self) -> str:
-        done = "" if self.fraction is None else f"{self.fraction:.0%}"
-        told = ", ".join(filter(None, (" ".join(filter(None, (done, self.what))), self.time())))
-        return f"{self.title}: {told}"
+        done = "" if self.fraction is None else f"{self.fraction:.0%} "
+        return ", ".join(filter(None, (f"{self.title}: {done}{self.what}", self.time())))
 
 
 @contextmanager
@@ -133,9 +133,3 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
         yield draw
     finally:
         bars.stop()
-
-
-def _length(seconds: float) -> str:
-    if seconds < 2 * MINUTE_S:
-        return f"{seconds:.0f} s"
-    return f"{seconds / MINUTE_S:.0f} min" if seconds < 2 * HOUR_S else f"{seconds / HOUR_S:.1f} h"

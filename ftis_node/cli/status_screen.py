@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftis_node.dashboard.view.spans import number
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, OFF, AnswerWord, duration, summarize_health
 from ftis_node.telemetry.terminal_text import labeled, printable, size, wrapped
 
@@ -65,7 +66,7 @@ def log_line(status: Status, *, now: float) -> str:
     learner, swarm = status.learner, status.swarm
     figures = [
         f"step {learner.step}",
-        f"reward {_number(learner.reward_mean)}",
+        f"reward {number(learner.reward_mean, digits=3)}",
         f"{status.generation.tokens_per_s:.0f} tokens/s",
         f"{swarm.peers_connected} peers",
         f"{swarm.groups_sent} sent",
@@ -160,7 +161,9 @@ def _learner(learner: LearnerStatus, now: float) -> Iterator[tuple[str, str]]:
         f"{learner.own_groups} own, {learner.foreign_groups} foreign{_restarts(learner)}{layout}{kernels}",
     )
     known = [
-        f"{name} {_number(value)}" for key, name in STEP_FIGURES.items() if (value := getattr(learner, key)) is not None
+        f"{name} {number(value, digits=3)}"
+        for key, name in STEP_FIGURES.items()
+        if (value := getattr(learner, key)) is not None
     ]
     if known:
         yield "last step", ", ".join(known)
@@ -232,7 +235,3 @@ def _evaluations(evaluations: list[EvalStatus]) -> Iterator[tuple[str, str]]:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"

@@ -13,12 +13,8 @@ from pydantic import Field, model_validator
 
 from ftis_node.config.section import Section
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 KEPT_EVENT_FILES = 3  # rotated files; the current one comes on top
-KEPT_LOG_FILES = 1
-NUM_LOGS = 2  # a worker each
-BUFFER_OVERHEAD = 1.25  # indexes, prompts, partly filled pages, the journal
-SLACK_BYTES = GIB  # trackers' files, backups of upgrades, the table of peers
 MIN_THREADS = 2
 
 Amount = Annotated[int, Field(ge=1, le=1 << 53)]
@@ -81,20 +77,6 @@ class LimitsSection(Section):
     @property
     def num_daemon_threads(self) -> int:
         return self.daemon_threads or max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // 4)
-
-
-def usual_home_bytes(
-    limits: LimitsSection, *, buffer_bytes: int, checkpoint_bytes: int, keep_checkpoints: int, weights_bytes: int
-) -> int:
-    """Return the size of a home with every part at its limit: the default of `home_bytes`.
-
-    1.25 x `buffer_bytes` + (`keep_checkpoints` + the one in progress) x `checkpoint_bytes` + `weights_bytes` (versions
-    on their way to the generator) + 4 event files + 2 files of each worker's log + 1 GiB for all else.
-    """
-    events = (KEPT_EVENT_FILES + 1) * limits.event_file_bytes
-    logs = NUM_LOGS * (KEPT_LOG_FILES + 1) * limits.log_file_bytes
-    checkpoints = (keep_checkpoints + 1) * checkpoint_bytes
-    return int(BUFFER_OVERHEAD * buffer_bytes) + checkpoints + weights_bytes + events + logs + SLACK_BYTES
 
 
 class BufferSection(Section):

@@ -99,49 +99,34 @@ def _run(check: DoctorCheck, answers: queue.SimpleQueue[tuple[str, list[CheckRes
     answers.put((check.name, findings))
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorTarget:
-    """What to check. `question`: the model and the run to plan for; None if the user named no model.
-
-    `settings`: those that `join` would use.
-    """
-
-    home: Home
-    listen: tuple[str, ...]
-    status_port: int = 0
-    peers: tuple[str, ...] = ()
-    question: MemoryQuestion | None = None
-    settings: NodeSettings | None = None
-
-
 def examine(
-    target: DoctorTarget, *, only: Collection[str], on_progress: Callable[[str], None] = lambda text: None
+    checks: Sequence[DoctorCheck], *, only: Collection[str], on_progress: Callable[[str], None] = lambda text: None
 ) -> list[CheckResult]:
     """Return the results of the checks named in `only`, the worst first. An exception in a check becomes a result."""
-    return worst_first(
-        run_checks([check for check in checks_of(target) if check.name in only], on_progress=on_progress)
-    )
+    return worst_first(run_checks([check for check in checks if check.name in only], on_progress=on_progress))
 
 
-def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
-    """Return the checks for this target. Their names are the values of `--only` (`cli/commands/doctor.py`)."""
-    url = target.home.running_url()
-    dials_s = DIALS_LIMIT_S * max(1, len(target.peers))
-    ports = partial(network.check_listen_ports, target.listen, target.status_port, runs_here=url is not None)
-    limits = partial(machine.check_limits, target.home, target.settings)
+def checks_of(home: Home, settings: NodeSettings, question: MemoryQuestion | None = None) -> list[DoctorCheck]:
+    """Return the checks for a home and the settings that `join` would use. Without a `question` no model is checked.
+
+    Their names are the values of `--only` (`cli/commands/doctor.py`).
+    """
+    url, peers = home.running_url(), settings.peers
+    dials_s = DIALS_LIMIT_S * max(1, len(peers))
+    ports = partial(network.check_listen_ports, settings.listen, settings.status_port, runs_here=url is not None)
     engines = partial(machine.check_engines, has_gpu=NVIDIA_DEVICE.exists())
     engines_s = machine.TORCH_LIMIT_S + machine.VLLM_LIMIT_S + GRACE_S
     return [
         DoctorCheck("python", "Python", QUICK_S, machine.check_python),
         DoctorCheck("gpu", "the GPU's driver", QUICK_S, machine.check_gpus),
         DoctorCheck("ram", "memory", QUICK_S, machine.check_memory),
-        DoctorCheck("disk", "the disk", QUICK_S, partial(machine.check_disk, target.home.root)),
-        DoctorCheck("limits", "the node's limits", QUICK_S, limits),
+        DoctorCheck("disk", "the disk", QUICK_S, partial(machine.check_disk, home.root)),
+        DoctorCheck("limits", "the node's limits", QUICK_S, partial(machine.check_limits, home, settings)),
         DoctorCheck("engine", "importing torch and vLLM", engines_s, engines),
         DoctorCheck("port", "ports", QUICK_S, ports),
-        DoctorCheck("route", "the network", QUICK_S, partial(_network, target, url)),
-        DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, target, dials_s)),
-        DoctorCheck("model", "the model", MODEL_LIMIT_S, partial(_model, target.question)),
+        DoctorCheck("route", "the network", QUICK_S, partial(_network, peers, url)),
+        DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, peers, dials_s)),
+        DoctorCheck("model", "the model", MODEL_LIMIT_S, partial(check_model, question) if question else tuple),
     ]
 
 
@@ -153,24 +138,19 @@ def exit_code_of(findings: list[CheckResult]) -> int:
     return NETWORK_FAILED if failed else 0
 
 
-def _network(target: DoctorTarget, url: str | None) -> Iterator[CheckResult]:
+def _network(peers: tuple[str, ...], url: str | None) -> Iterator[CheckResult]:
     yield from network.check_routes()
     if url:
         yield from network.check_running(url)
-    if not target.peers:
+    if not peers:
         yield network.nat_kind(network.own_address(socket.AF_INET), network.own_address(socket.AF_INET6))
         yield from network.check_kernels_clock()
 
 
-def _peers(target: DoctorTarget, limit_s: float) -> Iterator[CheckResult]:
-    if not target.peers:
+def _peers(peers: tuple[str, ...], limit_s: float) -> Iterator[CheckResult]:
+    if not peers:
         advice = "give --peers ADDRESS as you would to join; without one the node runs alone until a peer dials it"
         yield CheckResult("peer.none", "ok", "no peers were named, so doctor dialed none", advice)
         return
-    yield from network.check_peers(target.peers)
-    yield from network.examine_network(target.peers, listen=ANY_PORT, limit_s=limit_s)
-
-
-def _model(question: MemoryQuestion | None) -> Iterator[CheckResult]:
-    if question is not None:
-        yield from check_model(question)
+    yield from network.check_peers(peers)
+    yield from network.examine_network(peers, listen=ANY_PORT, limit_s=limit_s)

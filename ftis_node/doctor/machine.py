@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from ftis_node.config.disk_room import free_bytes
-from ftis_node.config.limits import usual_home_bytes
 from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
-from ftis_node.node.storage.disk_space import measure_usage
+from ftis_node.node.storage.disk_space import measure_usage, usual_home_bytes
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size
 from ftis_node.workers.durable import newest_complete
@@ -56,10 +55,9 @@ NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: vLLM's torch is bu
 INSTALL_TORCH = "install torch's build for this machine: pip install --force-reinstall torch"
 
 
-def check_limits(home: Home, settings: NodeSettings | None) -> Iterator[CheckResult]:
+def check_limits(home: Home, settings: NodeSettings) -> Iterator[CheckResult]:
     """Yield whether the disk has the space that `settings` allow the home, and the system enough open files."""
-    if settings is not None:
-        yield _room(home, settings)
+    yield _room(home, settings)
     yield files_in(open_files().reachable)
 
 
@@ -90,13 +88,8 @@ def _usual(home: Home, settings: NodeSettings) -> int | None:
     newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
     if newest is None:
         return None
-    return usual_home_bytes(
-        settings.limits,
-        buffer_bytes=max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes),
-        checkpoint_bytes=sum(file.stat().st_size for file in newest.iterdir()),
-        keep_checkpoints=settings.learner.keep_checkpoints,
-        weights_bytes=0,
-    )
+    checkpoint_bytes = sum(file.stat().st_size for file in newest.iterdir())
+    return usual_home_bytes(settings, checkpoint_bytes=checkpoint_bytes, weights_bytes=0)
 
 
 def check_python() -> Iterator[CheckResult]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -21,20 +22,21 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from ftis_node.errors import ConfigError, MachineError, ModelError, TaskError
-from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, PartsProgress, Study
+from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, Study
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
     EnsembleResult,
     TextFigures,
     chosen_row,
-    confidence_row,
+    confidences,
     gate_figures,
     is_right,
-    route_row,
     vote_row,
 )
 from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
+from ftis_node.memory.generator import cache_bytes_per_token
+from ftis_node.memory.plan import USABLE_SHARE
 from ftis_node.models import list_accelerators, load_tokenizer, parameter_count, pick_device, read_shape, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
@@ -58,7 +60,6 @@ DEFAULT_DEV_PROMPTS: Final = 32
 DEFAULT_GATE_PROMPTS: Final = 256
 DEFAULT_DECAY: Final = 0.9
 TRAINING_USE: Final = {"cached": "takes its prior from", "gate": "learns from"}
-USABLE_SHARE = 0.95  # as in the memory plan
 ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
 BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
 
@@ -111,23 +112,25 @@ async def evaluate_ensemble(
     training = {
         mode: _training_task(of, mode) for mode, of in (("cached", task), ("gate", gate_task or task)) if mode in modes
     }
-    study = Study(
-        experts,
-        problems,
-        limit=limit,
-        k=k,
-        max_tokens=max_tokens,
-        seed=seed,
-        progress=PartsProgress(on_progress, num_parts=len(experts) * (1 + ("gate" in modes)) + len(mixtures)),
-        routed=eval_items if "route" in modes else [],
-        dev=_last(training["cached"], dev_prompts) if "cached" in modes else [],
-        gated=_exclude(_last(training["gate"], gate_prompts), eval_items) if "gate" in modes else [],
-        text=_read_text(text) if text is not None else "",
-    )
     async with IsolatedScorer(problems, scored_only=[training["gate"]] if "gate" in modes else []) as scorer:
-        seen = [await study.evaluate_expert(expert, open_engine, scorer) for expert in experts]
+        study = Study(
+            experts,
+            problems,
+            scorer,
+            limit=limit,
+            k=k,
+            max_tokens=max_tokens,
+            seed=seed,
+            routed=eval_items if "route" in modes else [],
+            dev=_last(training["cached"], dev_prompts) if "cached" in modes else [],
+            gated=_exclude(_last(training["gate"], gate_prompts), eval_items) if "gate" in modes else [],
+            text=_read_text(text) if text is not None else "",
+            on_progress=on_progress,
+            num_parts=len(experts) * (1 + ("gate" in modes)) + len(mixtures),
+        )
+        seen = [await study.evaluate_expert(expert, open_engine) for expert in experts]
         weights_by_mode = _mixture_weights(mixtures, seen, decay=decay)
-        mixed = await study.mix(weights_by_mode, scorer) if mixtures else {}
+        mixed = await study.mix(weights_by_mode) if mixtures else {}
     names = [expert.member.name for expert in experts]
     rows = mixed | _selection_rows(modes, seen, problems, eval_items, names=names, k=k)
     cached = weights_by_mode.get("cached")
@@ -211,13 +214,17 @@ def _selection_rows(
 ) -> dict[str, EvaluationRow]:
     """Return the rows of the modes that choose among the answers of the single models."""
     answers = [each.answered for each in seen]
-    makers: dict[str, Callable[[], EvaluationRow]] = {
-        "vote": lambda: vote_row(answers, problems, k=k),
-        "confidence": lambda: confidence_row(answers, problems, names=names, k=k),
-        "route": lambda: route_row(answers, [each.prompts for each in seen], problems, names=names, k=k),
-        "gate": lambda: chosen_row("gate", answers, _gate_chances(seen, eval_items), problems, names=names, k=k),
+    scores: dict[str, Callable[[], list[list[float]]]] = {
+        "confidence": lambda: confidences(answers),
+        "route": lambda: [each.prompts for each in seen],  # the model under which the prompt is likeliest
+        "gate": lambda: _gate_chances(seen, eval_items),
     }
-    return {mode: make() for mode, make in makers.items() if mode in modes}
+    rows = {
+        mode: chosen_row(mode, answers, score(), problems, names=names, k=k)
+        for mode, score in scores.items()
+        if mode in modes
+    }
+    return rows | ({"vote": vote_row(answers, problems, k=k)} if "vote" in modes else {})
 
 
 def _gate_chances(seen: Sequence[ExpertOutputs], eval_items: Sequence[TaskItem]) -> list[list[float]]:
@@ -272,11 +279,17 @@ def _text_figures(
 
 
 def mixture_bytes(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int) -> int:
-    """Return the bytes of all models' weights and of their caches, for a full batch of completions of `max_tokens`."""
-    rows = max(1, ROWS // len(sources))
-    return sum(
-        bytes_per_number * (parameter_count(source) + rows * max_tokens * _cache_numbers(source)) for source in sources
-    )
+    """Return the bytes of all models' weights and of their caches, for a full batch of completions of `max_tokens`.
+
+    A model of unknown shape counts without its cache.
+    """
+    num_tokens = max(1, ROWS // len(sources)) * max_tokens
+    total = 0
+    for source in sources:
+        total += bytes_per_number * parameter_count(source)
+        with suppress(ModelError):
+            total += num_tokens * cache_bytes_per_token(read_shape(source), bytes_per_number)
+    return total
 
 
 def check_mixture_fits(sources: Sequence[ModelSource], *, max_tokens: int) -> None:
@@ -297,12 +310,3 @@ def free_bytes(device: str) -> int:
     if device == "cuda":
         return int(USABLE_SHARE * list_accelerators()[0].memory_bytes)
     return int(psutil.virtual_memory().available)
-
-
-def _cache_numbers(source: ModelSource) -> int:
-    """Return the numbers in the cache for one token; 0 if the model's shape is unknown."""
-    try:
-        shape = read_shape(source)
-    except ModelError:
-        return 0
-    return 2 * shape.num_layers * shape.kv_size

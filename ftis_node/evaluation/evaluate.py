@@ -109,48 +109,35 @@ class ExpertOutputs:
     windows: list[list[float]]
 
 
-class PartsProgress:
-    """One progress bar over all parts of the work."""
-
-    def __init__(self, on_progress: OnProgress, *, num_parts: int) -> None:
-        self.on_progress = on_progress
-        self._num_parts = num_parts
-        self._num_done = 0
-
-    def part(self, name: str, done: int, total: int) -> None:
-        """Report `done` of `total` problems of this part."""
-        self.on_progress((self._num_done + done / total) / self._num_parts, f"{name}: {done} of {total} problems")
-
-    def end_part(self) -> None:
-        self._num_done += 1
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Study:
     """Problems for every model. `routed` and `dev` are problems of which only the prompts are used.
 
-    `gated` are training problems for greedy answers.
+    `gated` are training problems for greedy answers. One progress bar shows the `num_parts` parts of the work.
     """
 
     experts: list[Expert]
     problems: Task
+    scorer: IsolatedScorer
     limit: int
     k: int
     max_tokens: int
     seed: int | None
-    progress: PartsProgress
     routed: list[TaskItem]
     dev: list[TaskItem]
     gated: list[TaskItem]
     text: str
+    on_progress: OnProgress
+    num_parts: int
+    num_done: int = 0
 
-    async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
+    async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine) -> ExpertOutputs:
         """Return the outputs of one model alone, which is in memory only during its evaluation."""
         settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
         name = expert.member.name
-        self.progress.on_progress(None, f"loading {name} into the engine")
+        self.on_progress(None, f"loading {name} into the engine")
         async with serving(open_engine, expert.source, settings) as opened:
-            ask = partial(self._answers, opened, expert.tokenizer, scorer)
+            ask = partial(self._answers, opened, expert.tokenizer)
             return ExpertOutputs(
                 answered=await ask(name, self.problems, limit=self.limit, k=self.k),
                 prompts=[await self._likelihood(opened, expert, item) for item in self.routed],
@@ -159,7 +146,7 @@ class Study:
                 windows=[await opened.probe(ids) for ids in windows],
             )
 
-    async def mix(self, weights_by_mode: dict[str, MixtureWeights], scorer: IsolatedScorer) -> dict[str, EvaluationRow]:
+    async def mix(self, weights_by_mode: dict[str, MixtureWeights]) -> dict[str, EvaluationRow]:
         """Run all models at once, each of the mixtures in turn. The first model's template renders the prompt."""
         from ftis_node.generation.engines.mixture_engine import open_mixture
 
@@ -167,8 +154,8 @@ class Study:
         eos_ids = {token for expert in self.experts for token in expert.tokenizer.eos_ids}
         sources = [expert.source for expert in self.experts]
         first = next(iter(weights_by_mode.values()))
-        opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.progress.on_progress)
-        ask = partial(self._answers, opened, tokenizer, scorer, eos_ids=eos_ids)
+        opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.on_progress)
+        ask = partial(self._answers, opened, tokenizer, eos_ids=eos_ids)
         entries = {}
         try:
             for mode, weights in weights_by_mode.items():
@@ -188,22 +175,26 @@ class Study:
         self,
         opened: Engine,
         tokenizer: PromptTokenizer,
-        scorer: IsolatedScorer,
         name: str,
         problems: Task | Sequence[TaskItem],
         **options: Any,
     ) -> list[Answered]:
         """Return the answers of a model or mixture; `options` as for `answer_problems`."""
+
+        def report(done: int, total: int) -> None:
+            share = (self.num_done + done / total) / self.num_parts
+            self.on_progress(share, f"{name}: {done} of {total} problems")
+
         answered = await answer_problems(
             opened,
             problems,
             tokenizer,
-            scorer=scorer,
+            scorer=self.scorer,
             **options,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
-            on_progress=lambda done, total: self.progress.part(name, done, total),
+            on_progress=report,
         )
-        self.progress.end_part()
+        self.num_done += 1
         return answered
 
     def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:

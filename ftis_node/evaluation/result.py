@@ -20,17 +20,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.generation.evaluate import Answered, EvalResult, summarize
 from ftis_node.tasks.answers import answer_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ftis_node.generation.evaluate import ScoredAnswer
     from ftis_node.tasks.base import Task, TaskItem
 
+Vote: TypeAlias = "tuple[str | None, float]"
+"""A completion's answer, None if it has none, and its mean log-prob in nats a token."""
 MAX_EXPONENT = 700.0  # e^709 is the largest float
 UNSURE = -1e6  # nats: replaces a log-prob that is not finite
 
@@ -103,64 +105,43 @@ class EnsembleResult:
 
 
 def evaluation_row(
-    name: str, answered: Sequence[Answered], task: Task, *, k: int, num_models: int = 1
+    name: str,
+    answered: Sequence[Answered],
+    task: Task,
+    *,
+    k: int,
+    num_models: int = 1,
+    others: Sequence[Answered] = (),
 ) -> EvaluationRow:
-    """Return the row of answers from one model, or from a mixture of `num_models`."""
+    """Return the row of answers from one model, or from a mixture of `num_models`. Its cost includes `others`."""
     right = [_is_majority_right(task, problem.item, problem.samples[:k]) for problem in answered]
+    generated, forward = _cost([*answered, *others])
     return EvaluationRow(
         name=name,
         result=summarize(answered, k=k),
         majority_at_k=sum(right) / len(right) if k > 1 else None,
-        generated_tokens=sum(map(_generated, answered)),
-        forward_tokens=num_models * sum(map(_forward, answered)),
+        generated_tokens=generated,
+        forward_tokens=num_models * forward,
     )
 
 
 def vote_row(by_model: Sequence[Sequence[Answered]], task: Task, *, k: int) -> EvaluationRow:
     """Return the row of the majority over the models' own answers. `by_model` has the answers to the same problems."""
-    ballots = list(zip(*by_model, strict=True))
     elected, right = [], []
-    for ballot in ballots:
+    for ballot in zip(*by_model, strict=True):
         greedy = [problem.greedy for problem in ballot if problem.greedy is not None]
         winner = elect(_votes(task, ballot[0].item, greedy))
         elected.append(replace(ballot[0], greedy=None if winner is None else greedy[winner], samples=()))
         samples = [answer for problem in ballot for answer in problem.samples[:k]]
         right.append(_is_majority_right(task, ballot[0].item, samples))
+    generated, forward = _cost([problem for answered in by_model for problem in answered])
     return EvaluationRow(
         name="vote",
         result=replace(summarize(elected, k=1), k=k),
         majority_at_k=sum(right) / len(right) if k > 1 else None,
-        generated_tokens=sum(_generated(problem) for ballot in ballots for problem in ballot),
-        forward_tokens=sum(_forward(problem) for ballot in ballots for problem in ballot),
+        generated_tokens=generated,
+        forward_tokens=forward,
     )
-
-
-def route_row(
-    by_model: Sequence[Sequence[Answered]],
-    likelihoods: Sequence[Sequence[float]],
-    task: Task,
-    *,
-    names: Sequence[str],
-    k: int,
-) -> EvaluationRow:
-    """Return the row of answers by the model under which the prompt is likeliest, the first of equals.
-
-    `likelihoods` are log p_j(prompt), in the order of `by_model`. To choose, all models read every prompt.
-    """
-    entry = chosen_row("route", by_model, likelihoods, task, names=names, k=k)
-    read_to_choose = sum(problem.num_prompt_tokens for answered in by_model for problem in answered)
-    return replace(entry, forward_tokens=entry.forward_tokens + read_to_choose)
-
-
-def confidence_row(
-    by_model: Sequence[Sequence[Answered]], task: Task, *, names: Sequence[str], k: int
-) -> EvaluationRow:
-    """Return the row of answers by the model whose greedy answer has the highest mean log-prob by its own measure.
-
-    A model without an answer, or with log-probs that are NaN, comes last. All models give a greedy answer.
-    """
-    confidences = [[_confidence(problem) for problem in answered] for answered in by_model]
-    return chosen_row("confidence", by_model, confidences, task, names=names, k=k, all_answer=True)
 
 
 def chosen_row(
@@ -171,9 +152,12 @@ def chosen_row(
     *,
     names: Sequence[str],
     k: int,
-    all_answer: bool = False,
 ) -> EvaluationRow:
-    """Return the row of answers by the model with the highest of its `scores` `[J][N]`, the first of equals."""
+    """Return the row of answers by the model with the highest of its `scores` `[J][N]`, the first of equals.
+
+    The cost is that of the chosen answers. `confidence` also needs the greedy answers of all models, and for `route`
+    all models read every prompt.
+    """
     ballots = list(zip(*by_model, strict=True))
     choices = [max(range(len(row)), key=row.__getitem__) for row in zip(*scores, strict=True)]
     answered = [ballot[choice] for ballot, choice in zip(ballots, choices, strict=True)]
@@ -181,26 +165,35 @@ def chosen_row(
         replace(problem, samples=())
         for ballot, choice in zip(ballots, choices, strict=True)
         for place, problem in enumerate(ballot)
-        if all_answer and place != choice
+        if name == "confidence" and place != choice
     ]
-    entry = evaluation_row(name, answered, task, k=k)
+    row = evaluation_row(name, answered, task, k=k, others=others)
+    read_to_choose = sum(problem.num_prompt_tokens for ballot in ballots for problem in ballot if name == "route")
     counts = Counter(names[choice] for choice in choices)
     return replace(
-        entry,
-        generated_tokens=entry.generated_tokens + sum(map(_generated, others)),
-        forward_tokens=entry.forward_tokens + sum(map(_forward, others)),
+        row,
+        forward_tokens=row.forward_tokens + read_to_choose,
         chosen={each: counts[each] for each in names},
     )
 
 
+def confidences(by_model: Sequence[Sequence[Answered]]) -> list[list[float]]:
+    """Return `[J][N]`, the mean log-prob of each greedy answer by its own model; -inf if it is NaN or missing."""
+    greedy = [[problem.greedy for problem in answered] for answered in by_model]
+    return [
+        [answer.mean_logprob if answer and isfinite(answer.mean_logprob) else -inf for answer in answers]
+        for answers in greedy
+    ]
+
+
 def gate_figures(by_model: Sequence[Sequence[Answered]]) -> GateFigures:
     """Return the figures of the models' answers to the gate's training prompts."""
-    every = [problem for answered in by_model for problem in answered]
+    generated, forward = _cost([problem for answered in by_model for problem in answered])
     return GateFigures(
         prompts=len(by_model[0]),
         right=tuple(sum(map(is_right, answered)) / len(answered) for answered in by_model),
-        generated_tokens=sum(map(_generated, every)),
-        forward_tokens=sum(map(_forward, every)),
+        generated_tokens=generated,
+        forward_tokens=forward,
     )
 
 
@@ -209,50 +202,41 @@ def is_right(problem: Answered) -> bool:
     return problem.greedy is not None and problem.greedy.is_right
 
 
-def _confidence(problem: Answered) -> float:
-    logprob = -inf if problem.greedy is None else problem.greedy.mean_logprob
-    return logprob if isfinite(logprob) else -inf
-
-
 def _is_majority_right(task: Task, item: TaskItem, answers: Sequence[ScoredAnswer]) -> bool:
     winner = elect(_votes(task, item, answers))
     return winner is not None and answers[winner].is_right
 
 
 def _votes(task: Task, item: TaskItem, answers: Sequence[ScoredAnswer]) -> list[Vote]:
-    return [Vote(answer_in(task, item, answer.text), answer.mean_logprob) for answer in answers]
+    return [(answer_in(task, item, answer.text), answer.mean_logprob) for answer in answers]
 
 
-def _generated(problem: Answered) -> int:
-    greedy = () if problem.greedy is None else (problem.greedy,)
-    return sum(answer.num_tokens for answer in (*greedy, *problem.samples))
+def _cost(problems: Iterable[Answered]) -> tuple[int, int]:
+    """Return the generated tokens, and the positions of all forward passes.
 
-
-def _forward(problem: Answered) -> int:
-    """Return the positions of all forward passes: the prompt counts once for the greedy answer, once for samples."""
-    num_reads = bool(problem.greedy) + bool(problem.samples)
-    return num_reads * problem.num_prompt_tokens + _generated(problem)
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """The vote of one completion; `answer` None: it has none; `mean_logprob` is in nats a token."""
-
-    answer: str | None
-    mean_logprob: float
+    A prompt counts once for the greedy answer and once for the samples.
+    """
+    generated = forward = 0
+    for problem in problems:
+        greedy = () if problem.greedy is None else (problem.greedy,)
+        num_tokens = sum(answer.num_tokens for answer in (*greedy, *problem.samples))
+        num_reads = bool(greedy) + bool(problem.samples)
+        generated += num_tokens
+        forward += num_reads * problem.num_prompt_tokens + num_tokens
+    return generated, forward
 
 
 def elect(votes: Sequence[Vote]) -> int | None:
     """Return the position of the first vote for the winning answer; 0 if no vote has one, None without votes."""
     by_answer: dict[str, list[int]] = defaultdict(list)
-    for position, vote in enumerate(votes):
-        if vote.answer is not None:
-            by_answer[vote.answer].append(position)
+    for position, (answer, _) in enumerate(votes):
+        if answer is not None:
+            by_answer[answer].append(position)
     if not by_answer:
         return 0 if votes else None
 
     def support(positions: list[int]) -> tuple[int, float]:
-        means = [votes[position].mean_logprob for position in positions]
+        means = [votes[position][1] for position in positions]
         return len(positions), sum(mean if isfinite(mean) else UNSURE for mean in means)
 
     return max(by_answer.values(), key=support)[0]  # the first of equals: answers are in order of their first vote

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation import messages
 from ftis_node.generation.time_limits import Throughput, TimeLimits
-from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource, known
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, known
 from ftis_node.workers.preload import WorkerSpec
 from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerClient, WorkerState
 from ftis_node.workers.wire import Done
@@ -106,7 +106,10 @@ class GenerationClient(WorkerClient):
         self._time_limits = TimeLimits(request_timeout_s)
         self._handing_over = asyncio.Lock()
         self._loader = WeightLoader(
-            WeightSource(write_weights, on_fall_back), proof_tolerance=proof_tolerance, on_problem=on_problem
+            proof_tolerance=proof_tolerance,
+            on_problem=on_problem,
+            write_weights=write_weights,
+            on_fall_back=on_fall_back,
         )
         self._has_discarded = False
         self._may_discard = boot.settings.can_sleep and boot.settings.lora_rank is None
@@ -144,7 +147,7 @@ class GenerationClient(WorkerClient):
     @property
     def hand_over(self) -> str:
         """Return the transport of the newest weights, in words: `file` or a faster one; "" before any."""
-        return self._loader.source.how
+        return self._loader.how
 
     @property
     def tokens_per_s(self) -> float:
@@ -175,21 +178,7 @@ class GenerationClient(WorkerClient):
         file that is missing, damaged or of another model; the worker then continues with its old weights. Raises
         WorkerDiedError if the worker died meanwhile; the next process starts with these weights.
         """
-        async with self._handing_over:
-            self._end_sleep()  # loading wakes the worker
-            to_come = proof if isinstance(proof, asyncio.Future) else known(proof)
-            previous, self._loader.newest = self._loader.newest, (weights, to_come)
-            try:
-                problem = await self._serve_newest(self._supervisor.call)
-            except (ModelError, SharingError):
-                self._loader.newest = previous
-                await self._serve_again()
-                raise
-            except WorkerTaskError as error:  # it may now serve a mix of old and new weights, or none
-                problem = f"failed over weights {weights.version}: {error}"
-                self._loader.report(problem)
-            if problem is not None:
-                await self._begin_again(problem)
+        await self._replace(weights, proof if isinstance(proof, asyncio.Future) else known(proof), is_trial=False)
 
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
         """Serve weights of another source, as `update_weights` does. If they fail, restore the previous ones.
@@ -197,9 +186,12 @@ class GenerationClient(WorkerClient):
         Raises ModelError for a file that does not fit, and for weights that failed their proof twice. The worker then
         serves the previous ones, after a restart. Raises WorkerDiedError if the worker died meanwhile, for any reason.
         """
+        await self._replace(weights, known(proof), is_trial=True)
+
+    async def _replace(self, weights: PublishedWeights, to_come: ProofToCome, *, is_trial: bool) -> None:
         async with self._handing_over:
-            self._end_sleep()
-            previous, self._loader.newest = self._loader.newest, (weights, known(proof))
+            self._end_sleep()  # loading wakes the worker
+            previous, self._loader.newest = self._loader.newest, (weights, to_come)
             try:
                 problem = await self._serve_newest(self._supervisor.call)
             except (ModelError, SharingError):
@@ -207,16 +199,20 @@ class GenerationClient(WorkerClient):
                 await self._serve_again()
                 raise
             except WorkerDiedError:
-                self._loader.newest = previous
-                await self._supervisor.wait_ready()
+                if is_trial:
+                    self._loader.newest = previous
+                    await self._supervisor.wait_ready()
                 raise
-            except WorkerTaskError as error:
-                problem = f"fails over them: {error}"
+            except WorkerTaskError as error:  # it may now serve a mix of old and new weights, or none
+                problem = f"failed over weights {weights.version}: {error}"
+                self._loader.report(problem)
             if problem is None:
                 return
-            self._loader.newest = previous
+            if is_trial:
+                self._loader.newest = previous
             await self._begin_again(problem)
-            raise ModelError(f"weights {weights.version} are rejected, because the worker {problem}")
+            if is_trial:
+                raise ModelError(f"weights {weights.version} are rejected, because the worker {problem}")
 
     async def sleep(self, *, discard: bool = False) -> None:
         """Return when the worker has finished its requests and freed its memory. Requests wait from now on.

@@ -32,87 +32,39 @@ MAX_DEATHS = 2  # a single death may have another cause
 NO_FILES = "nobody here writes them to a file"
 
 
-class WeightSource:
-    """Chooses between shared memory and files, and requests files from the learner if sharing fails.
+class WeightLoader:
+    """The loader of one worker's weights, from shared memory or from files that it requests from the learner.
 
-    `how` is the transport in words. If a worker ends between `begin` and `end`, shared memory may be the cause. The
-    next load uses a file; after the second such death all loads do.
+    `newest` are the weights to serve, with their proof; None: the base model. `served_version` is the version that the
+    worker has proved, `load_s` the seconds that the worker took to load it, `how` the transport in words.
+
+    If a worker dies during a load from shared memory, that memory may be the cause. The next load uses a file; after
+    the second such death all loads do.
     """
 
     def __init__(
         self,
-        write_weights: Callable[[str], Awaitable[PublishedWeights | None]] | None,
-        on_fall_back: Callable[[str], None] | None,
-    ) -> None:
-        self.how = ""
-        self._write_weights = write_weights
-        self._on_fall_back = on_fall_back
-        self._is_under_way = False
-        self._num_deaths = 0
-        self._last_reason = ""
-
-    def begin(self, weights: PublishedWeights) -> str | None:
-        """Record the start of a load. Returns None, or the reason for `write` if the weights must come from a file."""
-        if weights.shared is None:
-            return None
-        if self._is_under_way:
-            self._num_deaths += 1
-            return DIED_OVER_THEM if self._num_deaths >= MAX_DEATHS else ""
-        self._is_under_way = True
-        return None
-
-    def abandon(self) -> None:
-        """Record that the load ended with a refusal, so that it does not count as a death."""
-        self._is_under_way = False
-
-    def end(self, weights: PublishedWeights) -> None:
-        """Record that the weights were loaded, whatever the result of their proof."""
-        self._is_under_way = False
-        self.how = weights.how()
-        self._report(weights.fell_back)
-
-    async def write(self, reason: str) -> PublishedWeights | None:
-        """Return the learner's present weights in a file; None while it has the starting model.
-
-        With a `reason` all later versions go through files, too. Raises SharingError if none will be written.
-        """
-        self._is_under_way = False
-        self._report(reason)
-        if self._write_weights is None:
-            raise SharingError(f"weights in the learner's memory are not served: {reason or NO_FILES}")
-        try:
-            return await self._write_weights(reason)
-        except FtisError as error:
-            raise SharingError(f"the learner cannot write weights: {error}") from error
-
-    def _report(self, reason: str) -> None:
-        """Report each reason in one line, once."""
-        if not reason or reason == self._last_reason:
-            return
-        self._last_reason = reason
-        logger.warning("weights do not cross as planned: %s", reason)
-        if self._on_fall_back is not None:
-            self._on_fall_back(reason)
-
-
-class WeightLoader:
-    """The loader of one worker's weights. `newest` are the weights to serve, with their proof; None: the base model.
-
-    `served_version` is the version that the worker has proved, `load_s` the seconds that the worker took to load it.
-    """
-
-    def __init__(
-        self, source: WeightSource, *, proof_tolerance: float, on_problem: Callable[[str], None] | None = None
+        *,
+        proof_tolerance: float,
+        on_problem: Callable[[str], None] | None = None,
+        write_weights: Callable[[str], Awaitable[PublishedWeights | None]] | None = None,
+        on_fall_back: Callable[[str], None] | None = None,
     ) -> None:
         """Start without weights. `proof_tolerance` is an RMS in nats. `on_problem` receives a sentence for each failed
-        proof.
+        proof, `on_fall_back` the reason why shared memory is not used. `write_weights` makes the learner write a file;
+        with a reason, it writes all later versions to files, too.
         """
-        self.source = source
         self.newest: tuple[PublishedWeights, ProofToCome] | None = None
         self.served_version = 0
         self.load_s: float | None = None
+        self.how = ""
         self._proof_tolerance = proof_tolerance
         self._on_problem = on_problem
+        self._write_weights = write_weights
+        self._on_fall_back = on_fall_back
+        self._is_sharing = False  # a load from shared memory began and has not ended
+        self._num_deaths = 0
+        self._last_reason = ""
 
     async def serve_newest(self, call: CallWorker[Any], *, is_new_life: bool = False) -> str | None:
         """Serve the newest weights as `load` does, from shared memory or from a file.
@@ -123,30 +75,59 @@ class WeightLoader:
         newest = self.newest
         assert newest is not None, "called with weights to serve"
         weights, to_come = newest
-        reason = self.source.begin(weights)
-        if reason is None:
-            reason = ""
+        reason = ""
+        if weights.shared is not None and self._is_sharing:
+            self._num_deaths += 1
+            reason = DIED_OVER_THEM if self._num_deaths >= MAX_DEATHS else ""
+        else:
+            self._is_sharing = weights.shared is not None
             try:
                 problem = await self.load(call, weights, to_come)
             except SharingError as error:
                 reason = str(error)
             except ModelError:
-                self.source.abandon()
+                self._is_sharing = False
                 raise
             else:
-                self.source.end(weights)
+                self._end_load(weights)
                 if problem is None or weights.shared is None or not is_new_life:
                     return problem
-        written = await self.source.write(reason)
-        if written is None:
-            raise SharingError(f"the learner withdrew weights {weights.version}")
+        self._is_sharing = False
+        self._report_fall_back(reason)
+        written = await self._write(weights.version, reason)
         if written.version != weights.version:
             to_come = known(None)  # its checksums prove it; the log-probs arrive with its own update
         if self.newest is newest:  # a later update may already be queued
             self.newest = written, to_come
         problem = await self.load(call, written, to_come)
-        self.source.end(written)
+        self._end_load(written)
         return problem
+
+    async def _write(self, version: int, reason: str) -> PublishedWeights:
+        """Return the learner's present weights in a file. Raises SharingError if none will be written."""
+        if self._write_weights is None:
+            raise SharingError(f"weights in the learner's memory are not served: {reason or NO_FILES}")
+        try:
+            written = await self._write_weights(reason)
+        except FtisError as error:
+            raise SharingError(f"the learner cannot write weights: {error}") from error
+        if written is None:  # it has the starting model
+            raise SharingError(f"the learner withdrew weights {version}")
+        return written
+
+    def _end_load(self, weights: PublishedWeights) -> None:
+        self._is_sharing = False
+        self.how = weights.how()
+        self._report_fall_back(weights.fell_back)
+
+    def _report_fall_back(self, reason: str) -> None:
+        """Report each reason in one line, once."""
+        if not reason or reason == self._last_reason:
+            return
+        self._last_reason = reason
+        logger.warning("weights do not cross as planned: %s", reason)
+        if self._on_fall_back is not None:
+            self._on_fall_back(reason)
 
     async def load(self, call: CallWorker[Any], weights: PublishedWeights, to_come: ProofToCome) -> str | None:
         """Load and prove, at most twice. Returns None, or the fault of the served weights."""

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import FtisError
 from ftis_node.lab.experiment.pairs import make_models
 from ftis_node.lab.wire_probe import WireFigures, loopback_bytes, measure_wire
-from ftis_node.telemetry.events import read_events
+from ftis_node.telemetry.history import HistoryReader, groups_used
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from ftis_node.telemetry.history import History
     from ftis_node.telemetry.log import OnProgress
 
 SIZES = ("s", "m")
@@ -41,33 +42,14 @@ STOP_GRACE_S = 12.0
 END_POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class LearningCurves:
-    """One node's run: (step, value) pairs, and the groups that its learner used."""
-
-    pass_at_1: list[tuple[int, float]]
-    reward: list[tuple[int, float]]
-    own_groups: int
-    foreign_groups: int
-
-    @property
-    def step(self) -> int:
-        """Return the last completed step."""
-        return self.reward[-1][0] if self.reward else 0
+def read_history(home: Path) -> History:
+    """Return the steps and evaluations in a home's event log so far."""
+    reader = HistoryReader(home / "events.jsonl", num_last_events=0)
+    reader.poll()
+    return reader.history
 
 
-def read_curves(events: Path) -> LearningCurves:
-    """Return the curves in an event log so far."""
-    steps = read_events(events, name="step")
-    return LearningCurves(
-        pass_at_1=[(event["step"], event["pass_at_1"]) for event in read_events(events, name="eval")],
-        reward=[(event["step"], event["reward_mean"]) for event in steps if event["reward_mean"] is not None],
-        own_groups=sum(event["own_groups"] for event in steps),
-        foreign_groups=sum(event["foreign_groups"] for event in steps),
-    )
-
-
-def plot_curves(curves: Mapping[str, LearningCurves], path: Path, *, title: str) -> None:
+def plot_curves(histories: Mapping[str, History], path: Path, *, title: str) -> None:
     """Plot two panels: greedy pass@1 on held-out problems, and the mean reward of each step's groups."""
     import matplotlib as mpl
 
@@ -75,9 +57,11 @@ def plot_curves(curves: Mapping[str, LearningCurves], path: Path, *, title: str)
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for name, curve in curves.items():
-        left.plot(*zip(*curve.pass_at_1, strict=True), marker="o", label=name)
-        right.plot(*zip(*curve.reward, strict=True), label=name, linewidth=1)
+    for name, history in histories.items():
+        passes = [(point.step, point.pass_at_1) for point in history.evaluations]
+        rewards = [(point.step, point.reward_mean) for point in history.steps if point.reward_mean is not None]
+        left.plot(*zip(*passes, strict=True), marker="o", label=name)
+        right.plot(*zip(*rewards, strict=True), label=name, linewidth=1)
     left.set(xlabel="step", ylabel="greedy pass@1, held-out problems", ylim=(0, 1.02))
     right.set(xlabel="step", ylabel="mean reward of the step's groups", ylim=(0, 1.02))
     for axes in (left, right):
@@ -272,7 +256,7 @@ def run_demo(plan: DemoPlan, *, on_progress: OnProgress) -> DemoResult:
     on_progress(None, "measuring the wire with groups of 12 x 300 tokens")
     wire = asyncio.run(measure_wire(plan.out / "wire"))
     result = DemoResult(results, crossed, wire, time.monotonic() - started_at)
-    _write_outputs(plan, result, {size: read_curves(home / "events.jsonl") for size, home in homes.items()})
+    _write_outputs(plan, result, {size: read_history(home) for size, home in homes.items()})
     return result
 
 
@@ -285,13 +269,14 @@ def _watch_training(
 ) -> None:
     """Wait until both nodes have ended. Raises FtisError as soon as one fails."""
     while True:
-        curves = {size: read_curves(home / "events.jsonl") for size, home in homes.items()}
+        histories = {size: read_history(home) for size, home in homes.items()}
         texts = [
-            f"{name} step {curve.step}, pass@1 {curve.pass_at_1[-1][1]:.2f}, {curve.foreign_groups} foreign groups"
-            for name, curve in curves.items()
-            if curve.pass_at_1
+            f"{size} step {len(history.steps)}, pass@1 {history.evaluations[-1].pass_at_1:.2f}, "
+            f"{groups_used(history.steps)[1]} foreign groups"
+            for size, history in histories.items()
+            if history.evaluations
         ]
-        done = min(curve.step for curve in curves.values()) / plan.steps
+        done = min(len(history.steps) for history in histories.values()) / plan.steps
         on_progress(done if texts else None, "; ".join(texts) or "starting two nodes")
         codes = [node.exit_code for node in nodes]
         for node, code in zip(nodes, codes, strict=True):
@@ -305,24 +290,25 @@ def _watch_training(
 def _result_of(size: str, home: Path) -> NodeResult:
     """Read a finished node's result from its home."""
     status = json.loads((home / "status.json").read_text())
-    curves = read_curves(home / "events.jsonl")
+    history = read_history(home)
+    own_groups, foreign_groups = groups_used(history.steps)
     return NodeResult(
         name=size,
         parameters=status["model"]["parameters"],
-        pass_before=curves.pass_at_1[0][1],
-        pass_after=curves.pass_at_1[-1][1],
-        steps=curves.step,
-        own_groups=curves.own_groups,
-        foreign_groups=curves.foreign_groups,
+        pass_before=history.evaluations[0].pass_at_1,
+        pass_after=history.evaluations[-1].pass_at_1,
+        steps=len(history.steps),
+        own_groups=own_groups,
+        foreign_groups=foreign_groups,
         tokens_sent=status["generation"]["tokens_made"],
         tokens_received=status["swarm"]["tokens_in"],
         envelope_bytes_per_token=status["swarm"]["bytes_per_token"] or 0.0,
     )
 
 
-def _write_outputs(plan: DemoPlan, result: DemoResult, curves: Mapping[str, LearningCurves]) -> None:
+def _write_outputs(plan: DemoPlan, result: DemoResult, histories: Mapping[str, History]) -> None:
     document = asdict(result) | {"failures": result.failures(), "steps": plan.steps, "seed": plan.seed}
     (plan.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     plot_curves(
-        curves, plan.out / "curves.png", title="Two different models learn from each other's completions (F-TIS)"
+        histories, plan.out / "curves.png", title="Two different models learn from each other's completions (F-TIS)"
     )

@@ -10,7 +10,6 @@ Text of peers is returned unchanged: the code that prints it must escape it (`te
 from __future__ import annotations
 
 import itertools
-import json
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,8 @@ from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
-from ftis_node.telemetry.events import event_log_files, with_present_name
+from ftis_node.telemetry.events import EventReader
+from ftis_node.telemetry.history import event_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -206,20 +206,9 @@ def group_events(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _lines_with(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
-    for file in event_log_files(path):
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if group_id in line and (event := _parsed(line)) is not None:
-                    yield event
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """Return the event, or None for a line that is incomplete or damaged."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return with_present_name(event) if isinstance(event, dict) and "event" in event else None
+    for line in EventReader(path).read_new():
+        if group_id.encode() in line and (event := event_or_none(line)) is not None:
+            yield event
 
 
 def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:

@@ -11,7 +11,7 @@ from ftis_node.report.run_charts import learning_charts, traffic_chart
 from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
 from ftis_node.telemetry.health_summary import duration, plural
-from ftis_node.telemetry.history import slices
+from ftis_node.telemetry.history import groups_used, slices
 from ftis_node.telemetry.terminal_text import date_time
 
 if TYPE_CHECKING:
@@ -73,12 +73,6 @@ def summary(facts: RunFacts) -> list[str]:
     if idle := sum(point.problem is not None for point in steps):
         says.append(f"{plural(idle, 'step')} had no effect.")
     return says
-
-
-def groups_used(steps: Iterable[StepPoint]) -> tuple[int, int]:
-    """Return the number of own and of foreign groups that the steps trained on."""
-    pairs = [(point.own_groups or 0, point.foreign_groups or 0) for point in steps]
-    return sum(own for own, _ in pairs), sum(foreign for _, foreign in pairs)
 
 
 def mean(values: Iterable[float | None]) -> float | None:

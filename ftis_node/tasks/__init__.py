@@ -6,9 +6,9 @@ registry.py           from a SPEC to the task
 plugins.py            tasks and rewards of other packages
 arithmetic.py         sums and differences, for swarms on two CPU cores
 sums.py               sums with working, for swarms on two CPU cores
-problems.py           problems by index; problems from a file
-math_datasets.py      GSM8K, MATH-500
-dataset_query.py      QUERY of a `dataset:` task: columns, rewards, source, digest; its regular expressions (RE2)
+problems.py           problems by index
+dataset_query.py      QUERY of a `dataset:` task: columns, rewards, source, digest; its regular expressions (RE2);
+                      the queries of GSM8K and MATH-500
 dataset_rows.py       rows of a file or of the hub, read in a child process; problems, their digest, the held-out split
 dataset_task.py       the task; its rewards: format, exact, math, regex, those of plug-ins; digest of a run's data sets
 rg.py                 reasoning-gym's generators; no answer is run as code

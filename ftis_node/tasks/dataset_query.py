@@ -96,6 +96,17 @@ class DatasetQuery:
 
 
 _DEFAULTS: Final = {"reward": (("math", 1),), "style": "think", "split": "train"}
+KNOWN_DATASETS: Final = {
+    # 7,473 training and 1,319 test problems whose answers are numbers (arXiv 2110.14168, MIT license)
+    "gsm8k": DatasetQuery(
+        prompt="question", answer="answer", after="####", hub="openai/gsm8k", config="main", test="test"
+    ),
+    # 500 of MATH's test problems, with answers in LaTeX (arXiv 2305.20050, MIT license); no training problems
+    "math500": DatasetQuery(
+        prompt="problem", answer="answer", hub="HuggingFaceH4/MATH-500", config="default", split="", test="test"
+    ),
+}
+"""Data sets with a fixed query, by their task names."""
 _PARAMETERS: Final = frozenset({field.name for field in fields(DatasetQuery)} | {"name"})
 
 

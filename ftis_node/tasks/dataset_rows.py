@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ftis_node.errors import FtisError, NetworkError, TaskError
 from ftis_node.files import check_regular
 from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, check_pattern
-from ftis_node.tasks.problems import MAX_FILE_BYTES, Problem, parse_object, valid_text
+from ftis_node.tasks.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 FETCH_LIMIT_S: Final = 120.0
 PROBE_LIMIT_S: Final = 5.0
 MAX_OUTPUT_BYTES: Final = 256 << 20  # of the chosen columns as JSON; a node holds them in memory
+MAX_FILE_BYTES: Final = 4 << 30
 MAX_LINE_BYTES: Final = 16 << 20
 BATCH_ROWS: Final = 1024
 MAX_COLUMNS_SHOWN: Final = 20
@@ -67,9 +68,7 @@ class RowSource:
         return self.file or f"{self.hub} ({self.split})"
 
 
-def read_rows(
-    source: RowSource, *, limit_s: float = FETCH_LIMIT_S, instead: str = "dataset:PATH?QUERY"
-) -> list[list[Any]]:
+def read_rows(source: RowSource, *, limit_s: float = FETCH_LIMIT_S, instead: str = "") -> list[list[Any]]:
     """Return the cells of each row, in the order of the columns. Raises TaskError and NetworkError in one line.
 
     A NetworkError names `instead`, the spec of a local file.
@@ -122,9 +121,11 @@ def _json_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
             if len(line) > MAX_LINE_BYTES:
                 raise TaskError(f"{file}:{number}: the line has more than {MAX_LINE_BYTES >> 20} MiB")
             try:
-                row = parse_object(line)
-            except ValueError as error:
-                raise TaskError(f"{file}:{number}: {error}") from None
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise TaskError(f"{file}:{number}: invalid JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise TaskError(f"{file}:{number}: the line must be a JSON object")
             if number == 1:
                 _check_columns(source, row)
             yield row
@@ -228,11 +229,13 @@ def digest_of(problems: tuple[Problem, ...]) -> str:
 
 def load_problems(part: TaskPart, split: str) -> tuple[Problem, ...]:
     """Return the problems of a split. Raises TaskError, and NetworkError if the hub cannot be reached."""
-    if part.query is None:
+    query = part.rows
+    if query is None:
         raise TaskError(f"{part} names no columns: add prompt=COLUMN&answer=COLUMN, or name the run that has them")
-    source = _source(part, part.query, split)
+    source = _source(part, query, split)
     stat = Path(source.file).stat() if source.file and Path(source.file).is_file() else None
-    return _read(source, part.query.after, stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    instead = "dataset:PATH?QUERY" if part.is_dataset else f"{part.problems}:PATH"
+    return _read(source, query.after, instead, stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
 def has_test_split(part: TaskPart) -> bool:
@@ -240,7 +243,7 @@ def has_test_split(part: TaskPart) -> bool:
     if part.path:
         folder = Path(part.path).expanduser()
         return folder.is_dir() and _file_in(folder, "test") is not None
-    return bool(part.query and part.query.hub and part.query.test)
+    return bool(part.rows and part.rows.hub and part.rows.test)
 
 
 def _source(part: TaskPart, query: DatasetQuery, split: str) -> RowSource:
@@ -254,6 +257,11 @@ def _source(part: TaskPart, query: DatasetQuery, split: str) -> RowSource:
         name = part.name.partition(":")[2]
         raise TaskError(f"{part.name} needs the run's data file: give it as --task dataset:PATH?name={name}")
     named = {"train": query.split, "test": query.test}[split]
+    if not named and not part.is_dataset:
+        raise TaskError(
+            f"{part.problems} is for evaluation, it has no split {split!r}: train on another task, "
+            f"or give a file of training problems as {part.problems}:PATH"
+        )
     if not named:
         raise TaskError(f"{part.name} names no split of held-out problems: add test=SPLIT")
     parts = {"config": query.config, "revision": query.revision, "split": named}
@@ -266,14 +274,14 @@ def _file_in(folder: Path, split: str) -> Path | None:
 
 
 @lru_cache(maxsize=2)
-def _read(source: RowSource, after: str, version: object) -> tuple[Problem, ...]:
+def _read(source: RowSource, after: str, instead: str, version: object) -> tuple[Problem, ...]:
     """Return the problems from a cache: a start needs them for the run's digest and for its task.
 
     `version` distinguishes the contents of a file that changed.
     """
     problems: dict[str, Problem] = {}
     num_rows = 0
-    for num_rows, cells in enumerate(read_rows(source), start=1):
+    for num_rows, cells in enumerate(read_rows(source, instead=instead), start=1):
         try:
             question = _text(cells[0], source.columns[0])
             answer = _reference(cells[1], source.columns[1], after) if len(cells) > 1 else ""
@@ -308,4 +316,8 @@ def _text(cell: Any, column: str) -> str:
     text = str(cell).strip()
     if not text:
         raise ValueError(f"the column {column!r} is empty")
-    return valid_text(text, f"the column {column!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # such text can be neither tokenized nor hashed
+        raise ValueError(f"the column {column!r} holds an unpaired surrogate") from None
+    return text

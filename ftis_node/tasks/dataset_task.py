@@ -1,4 +1,4 @@
-"""Task of a `dataset:` part: its rows as problems, its rewards by weight.
+"""Task of a data set: its rows as problems, its rewards by weight. `gsm8k` and `math500` are data sets, too.
 
 Each reward is in [0, 1]. Their weighted mean is exactly 1 if every reward is 1: only then pass@1 counts a completion as
 right. The first node of a run writes the digest of its data sets into the manifest, every other node compares it.
@@ -16,7 +16,7 @@ from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, pl
 from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, finds
 from ftis_node.tasks.dataset_rows import digest_of, load_problems
 from ftis_node.tasks.plugins import load_reward
-from ftis_node.tasks.problems import ProblemTask
+from ftis_node.tasks.problems import IndexedTask
 from ftis_node.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
@@ -36,30 +36,6 @@ class Scored(NamedTuple):
     item: TaskItem
     text: str
     answer: str | None
-
-
-class WeightedRewards:
-    """Weighted mean of the rewards of a query."""
-
-    def __init__(self, query: DatasetQuery) -> None:
-        """Raises TaskError for an unknown or faulty plug-in."""
-        self._style = query.style
-        self._rewards = [(_reward(name, query), weight) for name, weight in query.reward]
-        self._total = sum(weight for _, weight in query.reward)
-
-    def answer_in(self, completion_text: str) -> str | None:
-        answer = final_answer(completion_text) if self._style == "think" else completion_text.strip()
-        return answer or None
-
-    def score(self, item: TaskItem, completion_text: str) -> float:
-        """Return the weighted mean. Raises TaskError if a plug-in fails."""
-        scored = Scored(item, completion_text, self.answer_in(completion_text))
-        return sum(weight * reward(scored) for reward, weight in self._rewards) / self._total
-
-
-def needs_isolation(query: DatasetQuery) -> bool:
-    """Return whether a reward gives untrusted text to a parser or to third-party code."""
-    return any(name not in ("exact", "format") for name, _ in query.reward)
 
 
 def _reward(name: str, query: DatasetQuery) -> Callable[[Scored], float]:
@@ -100,7 +76,7 @@ _BUILT_IN: dict[str, Callable[[Scored], float]] = {"exact": _exact, "format": _f
 assert {*_BUILT_IN, "regex"} == set(BUILT_IN_REWARDS)
 
 
-class DatasetTask(ProblemTask):
+class DatasetTask(IndexedTask):
     """Problems of a data set under the rewards of its query.
 
     The scoring process gets one problem alone, to warm up: a score needs only its item.
@@ -111,17 +87,18 @@ class DatasetTask(ProblemTask):
         NetworkError if the hub cannot be reached.
         """
         problems = load_problems(part, split)
-        assert part.query is not None
+        assert part.rows is not None
         check_digest(part, problems, split)
-        self._set_up(part.name, split, part.query, problems)
+        self._set_up(part.problems, split, part.rows, problems)
 
     def _set_up(self, name: str, split: str, query: DatasetQuery, problems: tuple[Problem, ...]) -> None:
         self.name = name
         self.split = split
-        self.isolate_scoring = needs_isolation(query)
+        # Other rewards give untrusted text to a parser or to third-party code.
+        self.isolate_scoring = any(name not in ("exact", "format") for name, _ in query.reward)
         self._query = query
         self._problems = problems
-        self._rewards = WeightedRewards(query)
+        self._rewards = [(_reward(name, query), weight) for name, weight in query.reward]
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.name, self.split, self._query, self._problems[:1]
@@ -129,19 +106,29 @@ class DatasetTask(ProblemTask):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._set_up(*state)
 
-    def prompt_of(self, problem: Problem) -> Prompt:
-        if self._query.style == "plain":
-            return ({"role": "user", "content": problem.question},)
-        return chat_prompt(problem.question)
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
+        problem = self._problems[index]
+        plain: Prompt = ({"role": "user", "content": problem.question},)
+        return plain if self._query.style == "plain" else chat_prompt(problem.question), problem.answer
 
     def score(self, item: TaskItem, completion_text: str) -> float:
-        return self._rewards.score(item, completion_text)
+        """Return the weighted mean of the rewards. Raises TaskError if a plug-in fails."""
+        scored = Scored(item, completion_text, self._final_answer(completion_text))
+        total = sum(weight for _, weight in self._rewards)
+        return sum(weight * reward(scored) for reward, weight in self._rewards) / total
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
         """Return the answer, plain numbers normalized if the reward is `math`; None if there is none."""
-        answer = self._rewards.answer_in(completion_text)
+        answer = self._final_answer(completion_text)
         is_math = any(name == "math" for name, _ in self._query.reward)
         return plain_answer(answer) if answer and is_math else plain_text(answer or "")
+
+    def _final_answer(self, completion_text: str) -> str | None:
+        is_plain = self._query.style == "plain"
+        return (completion_text.strip() if is_plain else final_answer(completion_text)) or None
 
 
 def check_digest(part: TaskPart, problems: tuple[Problem, ...], split: str) -> None:

@@ -9,7 +9,7 @@ import difflib
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.spec import FILE_TASKS, TaskPart, TaskSpec, parse_spec
+from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
 
 if TYPE_CHECKING:
     from ftis_node.tasks.base import Task
@@ -44,7 +44,6 @@ LICENSES: Final = {
 }
 LOCAL: Final = "a data set that the members of the run have as a file; ask them for its license"
 UNKNOWN: Final = "an installed plug-in; see its license"
-DATASETS: Final = {"gsm8k": "openai/gsm8k", "math500": "HuggingFaceH4/MATH-500"}  # by their ids on the hub
 
 
 def task_licenses(spec: str) -> list[str]:
@@ -65,9 +64,7 @@ def _license(part: TaskPart) -> str:
 
 
 def _repository(part: TaskPart) -> str | None:
-    if part.is_dataset:
-        return (part.query and part.query.hub) or None
-    return DATASETS.get(_family(part))
+    return (part.rows and part.rows.hub) or None
 
 
 def _family(part: TaskPart) -> str:
@@ -113,18 +110,10 @@ def _load_part(part: TaskPart, split: str) -> Task:
 
 def _load_problems(part: TaskPart, split: str) -> Task:
     family, _, argument = part.problems.partition(":")
-    if part.is_dataset:
+    if part.takes_path:
         from ftis_node.tasks.dataset_task import DatasetTask
 
         return DatasetTask(part, split)
-    if family == "gsm8k":
-        from ftis_node.tasks.math_datasets import Gsm8kTask
-
-        return Gsm8kTask(split, path=part.path)
-    if family == "math500":
-        from ftis_node.tasks.math_datasets import Math500Task
-
-        return Math500Task(split, path=part.path)
     if family == "arithmetic":
         from ftis_node.tasks.arithmetic import ArithmeticTask
 
@@ -154,14 +143,8 @@ def _load_plugin(name: str, split: str) -> Task:
 
 
 def _has_test_split(part: TaskPart) -> bool:
-    family = part.problems.partition(":")[0]
-    if part.is_dataset:
+    if part.takes_path:
         from ftis_node.tasks.dataset_rows import has_test_split
 
         return has_test_split(part)
-    if part.path:
-        from ftis_node.tasks.problems import problem_file
-
-        files = {split: problem_file(part.path, split) for split in SPLITS}
-        return files["test"] != files["train"] and files["test"].is_file()
-    return family in (*FILE_TASKS, "arithmetic", "sums", "rg")
+    return _family(part) in ("arithmetic", "sums", "rg")

@@ -34,16 +34,23 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.dataset_query import NUMBER, PREFIX, DatasetQuery, parse_dataset, parse_weight, whole_weights
+from ftis_node.tasks.dataset_query import (
+    KNOWN_DATASETS,
+    NUMBER,
+    PREFIX,
+    DatasetQuery,
+    parse_dataset,
+    parse_weight,
+    whole_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FILE_TASKS = ("gsm8k", "math500")
 _JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:@[A-Za-z][\w-]*)?(?:[:=+]|$))")
 _WEIGHT = re.compile(rf"(?P<rest>.*)=(?P<weight>{NUMBER})", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z][\w-]*(?::[\w-]+)?(?:@[A-Za-z][\w-]*)?")
-_FILE_TASK = re.compile(rf"(?:{'|'.join(FILE_TASKS)})(?:@[A-Za-z][\w-]*)?")
+_FILE_TASK = re.compile(rf"(?:{'|'.join(KNOWN_DATASETS)})(?:@[A-Za-z][\w-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,13 @@ class TaskPart:
 
     @property
     def takes_path(self) -> bool:
-        """Return whether the problems may come from a local file."""
-        return self.is_dataset or self.problems in FILE_TASKS
+        """Return whether the problems are rows of a data set, and so may come from a local file."""
+        return self.is_dataset or self.problems in KNOWN_DATASETS
+
+    @property
+    def rows(self) -> DatasetQuery | None:
+        """Return the query that describes the rows: the part's own, or that of its name; None if there is none."""
+        return self.query or KNOWN_DATASETS.get(self.problems)
 
     def __str__(self) -> str:
         text = self._dataset_text() if self.is_dataset else f"{self.name}:{self.path}" if self.path else self.name

@@ -19,7 +19,7 @@ import msgspec
 from ftis_node.telemetry.events import EventReader, present_name, with_present_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 DEFAULT_NUM_LAST_EVENTS = 200
@@ -81,6 +81,12 @@ class History:
         return tasks
 
 
+def groups_used(steps: Iterable[StepPoint]) -> tuple[int, int]:
+    """Return the number of own and of foreign groups that these steps trained on."""
+    pairs = [(point.own_groups or 0, point.foreign_groups or 0) for point in steps]
+    return sum(own for own, _ in pairs), sum(foreign for _, foreign in pairs)
+
+
 class HistoryReader:
     """Reader of a history that follows its event log.
 
@@ -140,7 +146,7 @@ class HistoryReader:
         """Return the history of all lines so far."""
         begin = self._num_events - len(self._last_lines)
         lines = [*(line for number, line in self._notable_lines if number < begin), *self._last_lines]
-        events = [event for line in lines if (event := _event_or_none(line)) is not None]
+        events = [event for line in lines if (event := event_or_none(line)) is not None]
         return History(
             steps=tuple(self._steps),
             evaluations=tuple(self._evaluations.values()),
@@ -192,11 +198,13 @@ def read_head(line: bytes) -> EventHead | None:
     return head if isinstance(head.event, str) else None
 
 
-def _event_or_none(line: bytes) -> dict[str, Any] | None:
+def event_or_none(line: bytes) -> dict[str, Any] | None:
+    """Return the event in a line; None if the line is damaged."""
     try:
-        return read_event(line)
+        event = read_event(line)
     except ValueError:
         return None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 def read_event(line: bytes) -> dict[str, Any]:

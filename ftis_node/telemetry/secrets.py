@@ -83,13 +83,7 @@ def read_secret(path: Path, *, name: str) -> bytes:
 
     Raises ConfigError if the file is missing, short or not private.
     """
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        content = read_file(path, max_bytes=MAX_SECRET_FILE_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{name} {path}: {error.strerror}; make one: openssl rand -hex 32") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"{name} {path} is open to other users (mode {mode:03o}): chmod 600 {path}")
+    content = read_private(path, name=name)
     secret = _unhexed(content)
     if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise ConfigError(
@@ -99,6 +93,18 @@ def read_secret(path: Path, *, name: str) -> bytes:
     keep_secret(content.strip())
     keep_secret(secret)
     return secret
+
+
+def read_private(path: Path, *, name: str, is_group_trusted: bool = False) -> bytes:
+    """Return the bytes in the file of the setting `name`. Raises ConfigError if it is missing or not private."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        content = read_file(path, max_bytes=MAX_SECRET_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{name} {path}: {error.strerror}; make one: openssl rand -hex 32") from None
+    if mode & (stat.S_IRWXO if is_group_trusted else stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"{name} {path} is open to other users (mode {mode:03o}): chmod 600 {path}")
+    return content
 
 
 def _unhexed(content: bytes) -> bytes:

@@ -135,9 +135,9 @@ def test_the_time_left_is_counted_from_the_begin_of_what_is_measured() -> None:
     assert work.time() == "about 0 s left", "what came before had no measure"
     work.began_at -= 30
     work.update(0.25, "step 3 of 12")
-    assert work.time() == "about 90 s left"
+    assert work.time() == "about 1 min 30 s left"
     work.began_at -= 30_000
-    assert work.time() == "about 25.0 h left"
+    assert work.time() == "about 1 d 1 h left"
 
 
 def test_a_download_is_told_by_its_bytes_and_draws_nothing(capfd: pytest.CaptureFixture[str]) -> None:

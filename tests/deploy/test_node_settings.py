@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.limits import usual_home_bytes
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.memory.plan import Machine, plan
 from ftis_node.models import shape_of
+from ftis_node.node.storage.disk_space import usual_home_bytes
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE
 from tests.deploy.files import DEPLOY, documents
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
@@ -65,13 +65,7 @@ def test_its_home_takes_as_much_disk_as_its_header_says(path: Path) -> None:
     settings = load_node_settings(path)
     shape = shape_of(SHAPES[settings.model])
     trained = shape.adapter_parameters(settings.lora_adapter.rank) if settings.lora else shape.num_parameters
-    most = usual_home_bytes(
-        settings.limits,
-        buffer_bytes=settings.buffer.max_disk_bytes,
-        checkpoint_bytes=12 * trained,
-        keep_checkpoints=settings.learner.keep_checkpoints,
-        weights_bytes=VERSIONS_AT_ONCE * 2 * trained,
-    )
+    most = usual_home_bytes(settings, checkpoint_bytes=12 * trained, weights_bytes=VERSIONS_AT_ONCE * 2 * trained)
     assert f"disk: at most {most / 1e9:.0f} GB" in path.read_text()
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
 from ftis_node.doctor import machine as doctor_machine
 from ftis_node.doctor import network as doctor_network
 from ftis_node.doctor.check_result import CheckResult, worst_first
-from ftis_node.doctor.doctor import DoctorCheck, DoctorTarget, checks_of, examine, exit_code_of, run_checks
+from ftis_node.doctor.doctor import DoctorCheck, checks_of, examine, exit_code_of, run_checks
 from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.model import check_model, memory_question
 from ftis_node.doctor.network import nat_kind
@@ -115,7 +116,7 @@ def test_the_exit_code_is_the_machines_before_the_networks(failed: list[str], co
 def test_the_command_line_names_the_checks_that_there_are(tmp_path: Path) -> None:
     from ftis_node.cli.commands.doctor import CHECKS as OFFERED
 
-    assert tuple(check.name for check in checks_of(DoctorTarget(Home(tmp_path), ()))) == OFFERED
+    assert tuple(check.name for check in checks_of(Home(tmp_path), NodeSettings(model="any"))) == OFFERED
 
 
 def test_drivers_as_they_answer() -> None:
@@ -168,8 +169,8 @@ def test_ports_that_are_taken(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        target = DoctorTarget(Home(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}",), port)
-        findings = examine(target, only=["port"])
+        settings = NodeSettings(model="any", listen=(f"/ip4/127.0.0.1/tcp/{port}",), status_port=port)
+        findings = examine(checks_of(Home(tmp_path), settings), only=["port"])
     assert told(findings) == [("port.listen", "fail"), ("port.status", "fail")]
     assert exit_code_of(findings) == 4
     assert ["--listen" in findings[0].advice, "--status-port" in findings[1].advice] == [True, True]

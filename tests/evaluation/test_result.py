@@ -7,13 +7,13 @@ import math
 import pytest
 
 from ftis_node.evaluation.result import (
+    EvaluationRow,
     GateFigures,
     TextFigures,
     chosen_row,
-    confidence_row,
+    confidences,
     evaluation_row,
     gate_figures,
-    route_row,
     vote_row,
 )
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
@@ -37,6 +37,10 @@ def model(*answers: tuple[str, float] | None, samples: tuple[tuple[str, ...], ..
         greedy = None if answer is None else said(index, *answer)
         answered.append(Answered(TASK[index], 10, greedy, drawn))
     return answered
+
+
+def confidence_row(answers: list[list[Answered]], k: int) -> EvaluationRow:
+    return chosen_row("confidence", answers, confidences(answers), TASK, names=["a", "b"], k=k)
 
 
 def test_the_majority_wins_and_a_tie_goes_to_the_surer() -> None:
@@ -74,7 +78,7 @@ def test_the_majority_of_samples() -> None:
 def test_route_takes_the_model_that_finds_the_prompt_likeliest() -> None:
     first, second = model((RIGHT[0], -0.5), ("00", -0.5), ("00", -0.5)), model(("00", -1.0), (RIGHT[1], -1.0), None)
     likelihoods = [[-5.0, -9.0, -3.0], [-6.0, -8.0, -3.0]]  # the last is equal: the first model
-    entry = route_row([first, second], likelihoods, TASK, names=["a", "b"], k=1)
+    entry = chosen_row("route", [first, second], likelihoods, TASK, names=["a", "b"], k=1)
     assert entry.result.pass_at_1 == pytest.approx(2 / 3)
     assert entry.chosen == {"a": 2, "b": 1}
     assert entry.generated_tokens == 3 * 2
@@ -84,7 +88,7 @@ def test_route_takes_the_model_that_finds_the_prompt_likeliest() -> None:
 def test_confidence_takes_the_answer_of_the_surest_model() -> None:
     # problem 0: the second is surer; 1: equal, the first; 2: the first has no room, the second's log-prob is no number
     first, second = model(("00", -0.6), ("00", -0.5), None), model((RIGHT[0], -0.5), (RIGHT[1], -0.5), ("00", math.nan))
-    entry = confidence_row([first, second], TASK, names=["a", "b"], k=1)
+    entry = confidence_row([first, second], k=1)
     assert entry.result.pass_at_1 == pytest.approx(1 / 3)
     assert entry.chosen == {"a": 2, "b": 1}
     assert entry.result.too_long == 1
@@ -93,14 +97,14 @@ def test_confidence_takes_the_answer_of_the_surest_model() -> None:
 
 def test_a_model_without_an_answer_or_a_confidence_comes_last() -> None:
     first, second = model(None, ("00", math.nan)), model((RIGHT[0], -9.0), (RIGHT[1], -9.0))
-    assert confidence_row([first, second], TASK, names=["a", "b"], k=1).result.pass_at_1 == 1.0
+    assert confidence_row([first, second], k=1).result.pass_at_1 == 1.0
 
 
 def test_with_samples_confidence_takes_those_of_the_surest_model() -> None:
     # k = 2 of three samples each; the others' samples are not needed, their greedy answers are
     first = model((RIGHT[0], -0.5), samples=((RIGHT[0], "00", "00"),))
     second = model(("00", -0.4), samples=((RIGHT[0], RIGHT[0], "00"),))
-    entry = confidence_row([first, second], TASK, names=["a", "b"], k=2)
+    entry = confidence_row([first, second], k=2)
     assert (entry.result.pass_at_1, entry.majority_at_k, entry.chosen) == (0.0, 1.0, {"a": 0, "b": 1})
     assert entry.generated_tokens == 2 * (1 + 4)
     assert entry.forward_tokens == (10 + 2) + (2 * 10 + 4 * 2)

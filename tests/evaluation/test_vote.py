@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ftis_node.evaluation.result import Vote, elect
+from ftis_node.evaluation.result import elect
 
 TABLE = {
     "the most votes win, however unsure": ([("7", -0.1), ("8", -9.0), ("8", -9.0)], 1),
@@ -30,4 +30,4 @@ TABLE = {
 
 @pytest.mark.parametrize(("votes", "winner"), TABLE.values(), ids=TABLE.keys())
 def test_who_is_elected(votes: list[tuple[str | None, float]], winner: int | None) -> None:
-    assert elect([Vote(answer, logprob) for answer, logprob in votes]) == winner
+    assert elect(votes) == winner

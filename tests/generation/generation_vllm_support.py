@@ -146,7 +146,7 @@ class Holder:
         def fail() -> None:
             raise RuntimeError("out of order")
 
-        self.engine._driver.commands.post(fail)
+        self.engine._driver.call(fail)
         return Broken(reason=await self.engine.wait_broken())
 
 

@@ -17,7 +17,7 @@ from generation_support import EMBEDDING_ROWS, SETTINGS, file_tensors, tiny_mode
 
 from ftis_node.generation.engines import published as published_file
 from ftis_node.generation.engines.torch_engine import TorchEngine
-from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader
 from ftis_node.generation.worker import Service
 from ftis_node.workers.tensor_file import checksum, read_tensors
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
@@ -36,7 +36,7 @@ Tensors = dict[str, torch.Tensor]
 async def prove_it(folder: Path, engine: Any, weights: PublishedWeights, proof: WeightProof, *, dtype: str) -> str:
     """What the client says of the first try, empty where it is content."""
     problems: list[str] = []
-    loader = WeightLoader(WeightSource(None, None), proof_tolerance=PROOF_TOLERANCES[dtype], on_problem=problems.append)
+    loader = WeightLoader(proof_tolerance=PROOF_TOLERANCES[dtype], on_problem=problems.append)
     handlers = Service(engine).handlers()
     to_come = asyncio.get_running_loop().create_future()
     to_come.set_result(proof)

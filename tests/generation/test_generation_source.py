@@ -17,7 +17,7 @@ from generation_fake_worker import checksum_of
 from generation_support import SETTINGS, MakeClient, one_group, proof, publish
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
-from ftis_node.generation.weight_loader import WeightSource
+from ftis_node.generation.weight_loader import WeightLoader, known
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.weight_store import PublishedWeights
 from tests.waiting import eventually
@@ -292,8 +292,12 @@ async def test_one_that_dies_with_its_weights_discarded_comes_back_with_the_newe
     assert lines(tmp_path, "slept") == ["discard", "discard"]
 
 
-def test_weights_that_do_not_fit_count_as_no_death() -> None:
-    source = WeightSource(None, None)
+async def test_weights_that_do_not_fit_count_as_no_death() -> None:
+    async def refuse(*_: object) -> None:
+        raise ModelError("they do not fit")
+
+    loader = WeightLoader(proof_tolerance=0.1)
+    loader.newest = share(1, "1"), known(None)
     for _ in range(3):
-        assert source.begin(share(1, "1")) is None
-        source.abandon()
+        with pytest.raises(ModelError, match="they do not fit"):
+            await loader.serve_newest(refuse)

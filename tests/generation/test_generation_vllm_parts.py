@@ -26,7 +26,7 @@ from ftis_node.errors import (
     WorkerTaskError,
 )
 from ftis_node.generation.engines.published import check_published, shapes_in
-from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob, fail
+from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob, settle
 from ftis_node.generation.engines.vllm_engine import (
     LOST_CORE,
     MIN_CPU_CACHE_BYTES,
@@ -433,13 +433,13 @@ def test_a_result_that_nobody_waits_for_or_that_is_there_is_left_alone() -> None
     job, (partial,) = make_partials(1)
     take(partial, 5)
     job.finish()
-    fail(job.result, WorkerTaskError("late"))
+    settle(job.result, WorkerTaskError("late"))
     assert job.result.exception() is None
     cancelled, (partial,) = make_partials(1)
     take(partial, 5)
     assert cancelled.result.cancel()
     cancelled.finish()
-    fail(cancelled.result, WorkerTaskError("late"))
+    settle(cancelled.result, WorkerTaskError("late"))
     assert cancelled.result.cancelled()
 
 

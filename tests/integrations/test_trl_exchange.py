@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
-from ftis_node.integrations.trl.foreign_groups import ForeignGroups
-from ftis_node.integrations.trl.grpo import Sampler, own_groups
+from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroups
+from ftis_node.integrations.trl.grpo import own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
 from ftis_node.records.codec import unpack_group
@@ -278,7 +278,7 @@ def test_a_group_that_the_sampler_left_incomplete_is_not_shared() -> None:
     logprobs = torch.full((6, 3), -0.5)
     logprobs[1, 2] = torch.nan  # padding
     logprobs[5, 0] = torch.nan
-    [group] = own_groups(batch, logprobs, [4, 4, 5, 5, 6, 6], Sampler("aa", 2, 1.0, 1.0, 0), policy_version=7)
+    [group] = own_groups(batch, logprobs, [4, 4, 5, 5, 6, 6], Fit("aa", 32, 2, 1.0, 3), policy_version=7)
     assert (group.problem, group.lengths, group.policy_version) == (4, [3, 2], 7)
     assert np.frombuffer(group.token_ids, "<i4").tolist() == [7, 8, 2, 9, 2]
     assert np.frombuffer(group.prompt_ids, "<i4").tolist() == [5]

@@ -12,6 +12,7 @@ import pytest
 
 from ftis_node.errors import NetworkError, TaskError
 from ftis_node.records.group import PromptRef
+from ftis_node.tasks import dataset_rows as rows_module
 from ftis_node.tasks import load_task
 from ftis_node.tasks.dataset_rows import RowSource, read_rows
 
@@ -40,7 +41,8 @@ def test_gsm8k_from_a_file(tmp_path: Path) -> None:
     item = task[1]
     assert (task.name, task.split, len(task)) == ("gsm8k", "test", 2)
     assert item.ref == PromptRef("gsm8k", "test", 1)
-    assert item.answer == "1080"
+    assert item.answer == "1,080"
+    assert task.score(item, "<think>t</think><answer>1080</answer>") == 1.0
     assert [message["role"] for message in item.prompt] == ["system", "user"]
     assert item.prompt[1]["content"] == MILES["question"]
     for tag in ("<think>", "</think>", "<answer>", "</answer>"):
@@ -64,7 +66,7 @@ def test_a_folder_holds_both_splits(tmp_path: Path) -> None:
     _write(tmp_path / "train.jsonl", CLIPS)
     _write(tmp_path / "test.jsonl", MILES)
     assert load_task(f"gsm8k:{tmp_path}", split="train")[0].answer == "72"
-    assert load_task(f"gsm8k:{tmp_path}", split="test")[0].answer == "1080"
+    assert load_task(f"gsm8k:{tmp_path}", split="test")[0].answer == "1,080"
 
 
 def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,26 +100,22 @@ def test_indices_outside_raise_index_error(tmp_path: Path, index: int) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", "invalid JSON"),
-        ("", "the line is empty"),
-        ("[1]", "must be a JSON object"),
-        ("[" * 100_000, "invalid JSON"),
-        ({"answer": "#### 1"}, "'question' must be a text"),
-        ({"question": " ", "answer": "#### 1"}, "'question' must be a text"),
-        ({"question": 5, "answer": "#### 1"}, "'question' must be a text"),
-        ({"question": "q", "answer": None}, "'answer' must be a text"),
-        ({"question": "q", "answer": "72"}, "'answer' must end in '#### N'"),
-        ({"question": "q", "answer": "#### many"}, "'answer' must end in '#### N'"),
-        ({"question": "q \ud800", "answer": "#### 1"}, "'question' holds an unpaired surrogate"),
-        (MILES, "the same problem as in line 1"),
+        ("{", ":2: invalid JSON"),
+        ("", ":2: the line is empty"),
+        ("[1]", ":2: the line must be a JSON object"),
+        ("[" * 100_000, ":2: invalid JSON"),
+        ({"answer": "#### 1"}, ": row 2: the column 'question' must be a text"),
+        ({"question": " ", "answer": "#### 1"}, ": row 2: the column 'question' is empty"),
+        ({"question": "q", "answer": None}, ": row 2: the column 'answer' must be a text"),
+        ({"question": "q", "answer": "72"}, ": row 2: the column 'answer' has no text after '####'"),
+        ({"question": "q \ud800", "answer": "#### 1"}, ": row 2: the column 'question' holds an unpaired surrogate"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, row: object, message: str) -> None:
     file = _write(tmp_path / "train.jsonl", MILES, row, CLIPS)
     with pytest.raises(TaskError) as caught:
         load_task(f"gsm8k:{file}")
-    assert str(caught.value).startswith(f"{file}:2: ")
-    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{file}{message}")
     assert "\n" not in str(caught.value)
 
 
@@ -132,7 +130,7 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text(content)
-    with pytest.raises(TaskError, match="train.jsonl: the file has no problems"):
+    with pytest.raises(TaskError, match="train.jsonl has no rows"):
         load_task(f"gsm8k:{file}")
 
 
@@ -143,8 +141,13 @@ def test_blank_lines_at_the_end_are_no_problems(tmp_path: Path) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="absent.jsonl: cannot be read .No such file"):
         load_task(f"gsm8k:{tmp_path}/absent.jsonl")
-    with pytest.raises(TaskError, match=r"test\.jsonl: cannot be read"):
+    with pytest.raises(TaskError, match=r"has none of test\.jsonl, test\.parquet, test\.csv"):
         load_task(f"math500:{tmp_path}", split="test")
+
+
+def test_math500_has_no_training_problems_on_the_hub() -> None:
+    with pytest.raises(TaskError, match=r"^math500 is for evaluation, .* give a file .* as math500:PATH$"):
+        load_task("math500")
 
 
 HUB_LIBRARY = """
@@ -170,6 +173,7 @@ def hub_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    rows_module._read.cache_clear()
 
 
 def _give_library(folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: object) -> None:
@@ -182,13 +186,13 @@ def _give_library(folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: object) 
 def test_rows_of_the_hub_are_read_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _give_library(tmp_path, monkeypatch, CLIPS, MILES)
     task = load_task("gsm8k", split="test")
-    assert [task[index].answer for index in range(len(task))] == ["72", "1080"]
+    assert [task[index].answer for index in range(len(task))] == ["72", "1,080"]
 
 
 @pytest.mark.usefixtures("hub_away")
 def test_a_broken_row_of_the_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _give_library(tmp_path, monkeypatch, CLIPS, {"question": "q"})
-    with pytest.raises(TaskError, match=r"openai/gsm8k \(test\):2: the field 'answer'"):
+    with pytest.raises(TaskError, match=r"openai/gsm8k \(test\): row 2: the column 'answer'"):
         load_task("gsm8k", split="test")
 
 

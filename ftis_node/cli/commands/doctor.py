@@ -104,7 +104,7 @@ def doctor(
         raise ConfigError(f"--only {min(unknown)}: unknown check; known are {', '.join(CHECKS)}")
 
     from ftis_node.config.node import load_node_settings
-    from ftis_node.doctor.doctor import DoctorTarget, examine, exit_code_of
+    from ftis_node.doctor.doctor import checks_of, examine, exit_code_of
     from ftis_node.doctor.model import DETAILS, memory_question
     from ftis_node.gossip import parse_multiaddr
     from ftis_node.gossip.multiaddr import parse_listen_address
@@ -125,8 +125,8 @@ def doctor(
     if model:
         flags = {"lora": lora, "gpus": gpus, "generation": spread_over(tensor_parallel)}
         question = memory_question(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
-    target = DoctorTarget(place, settings.listen, settings.status_port, settings.peers, question, settings)
-    findings = examine(target, only=only or CHECKS, on_progress=lambda text: typer.echo(f"{text} ...", err=True))
+    checks = checks_of(place, settings, question)
+    findings = examine(checks, only=only or CHECKS, on_progress=lambda text: typer.echo(f"{text} ...", err=True))
     shown = [finding for finding in findings if verbose or finding.id not in DETAILS]
     print_document([finding.as_dict() for finding in findings], lambda: _screen(shown), as_json=as_json)
     if code := exit_code_of(findings):

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import queue
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.generation.engines.base import GenerateRequest
-
-Answer = TypeVar("Answer")
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # any other reason: aborted
 KEEP_LEVEL, DISCARD_LEVEL = 1, 2
@@ -100,14 +97,6 @@ class VllmCompletion:
 
 
 @dataclass(slots=True, eq=False)
-class PendingProbe:
-    """A probe in progress: fixed tokens whose log-probs are computed with the adapter of that number."""
-
-    answer: Future[list[float]]
-    adapter: int | None
-
-
-@dataclass(slots=True, eq=False)
 class VllmJob:
     """A group from its request to its result, a future that any thread may await."""
 
@@ -123,72 +112,18 @@ class VllmJob:
 
     def finish(self) -> None:
         try:
-            result = GenerationResult.from_completions(tuple(partial.completion() for partial in self.partials))
+            settle(self.result, GenerationResult.from_completions([partial.completion() for partial in self.partials]))
         except NonFiniteError as error:
-            fail(self.result, error)
-            return
-        if self.result.set_running_or_notify_cancel():
-            self.result.set_result(result)
+            settle(self.result, error)
 
 
-class CommandQueue:
-    """A queue of commands from any thread to one. Each command runs, or its answer fails with `refusal`."""
-
-    def __init__(self, refusal: str) -> None:
-        self._refusal = refusal
-        self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[Any] | None]] = queue.SimpleQueue()
-        self.is_closed = False
-
-    def post(self, command: Callable[[], None], answer: Future[Any] | None = None) -> None:
-        """Queue `command` for the next `run`. If it never runs, `answer` fails."""
-        self._commands.put((command, answer))
-        if self.is_closed:  # the thread may have ended before it could run the command
-            self.refuse()
-
-    def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Post `work` and return a future of its result. Its errors, except FtisErrors, also propagate out of `run`."""
-        answer: Future[Answer] = Future()
-
-        def command() -> None:
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                answer.set_result(work())
-            except FtisError as error:
-                answer.set_exception(error)
-            except Exception as error:
-                answer.set_exception(error)
-                raise
-
-        self.post(command, answer)
-        return answer
-
-    def run(self, *, wait: bool) -> None:
-        """Run the queued commands until one closes the queue. With `wait`, wait for the first one."""
-        with suppress(queue.Empty):
-            command, _ = self._commands.get(block=wait)
-            command()
-            while not self.is_closed:
-                command, _ = self._commands.get(block=False)
-                command()
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def refuse(self) -> None:
-        """Fail the commands that arrived after the end."""
-        with suppress(queue.Empty):
-            while True:
-                _, answer = self._commands.get(block=False)
-                fail(answer, WorkerTaskError(self._refusal))
-
-
-def fail(answer: Future[Any] | None, error: Exception) -> None:
-    """Set an exception on `answer`, unless it is None or done."""
-    if answer is None or answer.done():
-        return
-    if answer.running() or answer.set_running_or_notify_cancel():
-        answer.set_exception(error)
+def settle(answer: Future[Any], outcome: Any) -> None:
+    """Set the result or the exception of a future, unless it is done or its caller was canceled."""
+    with suppress(InvalidStateError):
+        if isinstance(outcome, Exception):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
 
 
 class LoraAdapters:

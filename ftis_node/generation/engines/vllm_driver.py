@@ -1,7 +1,8 @@
-"""The thread that drives vLLM's engine core: it submits requests, runs steps and collects tokens in a loop.
+"""The thread that drives vLLM's engine core: it submits requests, runs steps and collects tokens.
 
-    other threads --commands.post()--> [commands] --between two steps--> admit -> step -> take -> admit ...
+    other threads --call()--> [queue of an executor with one thread] --> command, turn, command, turn, ...
 
+A turn admits groups, runs one step, takes its tokens, and queues the next turn. So commands run between two steps.
 The driver uses the core directly (`EngineCoreClient`, the base of vLLM's own `LLM` and `AsyncLLM`). Ids and log-probs
 arrive as arrays, step by step, so a group can end early with its present tokens. None of vLLM's detokenization runs.
 
@@ -14,77 +15,84 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
+import time
 from collections import deque
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from ftis_node.errors import ModelError, WorkerTaskError
+from ftis_node.errors import FtisError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.vllm_core import (
     FINISH_REASONS,
-    CommandQueue,
     LoraAdapters,
-    PendingProbe,
     VllmCompletion,
     VllmCore,
     VllmJob,
-    fail,
+    settle,
 )
-from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras
-from ftis_node.generation.engines.vllm_requests import core_request, probe_params, sampling_params
+from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras, sampling_arguments
 from ftis_node.records.group import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
     from ftis_node.generation.engines.base import EngineSettings
 
 logger = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 ENDED = "the engine was closed, or failed"
+AWAKENED = "the engine was awakened before it slept"
 MAX_DRAWS = 100  # draws of a first token; a correct model rarely needs a second
+# For log-probs of a prompt itself. vLLM also samples one token, which is ignored.
+PROBE_PARAMS = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
 
 
 class VllmDriver:
-    """The driver of one engine core. `commands` is thread-safe; call all other methods in the driver's thread only."""
+    """The driver of one engine core. Other threads use `call` and the attributes; all else runs in its thread."""
 
-    def __init__(
-        self, open_core: Callable[[], tuple[Any, int]], settings: EngineSettings, on_progress: Callable[[], None]
-    ) -> None:
-        self._open_core = open_core
+    def __init__(self, settings: EngineSettings, on_progress: Callable[[], None]) -> None:
         self._settings = settings
         self._max_batch = settings.max_batch or DEFAULT_MAX_BATCH
         self._on_progress = on_progress
-        self.commands = CommandQueue(ENDED)
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
+        self._has_turn = False  # queued
+        self._is_closed = False
         self._waiting: deque[VllmJob] = deque()
         self._running: dict[str, VllmCompletion] = {}
-        self._probes: dict[str, PendingProbe] = {}
+        self._probes: dict[str, tuple[Future[list[float]], int | None]] = {}  # with the number of the adapter
         self._adapters = LoraAdapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
         self._request_numbers = itertools.count()
         self._sleepers: list[Future[None]] = []
         self._may_discard = False  # discard the weights, if all callers of `sleep` allow it
         self._core: Any = None
         self._state = VllmCore(None, can_sleep=False)
-        self.thread = threading.Thread(target=self._run, name="vllm", daemon=True)
-        self.opened: Future[None] = Future()
         self.broken: Future[str] = Future()
         self.policy_version = 0
         self.tokens_made = 0
         self.prompt_tokens_cached = 0  # reused from another completion of the group
         self.max_model_len = 0
 
+    def call(self, command: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
+        """Run a command between two steps. An error that is no FtisError ends the driver.
+
+        The future raises WorkerTaskError if the driver has ended.
+        """
+        return self.thread.submit(self._run_command, command, *arguments)
+
     @property
     def core_is_dead(self) -> bool:
         """Return whether the core's own process ended unexpectedly. A core inside this process never does."""
         resources = getattr(self._core, "resources", None)
-        return not self.commands.is_closed and resources is not None and bool(resources.engine_dead)
+        return not self._is_closed and resources is not None and bool(resources.engine_dead)
 
     @property
     def _has_work(self) -> bool:
@@ -95,6 +103,12 @@ class VllmDriver:
         return self._state.is_asleep
 
     # The commands.
+
+    def open(self, open_core: Callable[[], tuple[Any, int]]) -> None:
+        """Start the core, which `open_core` returns with the maximum length of a sequence."""
+        self._core, self.max_model_len = open_core()
+        self._state = VllmCore(self._core, can_sleep=self._settings.can_sleep)
+        self._core.set_weight_version(str(self.policy_version))
 
     def submit(self, job: VllmJob) -> None:
         self._waiting.append(job)
@@ -113,7 +127,7 @@ class VllmDriver:
             if job.partials and all(partial.token_ids for partial in job.partials):
                 job.finish()
             else:
-                fail(job.result, WorkerTaskError("the request was cancelled before its first token"))
+                settle(job.result, WorkerTaskError("the request was cancelled before its first token"))
 
     def load(self, load: Callable[[VllmCore], dict[str, int]], version: int) -> dict[str, int]:
         """Serve other full weights, which `load` loads, from the next step on. Returns its result, the checksums.
@@ -121,7 +135,7 @@ class VllmDriver:
         Completions that are too old, or that use an adapter, end.
         """
         checksums = load(self._state)
-        self._end_sleepers()
+        self._end_sleepers(WorkerTaskError(AWAKENED))
         self._adapters.current = None
         self._serve(version)
         self._begin_again(self._cut_off(lambda partial: partial.adapter is not None))
@@ -147,16 +161,17 @@ class VllmDriver:
             self._begin_again(unbegun)
             self._on_progress()  # the first adapter takes seconds without a step
 
-    def probe(self, token_ids: Sequence[int], answer: Future[list[float]]) -> None:
-        """Compute the log-probs of `token_ids[1:]` in the next step. `answer` fails while the engine sleeps."""
+    def probe(self, token_ids: Sequence[int]) -> Future[list[float]]:
+        """Return the log-probs of `token_ids[1:]`, computed in the next step. Raises WorkerTaskError during sleep."""
         if self.is_asleep:
-            fail(answer, WorkerTaskError("the engine is asleep: wake it first"))
-            return
+            raise WorkerTaskError("the engine is asleep: wake it first")
         request_id, adapter = self._next_id(), self._adapters.current
-        self._probes[request_id] = PendingProbe(answer, adapter)
-        self._send(request_id, token_ids, probe_params(), salt=request_id, adapter=adapter)
+        answer: Future[list[float]] = Future()
+        self._probes[request_id] = answer, adapter
+        self._send(request_id, token_ids, PROBE_PARAMS, salt=request_id, adapter=adapter)
+        return answer
 
-    def sleep(self, asleep: Future[None], *, discard: bool = False) -> None:
+    def sleep(self, asleep: Future[None], discard: bool) -> None:
         """Stop admission. `asleep` completes when all requests have ended and the memory is free."""
         self._may_discard = discard and (self._may_discard or not self._sleepers)
         self._sleepers.append(asleep)
@@ -164,31 +179,51 @@ class VllmDriver:
     def wake(self) -> None:
         """Serve the previous weights again; no-op if awake. Raises WorkerTaskError as `VllmCore.wake` does."""
         self._state.wake()
-        self._end_sleepers()
+        self._end_sleepers(WorkerTaskError(AWAKENED))
+
+    def end(self) -> None:
+        """Fail all requests, and end the core. All later commands raise."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        jobs = {partial.job for partial in self._running.values()} | set(self._waiting)
+        answers: list[Future[Any]] = [job.result for job in jobs]
+        answers += [answer for answer, _ in self._probes.values()] + self._sleepers
+        for answer in answers:
+            settle(answer, WorkerTaskError(ENDED))
+        if self._core is not None:
+            self._core.shutdown()
 
     # The loop.
 
-    def _run(self) -> None:
+    def _run_command(self, command: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Run a command or a turn, then queue the next turn if there is work."""
+        if self._is_closed:
+            raise WorkerTaskError(ENDED)
         try:
-            self._core, self.max_model_len = self._open_core()
-            self._state = VllmCore(self._core, can_sleep=self._settings.can_sleep)
-        except Exception as error:
-            self.opened.set_exception(error)
-            return
-        try:
-            self._core.set_weight_version(str(self.policy_version))
-            self.opened.set_result(None)
-            while not self.commands.is_closed:
-                self.commands.run(wait=not self._has_work)
-                self._admit()
-                self._work()
+            return command(*arguments)
+        except FtisError:
+            raise
         except Exception as error:
             logger.exception("vLLM's engine core failed")
             self.broken.set_result(f"failed in vLLM: {type(error).__name__}: {error}")
+            self.end()
+            raise
         finally:
-            self.commands.close()
-            self._end_all(WorkerTaskError(ENDED))
-            self._core.shutdown()
+            if self._has_work and not (self._has_turn or self._is_closed):
+                self._has_turn = True
+                self.call(self._turn)
+
+    def _turn(self) -> None:
+        """Admit groups and run one step. Without requests, put the core to sleep if a caller requested it."""
+        self._has_turn = False
+        self._admit()
+        if self._running or self._probes:
+            self._take(self._core.get_output())
+            self._on_progress()
+        elif self._sleepers:
+            self._state.sleep(discard=self._may_discard)
+            self._end_sleepers(None)
 
     def _admit(self) -> None:
         """Pass groups to the core while the batch has space. The last may exceed it; its rest waits in the core."""
@@ -204,34 +239,34 @@ class VllmDriver:
                     job.partials.append(partial)
                     self._start(partial)
 
-    def _work(self) -> None:
-        """Run one step. Without requests, put the core to sleep if a caller requested it."""
-        if self._running or self._probes:
-            self._take(self._core.get_output())
-            self._on_progress()
-        elif sleepers := [each for each in self._sleepers if each.set_running_or_notify_cancel()]:
-            self._state.sleep(discard=self._may_discard)
-            self._sleepers.clear()
-            for sleeper in sleepers:
-                sleeper.set_result(None)
-
-    def _end_sleepers(self) -> None:
+    def _end_sleepers(self, outcome: WorkerTaskError | None) -> None:
         for sleeper in self._sleepers:
-            fail(sleeper, WorkerTaskError("the engine was awakened before it slept"))
+            settle(sleeper, outcome)
         self._sleepers.clear()
 
     def _start(self, partial: VllmCompletion) -> None:
         partial.request_id = self._next_id()
         self._running[partial.request_id] = partial
         request = partial.job.request
-        params = sampling_params(request, seed=partial.seed)
+        params = SamplingParams(**sampling_arguments(request, seed=partial.seed))
         self._send(partial.request_id, request.prompt_ids, params, salt=partial.salt, adapter=partial.adapter)
 
     def _send(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str, adapter: int | None
     ) -> None:
-        request = self._adapters.request(adapter)
-        self._core.add_request(core_request(request_id, prompt_ids, params, adapter=request, salt=salt))
+        """Pass one sequence to the core. Only requests with equal `salt` share prompts."""
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=list(prompt_ids),
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=self._adapters.request(adapter),
+            cache_salt=salt,
+            data_parallel_rank=None,
+        )
+        self._core.add_request(request)
 
     def _next_id(self) -> str:
         return str(next(self._request_numbers))
@@ -243,9 +278,8 @@ class VllmDriver:
                 self._take_tokens(partial, output, version)
             elif output.new_prompt_logprobs_tensors is not None and output.request_id in self._probes:
                 logprobs = output.new_prompt_logprobs_tensors.logprobs[:, 0]
-                answer = self._probes.pop(output.request_id).answer
-                if answer.set_running_or_notify_cancel():
-                    answer.set_result(logprobs.tolist())
+                answer, _ = self._probes.pop(output.request_id)
+                settle(answer, logprobs.tolist())
         self._drop_unused_adapters()
 
     def _take_tokens(self, partial: VllmCompletion, output: EngineCoreOutput, version: int) -> None:
@@ -264,20 +298,18 @@ class VllmDriver:
 
     def _end(self, partial: VllmCompletion) -> None:
         del self._running[partial.request_id]
-        if not partial.token_ids:  # the first id is no token: sample again
-            self._draw_again(partial)
-        elif partial.job.has_ended:
-            partial.job.finish()
-
-    def _draw_again(self, partial: VllmCompletion) -> None:
-        partial.finish_reason = None
+        if partial.token_ids:
+            if partial.job.has_ended:
+                partial.job.finish()
+            return
+        partial.finish_reason = None  # the first id is no token: sample again
         partial.num_draws += 1
         if partial.num_draws < MAX_DRAWS:
             self._start(partial)
         else:
             self.drop(partial.job)
             error = f"the model samples no tokens: {MAX_DRAWS} times an id beyond the tokenizer's"
-            fail(partial.job.result, WorkerTaskError(error))
+            settle(partial.job.result, WorkerTaskError(error))
 
     def _serve(self, version: int) -> None:
         """Stamp `version` on tokens from now on. End completions that began too many versions ago."""
@@ -306,18 +338,10 @@ class VllmDriver:
 
     def _drop_unused_adapters(self) -> None:
         in_use = {partial.adapter for partial in self._running.values()}
-        self._adapters.drop_unused(self._core, in_use | {probe.adapter for probe in self._probes.values()})
+        self._adapters.drop_unused(self._core, in_use | {adapter for _, adapter in self._probes.values()})
 
     def _abort(self, partials: Sequence[VllmCompletion]) -> None:
         for partial in partials:
             partial.finish_reason = FinishReason.ABORT
             self._running.pop(partial.request_id, None)
         self._core.abort_requests([partial.request_id for partial in partials])
-
-    def _end_all(self, error: WorkerTaskError) -> None:
-        jobs = {partial.job for partial in self._running.values()} | set(self._waiting)
-        answers: list[Future[Any]] = [job.result for job in jobs]
-        answers += [probe.answer for probe in self._probes.values()] + self._sleepers
-        for answer in answers:
-            fail(answer, error)
-        self.commands.refuse()

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 from pydantic import ValidationError
@@ -35,7 +35,7 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
-from ftis_node.generation.engines.vllm_core import VllmJob
+from ftis_node.generation.engines.vllm_core import VllmCore, VllmJob
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
     check_executor,
@@ -53,10 +53,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
-    from ftis_node.generation.engines.vllm_core import VllmCore
     from ftis_node.generation.engines.vllm_driver import VllmDriver
     from ftis_node.models import ModelSource
     from ftis_node.workers.shared_weights import SharedWeights
+
+Answer = TypeVar("Answer")
 
 POLL_EVERY_S = 0.5
 SEED_BITS = 31
@@ -104,11 +105,11 @@ class VllmEngine:
         if len(request.prompt_ids) + request.max_tokens > limit:
             raise ValueError(f"{len(request.prompt_ids)} + {request.max_tokens} tokens: the engine takes {limit}")
         job = VllmJob(request)
-        self._driver.commands.post(partial(self._driver.submit, job), job.result)
         try:
+            await self._call(self._driver.submit, job)
             return await asyncio.wrap_future(job.result)
         except asyncio.CancelledError:
-            self._driver.commands.post(partial(self._driver.drop, job))
+            self._driver.call(self._driver.drop, job)
             raise
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
@@ -116,23 +117,24 @@ class VllmEngine:
         if path.name == ADAPTER_FILE:
             max_rank = self._settings.lora_rank
             await asyncio.to_thread(check_adapter, path.parent, self._shapes, max_rank=max_rank)
-            await asyncio.wrap_future(self._driver.commands.call(partial(self._driver.adapt, path.parent, version)))
+            await self._call(self._driver.adapt, path.parent, version)
             return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in another form
         await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)
-        return await self._load(lambda core: core.load(str(path), version, is_locked=is_locked), version)
+        load = partial(VllmCore.load, path=str(path), version=version, is_locked=is_locked)
+        return await self._call(self._driver.load, load, version)
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
         check_shared(shared, self._shapes, optional=self._optional)
-        return await self._load(lambda core: core.load_shared(encode(shared), version), version)
+        load = partial(VllmCore.load_shared, shared=encode(shared), version=version)
+        return await self._call(self._driver.load, load, version)
 
-    async def _load(self, load: Callable[[VllmCore], dict[str, int]], version: int) -> dict[str, int]:
-        return await asyncio.wrap_future(self._driver.commands.call(partial(self._driver.load, load, version)))
+    async def _call(self, command: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Return what a command of the driver returns, after its wait for the end of a step."""
+        return await asyncio.wrap_future(self._driver.call(command, *arguments))
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return log-probs of fixed tokens under the served weights, computed beside the completions in flight."""
-        answer: Future[list[float]] = Future()
-        self._driver.commands.post(partial(self._driver.probe, token_ids, answer), answer)
-        return await asyncio.wrap_future(answer)
+        return await asyncio.wrap_future(await self._call(self._driver.probe, token_ids))
 
     @property
     def is_asleep(self) -> bool:
@@ -142,14 +144,17 @@ class VllmEngine:
         """Sleep; see `base.Engine`. The base weights of adapters are kept."""
         asleep: Future[None] = Future()
         may_discard = discard and self._settings.lora_rank is None
-        self._driver.commands.post(partial(self._driver.sleep, asleep, discard=may_discard), asleep)
-        await asyncio.wrap_future(asleep)
+        try:
+            await self._call(self._driver.sleep, asleep, may_discard)
+            await asyncio.wrap_future(asleep)
+        finally:
+            asleep.cancel()  # the driver then ignores it; no effect after the end
 
     async def wake(self) -> None:
-        await asyncio.wrap_future(self._driver.commands.call(self._driver.wake))
+        await self._call(self._driver.wake)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        self._driver.commands.post(partial(self._driver.cut, frozenset(request_ids)))
+        self._driver.call(self._driver.cut, frozenset(request_ids))
 
     async def wait_broken(self) -> str:
         """Return when the core has failed, or its process has died."""
@@ -160,8 +165,7 @@ class VllmEngine:
         return self._log.with_cause(self._driver.broken.result())
 
     async def close(self) -> None:
-        self._driver.commands.post(self._driver.commands.close)  # the thread ends after it
-        await asyncio.to_thread(self._driver.thread.join)
+        await asyncio.wrap_future(self._driver.thread.submit(self._driver.end))
 
 
 async def open_engine(source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None]) -> VllmEngine:
@@ -182,16 +186,15 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
         raise EngineError(
             f"vLLM cannot be imported ({error}): use --engine torch, or see `ftis-node doctor`"
         ) from error
-    driver = VllmDriver(partial(_open_core, source, settings, device), settings, on_progress)
-    driver.thread.start()
+    driver = VllmDriver(settings, on_progress)
     try:
-        await asyncio.wrap_future(driver.opened)
+        open_core = partial(_open_core, source, settings, device)
+        await asyncio.wrap_future(driver.thread.submit(driver.open, open_core))
         engine = VllmEngine(driver, settings, source, log)
         await engine.probe((0, 0))  # the first step compiles and allocates: within the start's grace, not a request's
     except FtisError:
         raise
     except Exception as error:
-        await asyncio.to_thread(driver.thread.join)
         raise explained(error, source.name, log) from error
     return engine
 

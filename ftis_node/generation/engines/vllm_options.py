@@ -1,4 +1,4 @@
-"""The adapter from this package's settings to vLLM's environment and `EngineArgs`. Imports no vLLM.
+"""The adapter from this package's settings to vLLM's environment, `EngineArgs` and `SamplingParams`. Imports no vLLM.
 
 Options that affect the correctness of log-probs, weights and memory are set here and cannot be overridden. All other
 arguments of `EngineArgs` can be set by name, and override the defaults here.
@@ -16,7 +16,7 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ftis_node.generation.engines.base import EngineSettings
+    from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
     from ftis_node.models import ModelSource
 
 WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
@@ -153,3 +153,19 @@ def engine_arguments(
         places = num_loras(can_sleep=settings.can_sleep)
         arguments |= {"enable_lora": True, "max_lora_rank": served_rank(settings.lora_rank), "max_loras": places}
     return arguments | settings.options
+
+
+def sampling_arguments(request: GenerateRequest, *, seed: int | None) -> dict[str, Any]:
+    """Return keyword arguments for `SamplingParams` of one completion: it ends at this model's ids and no others."""
+    sampling = request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": request.max_tokens,
+        "logprobs": 0,  # of the sampled token alone
+        "seed": seed,
+        "ignore_eos": True,
+        "stop_token_ids": sorted(request.eos_ids),
+        "detokenize": False,
+    }

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ftis_node.node.exchange.messages import OwnGroup, TakenGroup
 
 OK: Final = 200
-UNAVAILABLE: Final = 503
 MAX_ANSWER_BYTES: Final = 128 << 20
 ROLE: Final = "exchange"
 
@@ -33,12 +32,11 @@ class LinkError(FtisError):
 
 
 class RefusedGroupError(FtisError):
-    """Refusal of a group by the node, with its reason in one word. One that `passes` is due to the node's state."""
+    """Refusal of a group by the node, with its reason in one word."""
 
-    def __init__(self, reason: str, detail: str, *, passes: bool) -> None:
+    def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
-        self.passes = passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +120,4 @@ def _refusal(status: int, body: bytes) -> FtisError:
         return LinkError(f"the node answers with status {status}")
     if reason in ("token", "slow"):
         return LinkError(detail)
-    return RefusedGroupError(reason, detail, passes=status == UNAVAILABLE)
+    return RefusedGroupError(reason, detail)

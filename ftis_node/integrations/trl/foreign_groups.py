@@ -112,13 +112,18 @@ def _matrix(rows: Sequence[NDArray[np.generic]], dtype: torch.dtype, *, left: bo
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a trainer can train on. `tokenizer` is a fingerprint, `max_completion_length` in tokens."""
+    """How a trainer samples, which says what it can train on.
+
+    `tokenizer` is a fingerprint (hex), `max_completion_length` in tokens.
+    """
 
     tokenizer: str
     vocab_size: int
     group_size: int
     temperature: float
     max_completion_length: int
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True)

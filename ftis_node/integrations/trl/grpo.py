@@ -7,7 +7,6 @@ group to the batch and exchanges groups with peers, the other computes the loss.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,19 +41,8 @@ UNUSED_TERMS = {
 OF_WHOLE_GROUPS = {"gepo"}  # reads the behaviour log-probs of the whole group, and a micro-batch has a part of it
 
 
-@dataclass(frozen=True, slots=True)
-class Sampler:
-    """How the trainer samples. `tokenizer` is a fingerprint (hex)."""
-
-    tokenizer: str
-    group_size: int
-    temperature: float
-    top_p: float
-    top_k: int
-
-
 def own_groups(
-    batch: Mapping[str, Any], logprobs: Tensor, problems: Sequence[int], sampler: Sampler, *, policy_version: int
+    batch: Mapping[str, Any], logprobs: Tensor, problems: Sequence[int], fit: Fit, *, policy_version: int
 ) -> Iterator[OwnGroup]:
     """Yield the groups of TRL's batch, `group_size` rows each.
 
@@ -64,8 +52,8 @@ def own_groups(
     ids, mask = batch["completion_ids"].cpu(), batch["completion_mask"].bool().cpu()
     prompts, prompt_mask = batch["prompt_ids"].cpu(), batch["prompt_mask"].bool().cpu()
     logprobs, now = logprobs.float().cpu(), time.time()
-    for first in range(0, len(ids), sampler.group_size):
-        rows = range(first, first + sampler.group_size)
+    for first in range(0, len(ids), fit.group_size):
+        rows = range(first, first + fit.group_size)
         lengths = mask[first : rows.stop].sum(dim=1).tolist()
         of_group = torch.cat([logprobs[row][mask[row]] for row in rows])
         if min(lengths) < 1 or not bool(of_group.isfinite().all()):
@@ -77,10 +65,10 @@ def own_groups(
             logprobs=of_group.numpy().astype("<f4").tobytes(),
             lengths=lengths,
             policy_version=policy_version,
-            tokenizer=sampler.tokenizer,
-            temperature=sampler.temperature,
-            top_p=sampler.top_p,
-            top_k=sampler.top_k,
+            tokenizer=fit.tokenizer,
+            temperature=fit.temperature,
+            top_p=fit.top_p,
+            top_k=fit.top_k,
             created_at=now,
         )
 
@@ -129,10 +117,11 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 group_size=self.num_generations,
                 temperature=self.temperature,
                 max_completion_length=self.max_completion_length,
+                top_p=self.top_p,
+                top_k=self.top_k,
             )
         if exchange is not None:
             require_agreement(self, exchange.node, tokenizer=tokenizer)
-            self._sampler = Sampler(tokenizer, self.num_generations, self.temperature, self.top_p, self.top_k)
             self.add_callback(FlushCallback(exchange))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -158,7 +147,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _share(self, exchange: SwarmExchange, batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> None:
         problems = [int(row["prompt_index"]) for row in inputs]
         version = self.state.global_step
-        for group in own_groups(batch, self._sampled_logprobs(batch), problems, self._sampler, policy_version=version):
+        for group in own_groups(batch, self._sampled_logprobs(batch), problems, self._fit, policy_version=version):
             exchange.share(group)
         self._metrics["train"]["shared_groups"].append(exchange.take_num_shared())
 

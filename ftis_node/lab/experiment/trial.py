@@ -31,6 +31,7 @@ from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, TrialRe
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.supervision.background import first_of_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -217,7 +218,7 @@ async def _run_together(trial: Trial, nodes: Sequence[TrialNode], on_progress: C
             await asyncio.wait(lives)
             watching.cancel()
     except BaseExceptionGroup as group:
-        raise first_error(group) from group
+        raise first_of_ours(group) from group
 
 
 async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generation) -> None:
@@ -244,13 +245,6 @@ async def _watch(states: list[NodeState], on_progress: Callable[[int], None]) ->
     while True:
         on_progress(max(state.step for state in states))
         await asyncio.sleep(POLL_S)
-
-
-def first_error(error: BaseException) -> BaseException:
-    """Return the innermost error of nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _make_home(root: Path, seed: int, index: int) -> Home:

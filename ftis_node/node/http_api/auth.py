@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -21,8 +20,8 @@ from aiohttp import web
 
 from ftis_node.config.observe import is_loopback
 from ftis_node.errors import ConfigError
-from ftis_node.files import read_file, replace_file
-from ftis_node.telemetry.secrets import keep_secret
+from ftis_node.files import replace_file
+from ftis_node.telemetry.secrets import keep_secret, read_private
 from ftis_node.telemetry.terminal_text import one_line
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 32
 MIN_TOKEN_CHARACTERS = 32
-MAX_TOKEN_FILE_BYTES = 4096
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # a service manager probes these and has no token
 BEARER = "Bearer "
 
@@ -97,16 +95,9 @@ def observe_token(settings: ObserveSection, home: Home) -> str | None:
 
 def read_token(path: Path) -> str:
     """Return the token in a file. The file's group may read it, as for a mounted secret; other users may not."""
-    try:
-        token = read_file(path, max_bytes=MAX_TOKEN_FILE_BYTES).decode("ascii").strip()
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError as error:
-        raise ConfigError(f"observe.token_file {path}: {error.strerror}; make one: openssl rand -hex 32") from None
-    except UnicodeDecodeError:
-        mode, token = stat.S_IMODE(path.stat().st_mode), ""
-    if mode & stat.S_IRWXO:
-        raise ConfigError(f"observe.token_file {path} is open to all users (mode {mode:03o}): chmod 600 {path}")
-    if len(token) < MIN_TOKEN_CHARACTERS or len(token.split()) != 1:
+    content = read_private(path, name="observe.token_file", is_group_trusted=True)
+    token = content.decode("ascii", errors="replace").strip()
+    if not token.isascii() or len(token) < MIN_TOKEN_CHARACTERS or len(token.split()) != 1:
         raise ConfigError(
             f"observe.token_file {path} holds no token: one word of at least {MIN_TOKEN_CHARACTERS} characters is "
             "needed: openssl rand -hex 32"

@@ -167,7 +167,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, guard: HttpGuard, make_inner: web.Server) -> None:
         self._guard = guard
         self._make_inner = make_inner
-        self._inner: asyncio.Protocol | None = None
+        self._inner = asyncio.Protocol()  # a null object until the connection is admitted
         self._deadline: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
         self.address = ""
@@ -189,12 +189,11 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_data = True
-        if self._inner is not None:
-            self._inner.data_received(data)
+        self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
         """Return whether a request waits for its answer, and so keeps the connection open for writing."""
-        if self._inner is None or not (self._has_data or self.is_answered):
+        if not (self._has_data or self.is_answered):
             return None
         self._inner.eof_received()
         self.is_half_closed = True
@@ -203,18 +202,15 @@ class _Connection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_writing()
+        self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_writing()
+        self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         self._guard.forget(self)
-        if self._inner is not None:
-            self._inner.connection_lost(exc)
+        self._inner.connection_lost(exc)
 
     def begin_answer(self) -> None:
         """Stop the time limit of the request, whose header is complete."""

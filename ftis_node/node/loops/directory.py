@@ -118,7 +118,7 @@ def _standing(state: SwarmState, addresses: Sequence[str]) -> LogLine:
     if state.state is SwarmPhase.CONNECTED:
         return LogLine(logging.INFO, f"in the swarm: {reason}")
     if state.reason.startswith(NO_PEERS_GIVEN):
-        return LogLine(logging.INFO, f"working alone, for {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}")
+        return LogLine(logging.INFO, f"working alone: {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}")
     if state.reason.startswith(NOBODY_ANSWERS):
         return LogLine(logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer")
     return LogLine(logging.INFO, f"working alone so far: {reason}")

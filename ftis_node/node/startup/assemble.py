@@ -1,6 +1,6 @@
 """Builds and starts the components of a node, the cheapest failures first, and stops them in reverse order.
 
-    prepared (prepare.py) -> buffer opened -> workers and network started concurrently
+    inputs checked (prepare.py) -> buffer opened -> workers and network started concurrently
                           -> buffer and learner agree on the step -> the generator serves the learner's weights
 
 The first stage (`prepare.py`) finds a user's mistakes, before anything slow runs or anything is written.
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.startup.factories import NodeFactory, NodeInputs
     from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.telemetry.event_log_summary import EventLogSummary
     from ftis_node.telemetry.log import OnProgress
 
 log = logging.getLogger(__name__)
@@ -67,26 +66,26 @@ async def running_components(
     settings: NodeSettings,
     plan: RunPlan,
     home: Home,
-    makers: NodeFactory | None = None,
+    factory: NodeFactory | None = None,
     *,
     on_progress: OnProgress = unwatched,
 ) -> AsyncIterator[NodeComponents]:
     """Yield the running components of a node. Stop and save all of them when the block ends, also on an error.
 
-    If `makers` is None, the workers are separate processes and the network is libp2p.
+    If `factory` is None, the workers are separate processes and the network is libp2p.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
     async with AsyncExitStack() as stack:
-        if makers is None:
-            makers = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
-            check_ports(makers.listen_addresses, settings.status_port)
-            stack.push_async_callback(makers.close)
-        prepared = await prepare(settings, plan, home, makers, on_progress)
+        if factory is None:
+            factory = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
+            check_ports(factory.listen_addresses, settings.status_port)
+            stack.push_async_callback(factory.close)
+        inputs = await prepare(settings, plan, home, factory, on_progress)
         begun_at = checkpoint_step(home) if settings.learns else 0
-        log_block(log, start_lines(prepared, num_parameters=parameter_count(prepared.source), step=begun_at))
+        log_block(log, start_lines(inputs, num_parameters=parameter_count(inputs.source), step=begun_at))
         mark_start(home)
-        parts = _assembled(stack, prepared, makers)
+        parts = _assemble(stack, inputs, factory)
         parts.gossip.guard.on_fault = fault_charger(
             events=parts.context.events, counters=parts.counters, registry=parts.registry, peers=parts.peers
         )
@@ -106,10 +105,10 @@ async def running_components(
             await _stop(parts)
 
 
-def _assembled(stack: AsyncExitStack, prepared: NodeInputs, makers: NodeFactory) -> NodeComponents:
+def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -> NodeComponents:
     """Return all components, not started. `stack` closes the files that they keep open."""
-    settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
-    source, step = prepared.source, prepared.manifest.step
+    settings, manifest, home, identity = inputs.settings, inputs.manifest, inputs.home, inputs.identity
+    source, step = inputs.source, inputs.manifest.step
     log_file = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
     events = stack.enter_context(closing(log_file))
     manager = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
@@ -117,48 +116,49 @@ def _assembled(stack: AsyncExitStack, prepared: NodeInputs, makers: NodeFactory)
     disk = stack.enter_context(closing(DiskThread()))
     buffer = stack.enter_context(closing(ReplayBuffer(home.replay)))
     reader = stack.enter_context(closing(ReplayReader(home.replay)))
-    remembered = EventLogSnapshot(home).read()
+    summary = EventLogSnapshot(home).read()
     release_damaged(buffer, events)
-    buffer.claim_used(remembered.used)
+    buffer.claim_used(summary.used)
     weights = stack.enter_context(
         weights_folder(
             home,
             version_bytes=version_bytes(settings, source),
-            num_versions=num_versions(settings, prepared.arrangement.hand_over),
+            num_versions=num_versions(settings, inputs.arrangement.hand_over),
         )
     )
-    state, registry, evaluations = NodeState(step=remembered.step), PeerRegistry(), EvaluationHistory()
-    for entry in _past_evaluations(remembered):
-        evaluations.add(entry)
+    state, registry, evaluations = NodeState(step=summary.step), PeerRegistry(), EvaluationHistory()
+    for event in summary.evaluations:
+        if all(name in event for name in EvalStatus.__struct_fields__):
+            evaluations.add(EvalStatus(**{name: event[name] for name in EvalStatus.__struct_fields__}))
     learner: Learning = NullLearner(parameter_count(source))
     if settings.learns:
-        learner = makers.learner(prepared, events=events, weights=weights)
+        learner = factory.learner(inputs, events=events, weights=weights)
     generation: Generation = NullGeneration(lambda: state.policy_version)
     if settings.generates:
-        generation = makers.generation(prepared, events=events, learner=learner)
-    made = reader.figures()
+        generation = factory.generation(inputs, events=events, learner=learner)
+    done = reader.figures()
     name = settings.name or identity.peer_id[-NAME_LENGTH:]
     about = NodeDescription(
         name=name,
         model=source.name,
-        tokenizer=prepared.tokenizer.fingerprint,
-        domain="" if prepared.domain is prepared.task else prepared.domain.name,
-        training=prepared.training,
+        tokenizer=inputs.tokenizer.fingerprint,
+        domain="" if inputs.domain is inputs.task else inputs.domain.name,
+        training=inputs.training,
     )
     return NodeComponents(
         context=NodeContext(settings, manifest, identity, events, state),
         about=about,
         home=home,
         source=source,
-        tokenizer=prepared.tokenizer,
-        task=prepared.task,
-        domain=prepared.domain,
-        eval_tasks=prepared.eval_tasks,
-        scorer=IsolatedScorer(prepared.task, scored_only=prepared.eval_tasks),
-        new_peers_scorer=IsolatedScorer(prepared.task),  # starts its process with the first group of an unknown peer
+        tokenizer=inputs.tokenizer,
+        task=inputs.task,
+        domain=inputs.domain,
+        eval_tasks=inputs.eval_tasks,
+        scorer=IsolatedScorer(inputs.task, scored_only=inputs.eval_tasks),
+        new_peers_scorer=IsolatedScorer(inputs.task),  # starts its process with the first group of an unknown peer
         generation=generation,
         learner=learner,
-        gossip=makers.gossip(prepared),
+        gossip=factory.gossip(inputs),
         buffer=buffer,
         reader=reader,
         disk=disk,
@@ -168,11 +168,11 @@ def _assembled(stack: AsyncExitStack, prepared: NodeInputs, makers: NodeFactory)
         confirmations=Confirmations(registry),
         evaluations=evaluations,
         peers=peers,
-        arrangement=prepared.arrangement,
-        space=DiskSpace(prepared.limit),
-        budget=GenerateBudget(settings.budget.generate_tokens, num_tokens=made.tokens_own, num_groups=made.groups_own),
+        arrangement=inputs.arrangement,
+        space=DiskSpace(inputs.limit),
+        budget=GenerateBudget(settings.budget.generate_tokens, num_tokens=done.tokens_own, num_groups=done.groups_own),
         tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
-        division=division_of(manifest, prepared.domain.name),
+        division=division_of(manifest, inputs.domain.name),
     )
 
 
@@ -246,10 +246,3 @@ async def _stop(parts: NodeComponents) -> None:
     parts.context.events.write("stop", step=parts.context.state.step, **tracked)
     with suppress(OSError):  # an unreadable log, which the next start reports
         EventLogSnapshot(parts.home).renew()
-
-
-def _past_evaluations(remembered: EventLogSummary) -> list[EvalStatus]:
-    """Return the evaluations of earlier starts from the event log, without those that lack a field."""
-    fields = EvalStatus.__struct_fields__
-    whole = (event for event in remembered.evaluations if all(name in event for name in fields))
-    return [EvalStatus(**{name: event[name] for name in fields}) for event in whole]

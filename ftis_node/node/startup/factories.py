@@ -97,7 +97,8 @@ class NodeInputs:
 class NodeFactory(Protocol):
     """Abstract factory of components, none of them started. Call `arrange` first: it places the two workers.
 
-    `weights` is the folder of the versions for the generator, which frees memory and gets weights by the `learner`.
+    `weights` is the folder in which the learner publishes versions. The generation worker asks `learner` to free memory
+    and to write weights.
     """
 
     async def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...

@@ -53,9 +53,9 @@ RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 
 
 async def prepare(
-    settings: NodeSettings, plan: RunPlan, home: Home, makers: NodeFactory, on_progress: OnProgress
+    settings: NodeSettings, plan: RunPlan, home: Home, factory: NodeFactory, on_progress: OnProgress
 ) -> NodeInputs:
-    """Return the inputs of the components. `makers` may begin to start the workers.
+    """Return the inputs of the components. `factory` may begin to start the workers.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
@@ -78,7 +78,7 @@ async def prepare(
     settings = choice.settings
     await in_background(check_disk_space, home, source, settings)
     limit = await in_background(limit_of, settings, source)
-    arrangement = await makers.arrange(settings, plan.manifest, source)
+    arrangement = await factory.arrange(settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")
     tokenizer = await in_background(load_tokenizer, source)
     on_progress(None, "loading the task's problems")

@@ -70,17 +70,17 @@ def _change_node(home: Home, **changes: str) -> None:
         replace_file(home.status, json.dumps(document, indent=1).encode())
 
 
-def start_lines(prepared: NodeInputs, *, num_parameters: int, step: int) -> list[str]:
+def start_lines(inputs: NodeInputs, *, num_parameters: int, step: int) -> list[str]:
     """Return the lines for a start from `step`."""
-    settings, manifest, home = prepared.settings, prepared.manifest, prepared.home
-    what = f"{prepared.source.name} ({num_parameters:,} parameters)"
-    lines = [f"ftis-node {__version__} {ROLES[settings.role].does} {what} on {prepared.task.name}"]
+    settings, manifest, home = inputs.settings, inputs.manifest, inputs.home
+    what = f"{inputs.source.name} ({num_parameters:,} parameters)"
+    lines = [f"ftis-node {__version__} {ROLES[settings.role].does} {what} on {inputs.task.name}"]
     facts = {
         "run": f"{manifest.name} ({manifest.run_id[:12]}), method {manifest.method.name}; {_steps(settings, step)}",
-        "domain": "" if prepared.domain is prepared.task else f"{prepared.domain.name}; --task {manifest.task} ends it",
-        "trains": prepared.training,
-        "memory": prepared.arrangement.memory,
-        "peers": _peers(prepared),
+        "domain": "" if inputs.domain is inputs.task else f"{inputs.domain.name}; --task {manifest.task} ends it",
+        "trains": inputs.training,
+        "memory": inputs.arrangement.memory,
+        "peers": _peers(inputs),
         "shares": _shared(settings),
         "files": f"all in {home.root}; the workers print to {home.logs.name} in it",
         "watch": _command("dashboard", home),
@@ -149,12 +149,12 @@ def _steps(settings: NodeSettings, step: int) -> str:
     return begins + (f", ends after step {limit}" if limit is not None else ", without end")
 
 
-def _peers(prepared: NodeInputs) -> str:
-    settings = prepared.settings
+def _peers(inputs: NodeInputs) -> str:
+    settings = inputs.settings
     number = len(settings.peers)
     known = f"{number} address{'es' if number > 1 else ''} to dial first" if number else "none given: it works alone"
     if settings.role == "learner":
-        return f"{known}; its generators: --role generator --follow {prepared.identity.peer_id}"
+        return f"{known}; its generators: --role generator --follow {inputs.identity.peer_id}"
     return known if number else f"{known} until others dial it; --peers ADDRESS joins others"
 
 

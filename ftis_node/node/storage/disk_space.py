@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import free_bytes, is_disk_full
-from ftis_node.config.limits import usual_home_bytes
+from ftis_node.config.limits import KEPT_EVENT_FILES
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, DAMAGED_PREFIX
 from ftis_node.models import parameter_count, read_shape
@@ -60,6 +60,9 @@ CUSHION_SHARE = 16  # of the limit
 MAX_CUSHION_BYTES = 1 << 30
 UNLIMITED_BYTES = 1 << 60
 TURNED_OVER = re.compile(r".+\.log\.\d+")
+NUM_LOGS = 2  # a worker each
+BUFFER_OVERHEAD = 1.25  # indexes, prompts, partly filled pages, the journal
+SLACK_BYTES = 1 << 30  # trackers' files, backups of upgrades, the table of peers
 GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of both Adam moments, per parameter
@@ -182,14 +185,8 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
         num_followed = (
             settings.roles.max_pending_versions + 1 if settings.role == "generator" else 0
         )  # plus the download
-        usual = usual_home_bytes(
-            limits,
-            buffer_bytes=max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes),
-            checkpoint_bytes=checkpoint,
-            keep_checkpoints=settings.learner.keep_checkpoints,
-            weights_bytes=(num_versions(settings) + num_followed) * version_bytes(settings, source),
-        )
-        return HomeLimit(usual, reserve)
+        weights_bytes = (num_versions(settings) + num_followed) * version_bytes(settings, source)
+        return HomeLimit(usual_home_bytes(settings, checkpoint_bytes=checkpoint, weights_bytes=weights_bytes), reserve)
     limit = HomeLimit(limits.home_bytes, reserve)
     needed = checkpoint + reserve + limit.cushion_bytes
     if needed > limits.home_bytes:
@@ -198,6 +195,19 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
             "checkpoint, the next one beside it, groups): allow more, train an adapter (--lora), or remove the limit"
         )
     return limit
+
+
+def usual_home_bytes(settings: NodeSettings, *, checkpoint_bytes: int, weights_bytes: int) -> int:
+    """Return the size of a home with every part at its limit: the default of `limits.home_bytes`.
+
+    1.25 x the buffer + (the kept checkpoints + the one in progress) x `checkpoint_bytes` + `weights_bytes` (versions
+    on their way to the generator) + 4 event files + 2 files of each worker's log + 1 GiB for all else.
+    """
+    limits, buffer = settings.limits, max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes)
+    checkpoints = (settings.learner.keep_checkpoints + 1) * checkpoint_bytes
+    events = (KEPT_EVENT_FILES + 1) * limits.event_file_bytes
+    logs = NUM_LOGS * 2 * limits.log_file_bytes
+    return int(BUFFER_OVERHEAD * buffer) + checkpoints + weights_bytes + events + logs + SLACK_BYTES
 
 
 def num_versions(settings: NodeSettings, way: Way = "file") -> int:

@@ -52,15 +52,11 @@ def export_model_of(
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
     step = export_newest(boot, out, merge=merge, on_progress=on_progress)
     folder = out.expanduser()
-    is_adapter = (folder / ADAPTER_FILE).exists()
-    if is_adapter and (base or is_for_others):
-        _name_base(folder / ADAPTER_FILE, base or source.name)
+    adapter = folder / ADAPTER_FILE
+    is_adapter = adapter.exists()
+    if is_adapter and (base or is_for_others):  # the name of a local folder is a path of this machine
+        config = read_object(adapter) | {"base_model_name_or_path": base or source.name}
+        adapter.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
     record = read_run_record(home, base=base or source.name, step=step)
     write_model_card(folder, record, is_adapter=is_adapter, license=license)
     return step
-
-
-def _name_base(path: Path, base: str) -> None:
-    """Change the name of an adapter's base model, which is a path of this machine for a local folder."""
-    config = read_object(path)
-    path.write_text(json.dumps(config | {"base_model_name_or_path": base}, indent=2, sort_keys=True), encoding="utf-8")

@@ -104,9 +104,18 @@ def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], s
     Raise UsageError and ConfigError: no readable backup, wrong passphrase, another identity in the home (unless
     `replace`); HomeInUseError if a node runs.
     """
-    identity = unpack_backup(_read(source), name=str(source), ask_passphrase=ask_passphrase)
+    try:
+        data = read_file(source, max_bytes=MAX_BYTES)
+    except FileError as error:
+        raise UsageError(f"{error}; name the backup's file") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror}; name the backup's file") from None
+    identity = unpack_backup(data, name=str(source), ask_passphrase=ask_passphrase)
     with opened(home):
-        present = _present(home.identity)
+        try:
+            present = Identity.load(home.identity)
+        except ConfigError:  # missing or invalid
+            present = None
         if present == identity:
             return RestoredIdentity(identity.peer_id, changed=False, kept=None)
         if present is not None and not replace:
@@ -118,23 +127,6 @@ def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], s
         _go_on_numbering(home.replay, identity)
         identity.save(home.identity)
     return RestoredIdentity(identity.peer_id, changed=True, kept=kept)
-
-
-def _read(source: Path) -> bytes:
-    try:
-        return read_file(source, max_bytes=MAX_BYTES)
-    except FileError as error:
-        raise UsageError(f"{error}; name the backup's file") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {source}: {error.strerror}; name the backup's file") from None
-
-
-def _present(path: Path) -> Identity | None:
-    """Return the present identity; None if it is missing or invalid."""
-    try:
-        return Identity.load(path)
-    except ConfigError:
-        return None
 
 
 def _keep(path: Path) -> Path | None:
@@ -171,8 +163,6 @@ def unpack_backup(data: bytes, *, name: str, ask_passphrase: Callable[[], str]) 
 
     Raises ConfigError for a file that is not a backup, is damaged or too new, UsageError for a wrong passphrase.
     """
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{name} is not a backup of an identity: it is larger than {MAX_BYTES} bytes")
     if (key := Identity.parse(data.decode("ascii", "replace"))) is not None:
         return key
     try:

@@ -198,14 +198,10 @@ def _force_end(loop: asyncio.AbstractEventLoop, after_s: float) -> None:
     os._exit(FORCED_EXIT_CODE)
 
 
-def first_of_ours(group: BaseException) -> BaseException:
+def first_of_ours(error: BaseException) -> BaseException:
     """Return the first FtisError in a tree of exceptions, else the first exception."""
-    flat: list[BaseException] = []
-    queue: list[BaseException] = [group]
-    while queue:
-        error = queue.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            queue.extend(error.exceptions)
-        else:
-            flat.append(error)
-    return next((error for error in flat if isinstance(error, FtisError)), flat[0])
+    if isinstance(error, BaseExceptionGroup):
+        error = error.subgroup(FtisError) or error
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

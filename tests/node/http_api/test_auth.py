@@ -80,5 +80,5 @@ def test_a_file_that_holds_no_token_or_is_open_to_all_is_one_line(tmp_path: Path
     path.chmod(0o640)
     assert observe_token(given, Home(tmp_path)) == TOKEN
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match=r"open to all users \(mode 644\): chmod 600"):
+    with pytest.raises(ConfigError, match=r"open to other users \(mode 644\): chmod 600"):
         read_token(path)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.limits import usual_home_bytes
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
@@ -122,7 +121,7 @@ async def test_the_least_needed_goes_first_and_no_more_than_is_needed(full: Full
     assert full.used_bytes <= used - used // 16
     assert 0 < full.buffer._db.execute("SELECT count(*) FROM groups WHERE state = 'released'").fetchone()[0] < 200
     await full.check(full.used_bytes - 60 * KB)
-    went = await full.check(full.used_bytes - 40 * KB)
+    went = await full.check(full.used_bytes - 30 * KB)
     assert went[-1:] == ["old events"] and len(event_log_files(full.home.events)) < 3
     assert not (full.home.logs / "learner.log.1").exists()
     assert (full.home.logs / "learner.log").stat().st_size == 25 * KB
@@ -161,9 +160,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch)
     unset = NodeSettings(model="m")
     usual = home_limit.limit_of(unset, ANYTHING).limit_bytes
     buffer_bytes = unset.buffer.max_disk_bytes
-    assert usual == usual_home_bytes(
-        unset.limits, buffer_bytes=buffer_bytes, checkpoint_bytes=10**8, keep_checkpoints=2, weights_bytes=0
-    )
+    assert usual == home_limit.usual_home_bytes(unset, checkpoint_bytes=10**8, weights_bytes=0)
     assert usual > buffer_bytes + 3 * 10**8
 
 

@@ -31,7 +31,7 @@ def test_each_change_is_said_once() -> None:
 def test_a_node_without_peers_says_how_it_is_found() -> None:
     reason = "no peers were given; waiting for others to dial this node"
     assert said(SwarmLogMessages(), SwarmPhase.STANDALONE, reason) == [
-        f"working alone, for no peers were given; others join it with --peers {ADDRESS}"
+        f"working alone: no peers were given; others join it with --peers {ADDRESS}"
     ]
 
 
