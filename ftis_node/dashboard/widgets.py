@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.events import Click
 
-    from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.dashboard.view.spans import Line
+    from ftis_node.dashboard.watcher import NodeSnapshot
 
 LOOKS = {
     Tone.PLAIN: "",
