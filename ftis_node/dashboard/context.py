@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ftis_node.config.home import Home
-    from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.dashboard.view.spans import Line
+    from ftis_node.dashboard.watcher import NodeSnapshot
     from ftis_node.replay.group_history import GroupHistory
 
 

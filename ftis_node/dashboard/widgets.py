@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.events import Click
 
-    from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.dashboard.view.spans import Line
+    from ftis_node.dashboard.watcher import NodeSnapshot
 
-LOOKS = {
+STYLES = {
     Tone.PLAIN: "",
     Tone.STRONG: "bold",
     Tone.FAINT: "dim",
@@ -71,7 +71,7 @@ class SearchLine(Input):
 def as_text(spans: Line) -> Text:
     text = Text()
     for span in spans:
-        text.append(span.text, LOOKS[span.tone])
+        text.append(span.text, STYLES[span.tone])
     return text
 
 

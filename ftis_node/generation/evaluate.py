@@ -10,9 +10,9 @@ It accepts any object with the client's `generate`: the client in a daemon, the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -154,16 +154,29 @@ async def answer_problems(
         texts = [tokenizer.decode(completion.token_ids.tolist()) for completion in completions]
         return tuple(map(_as_answer, completions, texts, await scorer.score(item, texts)))
 
+    num_done, num_problems = 0, min(limit, len(task))
+
     async def answer(item: TaskItem) -> Answered:
+        nonlocal num_done
         async with room:
             prompt_ids = tokenizer.encode_prompt(item.prompt)
-            if completion_limit(len(prompt_ids)) < 1:
-                return Answered(item, len(prompt_ids))
-            (greedy,) = await sample(item, prompt_ids, 1, GREEDY)
-            samples = await sample(item, prompt_ids, SAMPLES_PER_K * k, SAMPLED) if k > 1 else ()
-            return Answered(item, len(prompt_ids), greedy, samples)
+            answered = Answered(item, len(prompt_ids))
+            if completion_limit(len(prompt_ids)) >= 1:
+                (greedy,) = await sample(item, prompt_ids, 1, GREEDY)
+                samples = await sample(item, prompt_ids, SAMPLES_PER_K * k, SAMPLED) if k > 1 else ()
+                answered = replace(answered, greedy=greedy, samples=samples)
+        num_done += 1
+        if on_progress is not None:
+            on_progress(num_done, num_problems)
+        return answered
 
-    return await _answer_all([task[index] for index in range(min(limit, len(task)))], answer, on_progress)
+    items = [task[index] for index in range(num_problems)]
+    try:
+        async with asyncio.TaskGroup() as tasks:  # the first error ends all
+            asking = [tasks.create_task(answer(item), name=f"eval-{item.ref}") for item in items]
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group
+    return [asked.result() for asked in asking]
 
 
 async def _generate(generator: Generator, make_request: Callable[[], GenerateRequest]) -> GenerationResult:
@@ -173,28 +186,6 @@ async def _generate(generator: Generator, make_request: Callable[[], GenerateReq
             return await generator.generate(make_request())
         await asyncio.sleep(RETRY_PAUSE_S)  # until a broken engine is detected
     return await generator.generate(make_request())
-
-
-async def _answer_all(
-    items: Sequence[TaskItem], answer: Callable[[TaskItem], Awaitable[Answered]], on_progress: OnProgress | None
-) -> list[Answered]:
-    """Return answers in the order of `items`. The first error ends all and is raised unchanged."""
-    num_done = 0
-
-    async def report(item: TaskItem) -> Answered:
-        nonlocal num_done
-        answered = await answer(item)
-        num_done += 1
-        if on_progress is not None:
-            on_progress(num_done, len(items))
-        return answered
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            asking = [tasks.create_task(report(item), name=f"eval-{item.ref}") for item in items]
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from group
-    return [task.result() for task in asking]
 
 
 def estimate_pass_at_k(*, num_samples: int, num_right: int, k: int) -> float:

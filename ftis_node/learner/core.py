@@ -25,17 +25,17 @@ from ftis_node.learner.batch import batch_of, make_batch
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
-from ftis_node.learner.distributed.ranks import (
-    ALONE,
-    CheckCommand,
-    EndCommand,
-    GatherCommand,
-    ProveCommand,
-    Ranks,
-    cut_evenly,
+from ftis_node.learner.distributed.ranks import ALONE, Ranks, RankTask, cut_evenly
+from ftis_node.learner.groups import unpack_train_group, unpack_train_groups
+from ftis_node.learner.messages import (
+    AuditReply,
+    AuditRequest,
+    LearnerState,
+    StepReport,
+    TrainGroup,
+    TrainReply,
+    TrainRequest,
 )
-from ftis_node.learner.groups import unpack_train_groups
-from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
 from ftis_node.learner.model.policy import recompute_activations
 from ftis_node.learner.model.policy_loading import load_policy, load_reference
@@ -115,22 +115,22 @@ class Learner:
         match command:
             case TrainRequest(step=step, groups=groups):
                 self._take_step(make_batch(groups), step, between=lambda: None)
-            case CheckCommand():
+            case RankTask(what="check"):
                 self._check(self._ranks.between(lambda: None))
             case AuditRequest(group=group):
                 self._audit(group, self._ranks.between(lambda: None))
-            case ProveCommand():
+            case RankTask(what="prove"):
                 proof_of(self.policy, version=self._progress.policy_version)
-            case GatherCommand(what="publication"):
+            case RankTask(what="publish"):
                 self._publication.take_part()
-            case GatherCommand(what="checkpoint"):
+            case RankTask(what="save"):
                 self.checkpoints.take_part()
 
     def close(self) -> None:
         """Stop the other ranks and the thread that writes checkpoints."""
         self.checkpoints.saver.close()
         self._publication.close()
-        with self._ranks.lead(EndCommand()):
+        with self._ranks.lead(RankTask("end")):
             self._ranks.close()
 
     def state(self) -> LearnerState:
@@ -200,15 +200,21 @@ class Learner:
 
     def check(self, *, between: StepCallback = lambda: None) -> None:
         """Measure the queued group under the present weights, for the next report, unless other weights sampled it."""
-        with self._ranks.lead(CheckCommand()):
+        with self._ranks.lead(RankTask("check")):
             self._check(self._ranks.between(between))
 
-    def audit(self, group: TrainGroup, *, version: int, between: StepCallback = lambda: None) -> Mismatch | None:
-        """Return the mismatch between a peer's log-probs and the learner's; None if the weights are not `version`."""
-        if version != self._progress.policy_version:
-            return None
+    def audit(self, group: TrainGroup, *, between: StepCallback = lambda: None) -> AuditReply:
+        """Compare a peer's log-probs with the learner's, if the present weights are the version that it claims."""
+        if unpack_train_group(group).policy_version != self._progress.policy_version:
+            return AuditReply()
         with self._ranks.lead(AuditRequest(group=group)):
-            return self._audit(group, self._ranks.between(between))
+            found = self._audit(group, self._ranks.between(between))
+        return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
+
+    def save(self) -> int:
+        """Write a checkpoint of the newest step, unless there is one, and return the step."""
+        self.checkpoints.save_if_behind()
+        return self._progress.step
 
     def _do_step(
         self, groups: Sequence[TrainGroup], unpacked: Sequence[UnpackedGroup], step: int, between: StepCallback

@@ -18,7 +18,6 @@ from ftis_node.errors import MachineError, WorkerTaskError
 from ftis_node.learner import messages
 from ftis_node.learner.distributed.hosts import connect_hosts
 from ftis_node.learner.distributed.launch import start_ranks
-from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import skip_unused_packages
 from ftis_node.workers.wire import Done
@@ -85,7 +84,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
             saving.cancel()
             await asyncio.wait([saving])
         try:
-            await thread.work(lambda between: learner.checkpoints.save_if_behind(), emit)
+            await thread.work(lambda between: learner.save(), emit)
         except MachineError as error:  # no caller is left: the daemon reads the state from the disk
             logger.error("%s", error)
         await thread.work(lambda between: learner.close(), emit)
@@ -131,21 +130,9 @@ def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handl
         finally:
             learner.give_memory_back()
 
-    def audit(request: messages.AuditRequest, between: StepCallback, emit: Emitter) -> Message:
-        version = unpack_train_group(request.group).policy_version
-        found = learner.audit(request.group, version=version, between=between)
-        return messages.AuditReply() if found is None else messages.AuditReply(kl=found.kl, num_tokens=found.num_tokens)
-
-    def save(request: messages.SaveRequest, between: StepCallback, emit: Emitter) -> Message:
-        learner.checkpoints.save_if_behind()
-        return messages.Saved(step=learner.state().step)
-
     def give_memory_back(request: messages.GiveMemoryBack, between: StepCallback, emit: Emitter) -> Message:
         learner.give_memory_back(force=True)
         return Done()
-
-    def write_weights(request: messages.WriteWeights, between: StepCallback, emit: Emitter) -> Message:
-        return messages.WeightsWritten(learner.write_weights(refused=request.refused))
 
     async def check(request: messages.CheckRequest, emit: Emitter) -> Message:
         # Offer first: a step in progress then measures it before its update, and the thread has nothing to do.
@@ -158,10 +145,12 @@ def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handl
         messages.StateRequest: in_thread(lambda request, between, emit: learner.state()),
         messages.TrainRequest: in_thread(train),
         messages.CheckRequest: check,
-        messages.AuditRequest: in_thread(audit),
-        messages.SaveRequest: in_thread(save),
+        messages.AuditRequest: in_thread(lambda request, between, emit: learner.audit(request.group, between=between)),
+        messages.SaveRequest: in_thread(lambda request, between, emit: messages.Saved(step=learner.save())),
         messages.GiveMemoryBack: in_thread(give_memory_back),
-        messages.WriteWeights: in_thread(write_weights),
+        messages.WriteWeights: in_thread(
+            lambda request, between, emit: messages.WeightsWritten(learner.write_weights(refused=request.refused))
+        ),
     }
 
 

@@ -22,7 +22,7 @@ from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.events import present_reason
-from ftis_node.telemetry.history import History, HistoryReader, read_event
+from ftis_node.telemetry.history import ROUTINE, History, HistoryReader, read_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,6 @@ MAX_COMPLETIONS = 6
 MAX_REASONS = 64
 MAX_BUCKETS = 120
 COUNTED = {"announced", "confirmed", "refused"}
-FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted", "eval", "reannounced"}
 
 
 @dataclass(slots=True)
@@ -111,7 +110,7 @@ class EventTotals:
         reason = present_reason(head.reason)
         if name == "refused" and (reason in self.refused or len(self.refused) < MAX_REASONS):
             self.refused[reason] += 1
-        if name not in FREQUENT:
+        if name not in ROUTINE:
             self._timeline.add(read_event(line))
 
     def timeline(self) -> tuple[list[TimelineEntry], int]:

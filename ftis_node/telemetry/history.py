@@ -19,10 +19,14 @@ import msgspec
 from ftis_node.telemetry.events import EventReader, present_name, with_present_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 DEFAULT_NUM_LAST_EVENTS = 200
+# Every group causes these events, hundreds of times a minute. All others are notable.
+ROUTINE = frozenset(
+    {"admitted", "announced", "reannounced", "taken", "confirmed", "served", "backfill_requested", "released"}
+)
 T = TypeVar("T")
 
 
@@ -88,21 +92,11 @@ def groups_used(steps: Iterable[StepPoint]) -> tuple[int, int]:
 
 
 class HistoryReader:
-    """Reader of a history that follows its event log.
+    """Reader of a history that follows its event log. The last notable events are kept separately, however old."""
 
-    `is_notable` selects names of events. The last events with these names are kept separately, however old.
-    """
-
-    def __init__(
-        self,
-        events_path: Path,
-        *,
-        num_last_events: int = DEFAULT_NUM_LAST_EVENTS,
-        is_notable: Callable[[str], bool] | None = None,
-    ) -> None:
+    def __init__(self, events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> None:
         self.history = History()
         self._reader = EventReader(events_path)
-        self._is_notable = is_notable
         self._num_events = 0
         self._notable_lines: deque[tuple[int, bytes]] = deque(maxlen=num_last_events)
         self._steps: list[StepPoint] = []
@@ -137,7 +131,7 @@ class HistoryReader:
             self._damaged_lines += 1
             return None
         self._last_lines.append(line)
-        if self._is_notable is not None and self._is_notable(name):
+        if name not in ROUTINE:
             self._notable_lines.append((self._num_events, line))
         self._num_events += 1
         return head

@@ -162,40 +162,35 @@ class WeightStore:
         self._folder = Path(folder)
         self._keep = keep
 
-    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], **how: Any) -> PublishedWeights:
+    def publish(
+        self,
+        version: int,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        adapter_config: Mapping[str, Any] | None = None,
+        **how: Any,
+    ) -> PublishedWeights:
         """Write a version and prune old ones; `how` as in `tensor_file.write_tensors`. Name tied weights once.
 
-        Raises OSError if the disk refuses, and ValueError for tensors that are not floats. Readers then see no new
-        version.
+        With peft's `adapter_config` the tensors are an adapter's, and the files have peft's names. Raises OSError if
+        the disk refuses, and ValueError for tensors that are not floats. Readers then see no new version.
         """
         from ftis_node.workers.tensor_file import write_tensors
 
-        target = self._target(version)
+        target = self._folder / f"{PREFIX}{version:08d}"
+        file_name = WEIGHTS_FILE if adapter_config is None else ADAPTER_FILE
         with complete_folder(target, sync=False) as temporary:
-            if self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
+            if adapter_config is not None:
+                (temporary / ADAPTER_CONFIG_FILE).write_text(json.dumps(adapter_config, indent=1, sort_keys=True))
+            elif self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
                 old = spent / WEIGHTS_FILE
                 if old.exists() and old.stat().st_nlink == 1:  # it has no other hard link
                     os.replace(old, temporary / WEIGHTS_FILE)
                 shutil.rmtree(spent)
-            checksums = write_tensors(temporary / WEIGHTS_FILE, tensors, **how)
+            checksums = write_tensors(temporary / file_name, tensors, **how)
         keep_newest(self._folder, PREFIX, self._keep)
-        return _published(target, checksums)
-
-    def publish_adapter(
-        self, version: int, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **how: Any
-    ) -> PublishedWeights:
-        """Publish an adapter under peft's names, with peft's `config`, as `publish` does."""
-        from ftis_node.workers.tensor_file import write_tensors
-
-        target = self._target(version)
-        with complete_folder(target, sync=False) as temporary:
-            checksums = write_tensors(temporary / ADAPTER_FILE, tensors, **how)
-            (temporary / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
-        keep_newest(self._folder, PREFIX, self._keep)
-        return _published(target, checksums)
-
-    def _target(self, version: int) -> Path:
-        return self._folder / f"{PREFIX}{version:08d}"
+        path = target / file_name
+        return PublishedWeights(version=version, path=str(path), num_bytes=path.stat().st_size, checksums=checksums)
 
 
 def probe_token_ids(vocab_size: int) -> tuple[int, ...]:
@@ -241,14 +236,3 @@ def file_checksums(path: Path) -> dict[str, int]:
     if sum(end - start for start, end in spans) > header.num_bytes:  # each byte would be read several times
         raise ModelError(f"weight file {path} is damaged: its tensors overlap")
     return checksums_of(read_tensors(path))
-
-
-def _published(folder: Path, checksums: dict[str, int]) -> PublishedWeights:
-    version = int(folder.name.removeprefix(PREFIX))
-    path = _file_in(folder)
-    return PublishedWeights(version=version, path=str(path), num_bytes=path.stat().st_size, checksums=checksums)
-
-
-def _file_in(folder: Path) -> Path:
-    adapter = folder / ADAPTER_FILE
-    return adapter if adapter.exists() else folder / WEIGHTS_FILE

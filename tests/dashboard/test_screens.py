@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.pilot import Pilot
 
-    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import NodeSnapshot
     from ftis_node.replay.reader import GroupSummary
 
 FIRST_PEER = RUNNING.peers[0]["model"].split("/")[1]  # as its row names it

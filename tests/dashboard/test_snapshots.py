@@ -17,7 +17,7 @@ from tests.dashboard.made_up import RUNNING, STOPPED, watch
 from tests.dashboard.svg_text import rows_of, text_of_rows
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import NodeSnapshot
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 LOW, TALL = (80, 24), (160, 50)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.dashboard.snapshot import MachineUsage, NodeSnapshot
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.figures import head_line, metric_lines, plot_rows, thinned
 from ftis_node.dashboard.view.groups import group_lines
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, problems, trend, worst_tone
 from ftis_node.dashboard.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
 from ftis_node.dashboard.view.spans import Span, Tone, ago, count, text_of
+from ftis_node.dashboard.watcher import MachineUsage, NodeSnapshot
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.history import History
 from ftis_node.telemetry.status import stopped

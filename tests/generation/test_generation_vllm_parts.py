@@ -25,8 +25,9 @@ from ftis_node.errors import (
     UnknownArchitectureError,
     WorkerTaskError,
 )
+from ftis_node.generation.engines.base import settle
 from ftis_node.generation.engines.published import check_published, shapes_in
-from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob, settle
+from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_engine import (
     LOST_CORE,
     MIN_CPU_CACHE_BYTES,

@@ -15,6 +15,7 @@ from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, rand
 from safetensors.torch import load_file
 from tiny_models import make_model
 
+from ftis_node.algorithms.methods import method_parameters
 from ftis_node.config.manifest import SamplingSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LoraSection
@@ -290,7 +291,8 @@ def test_the_loss_gets_what_is_set_and_the_completion_limit(model_folder, tmp_pa
     boot = make_boot(model_folder, tmp_path, kl_estimator="k1_fwd", kl_threshold=0.5)
     boot = msgspec.structs.replace(boot, sampling=SamplingSection(max_completion_tokens=300))
     learner = Learner(boot)
-    assert learner._objective.params == {"kl_estimator": "k1_fwd", "kl_threshold": 0.5, "max_completion_length": 300}
+    given = {"kl_estimator": "k1_fwd", "kl_threshold": 0.5, "max_completion_length": 300}
+    assert learner._objective.params == method_parameters("ftis") | given
     assert learner._objective.advantage_scale == "std"
 
 

@@ -87,7 +87,7 @@ def test_notable_events_are_kept_however_many_others_follow(path: Path) -> None:
             trail.write("ban", peer=f"peer-{step}")
             for _ in range(20):
                 trail.write("admitted", step=step)
-    follower = HistoryReader(path, num_last_events=3, is_notable=lambda name: name == "ban")
+    follower = HistoryReader(path, num_last_events=3)
     follower.poll()
     events = [(event["event"], event.get("peer", event.get("step"))) for event in follower.history.events]
     assert events == [("ban", "peer-2"), ("ban", "peer-3"), ("ban", "peer-4"), *[("admitted", 4)] * 3]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import NodeSnapshot
 
 
 class EventsScreen(TextPage):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ftis_node.dashboard.context import Loaded
-    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import NodeSnapshot
     from ftis_node.replay.group_history import GroupHistory
     from ftis_node.replay.reader import GroupSummary
 

@@ -9,7 +9,7 @@ from ftis_node.dashboard.view.health_answers import all_problems
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labeled, line
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import NodeSnapshot
 
 KEYS = (
     ("arrows, j, k", "select a row, or scroll"),

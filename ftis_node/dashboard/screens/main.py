@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ftis_node.dashboard.context import DashboardContext
-    from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.dashboard.view.figures import Points
+    from ftis_node.dashboard.watcher import NodeSnapshot
 
 WIDE, TALL = 164, 36  # columns that fit event lines beside the peers, and rows that fit panels
 BORDERS = {"-good": Tone.GOOD, "-waits": Tone.WARN, "-bad": Tone.BAD}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.dashboard.view.spans import Line, Span, Tone, clock, line, number, short_id
+from ftis_node.telemetry.history import ROUTINE
 from ftis_node.telemetry.terminal_text import clipped, printable
 
 if TYPE_CHECKING:
@@ -20,21 +21,13 @@ TONES = {
     **dict.fromkeys(("step_lost", "generation_failed", "weight_sync_failed", "check_failed", "audit_failed"), Tone.BAD),
     **dict.fromkeys(("failed", "loop_blocked", "loop_stuck"), Tone.BAD),
 }
-ROUTINE = frozenset(
-    {"admitted", "announced", "taken", "confirmed", "served", "backfill_requested", "released"}
-)  # these occur hundreds of times a minute
 MAX_DETAIL = 240
 WORD_WIDTH = 14
 GROUP_WIDTH = 12
 
 
-def is_notable(name: str) -> bool:
-    """Return whether the event is notable: not one that every group causes."""
-    return name not in ROUTINE
-
-
 def notable_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [event for event in events if is_notable(str(event.get("event")))]
+    return [event for event in events if event.get("event") not in ROUTINE]
 
 
 def event_line(event: Mapping[str, Any]) -> Line:

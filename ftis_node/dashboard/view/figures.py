@@ -24,7 +24,7 @@ from ftis_node.telemetry.history import thinned
 from ftis_node.telemetry.terminal_text import printable, size
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import NodeSnapshot
 
 BAR_WIDTH = 20
 NUM_REASONS = 3

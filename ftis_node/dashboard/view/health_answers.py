@@ -16,7 +16,7 @@ from ftis_node.telemetry.terminal_text import date_time, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import NodeSnapshot
     from ftis_node.telemetry.health_summary import HealthSummary
 
 LABEL_WIDTH, WORD_WIDTH = 14, 9

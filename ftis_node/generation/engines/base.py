@@ -11,6 +11,10 @@ log-probs differ from its sampling distribution.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import copy
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import uuid4
@@ -34,6 +38,16 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_VERSION_SPAN = 8
 DEFAULT_MAX_PREFILL_TOKENS = 8192
+AWAKENED = "the engine was awakened before it slept"
+
+
+def settle(answer: asyncio.Future[Any] | concurrent.futures.Future[Any], outcome: Any) -> None:
+    """Set the result or the exception of a future, unless it is done or its caller was canceled."""
+    with suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+        if isinstance(outcome, Exception):
+            answer.set_exception(copy.copy(outcome))  # one error may end many requests, and a raise modifies it
+        else:
+            answer.set_result(outcome)
 
 
 class EngineSettings(Message, frozen=True):

@@ -13,16 +13,16 @@ every group is sampled by one version, and the wait is no longer than the longes
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, says_out_of_memory
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.base import AWAKENED, EngineSettings, GenerateRequest, GenerationResult, settle
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
 from ftis_node.generation.engines.kv_cache import use_grouped_attention
 from ftis_node.generation.engines.published import load_in_place, load_shared_in_place
@@ -46,37 +46,21 @@ SEED_BITS = 63
 Answer = TypeVar("Answer")
 
 
-class _Awaited(Generic[Answer]):
-    """A future that a caller awaits. The first outcome counts; the caller may be canceled already."""
-
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-    def end(self, answer: Answer) -> None:
-        if not self.answer.done():
-            self.answer.set_result(answer)
-
-    def fail(self, error: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(copy.copy(error))  # one error may end many requests, and a raise modifies it
-
-
-class _Job(_Awaited[GenerationResult]):
+@dataclass(slots=True, eq=False)
+class _Job:
     """A request; `active` is set from its prefill on."""
 
-    def __init__(self, request: GenerateRequest) -> None:
-        super().__init__()
-        self.request = request
-        self.active: ActiveRequest | None = None
+    request: GenerateRequest
+    answer: asyncio.Future[GenerationResult]
+    active: ActiveRequest | None = None
 
 
-class _Load(_Awaited[dict[str, int]]):
-    """A pending weight update, which `work` copies into the model."""
+class _Load(NamedTuple):
+    """A pending weight update, which `work` copies into the model; the answer is the checksums."""
 
-    def __init__(self, work: Callable[[], dict[str, int]], version: int) -> None:
-        super().__init__()
-        self.work = work
-        self.version = version
+    work: Callable[[], dict[str, int]]
+    version: int
+    answer: asyncio.Future[dict[str, int]]
 
 
 class TorchEngine:
@@ -95,7 +79,7 @@ class TorchEngine:
         self._waiting: deque[_Job] = deque()
         self._decoding: list[_Job] = []
         self._loads: deque[_Load] = deque()
-        self._sleepers: list[_Awaited[None]] = []
+        self._sleepers: list[asyncio.Future[None]] = []
         self.is_asleep = False
         self._cancelled: set[str] = set()
         self._opened = OpenedWeights(next(iter(model.parameters())).device)
@@ -112,7 +96,7 @@ class TorchEngine:
         """Generate one group; see `base.Engine`. Raises ValueError for a prompt with an id outside the vocabulary."""
         if not all(0 <= token_id < self._settings.vocab_size for token_id in request.prompt_ids):
             raise ValueError(f"the prompt has an id outside the vocabulary of {self._settings.vocab_size}")
-        job = _Job(request)
+        job = _Job(request, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         self._wake_driver()
         return await job.answer
@@ -125,7 +109,7 @@ class TorchEngine:
         return await self._load_by(lambda: load_shared_in_place(self._model, shared, self._opened), version)
 
     async def _load_by(self, work: Callable[[], dict[str, int]], version: int) -> dict[str, int]:
-        load = _Load(work, version)
+        load = _Load(work, version, asyncio.get_running_loop().create_future())
         self._loads.append(load)
         self._wake_driver()
         return await load.answer
@@ -138,10 +122,10 @@ class TorchEngine:
 
     async def sleep(self, *, discard: bool = False) -> None:
         """Sleep; see `base.Engine`. The weights stay in memory: only torch's cached blocks are freed."""
-        sleeper = _Awaited[None]()
-        self._sleepers.append(sleeper)
+        asleep: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append(asleep)
         self._wake_driver()
-        await sleeper.answer
+        await asleep
 
     async def wake(self) -> None:
         self._be_awake()
@@ -163,10 +147,10 @@ class TorchEngine:
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         self._opened.close()
         self._locked.close()
-        closed = WorkerTaskError("the engine was closed")
-        abandoned: list[_Awaited[Any]] = [*self._waiting, *self._decoding, *self._loads, *self._sleepers]
-        for each in abandoned:
-            each.fail(closed)
+        abandoned: list[asyncio.Future[Any]] = [job.answer for job in (*self._waiting, *self._decoding)]
+        abandoned += [load.answer for load in self._loads]
+        for answer in abandoned + self._sleepers:
+            settle(answer, WorkerTaskError("the engine was closed"))
 
     async def _compute(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -190,7 +174,7 @@ class TorchEngine:
             except Exception as error:
                 self._decoder.clear()
                 for job in self._decoding:
-                    job.fail(error)
+                    settle(job.answer, error)
                 ran_out = isinstance(error, torch.OutOfMemoryError) or says_out_of_memory(str(error))
                 if ran_out and not self._broken.done():
                     self._broken.set_result("ran out of memory: make generation.max_batch smaller")
@@ -201,32 +185,33 @@ class TorchEngine:
         return bool(at_once or (self._waiting and not self.is_asleep))
 
     async def _fall_asleep(self) -> None:
+        error: Exception | None = None
         try:
             await self._compute(torch.cuda.empty_cache)  # no-op without a GPU
-        except Exception as error:
-            for sleeper in self._sleepers:
-                sleeper.fail(error)
-        pending = [sleeper for sleeper in self._sleepers if not sleeper.answer.done()]
-        self.is_asleep = self.is_asleep or bool(pending)
-        for sleeper in pending:
-            sleeper.end(None)
-        self._sleepers.clear()
+        except Exception as caught:
+            error = caught
+        if error is None and not all(asleep.done() for asleep in self._sleepers):
+            self.is_asleep = True
+        self._end_sleepers(error)
 
     def _be_awake(self) -> None:
         self.is_asleep = False
-        for sleeper in self._sleepers:
-            sleeper.fail(WorkerTaskError("the engine was awakened before it slept"))
+        self._end_sleepers(WorkerTaskError(AWAKENED))
+
+    def _end_sleepers(self, outcome: Exception | None) -> None:
+        for asleep in self._sleepers:
+            settle(asleep, outcome)
         self._sleepers.clear()
 
     async def _load(self, load: _Load) -> None:
         try:
             checksums = await self._compute(load.work)
         except Exception as error:
-            load.fail(error)
+            settle(load.answer, error)
         else:
             self.policy_version = load.version
             self._be_awake()
-            load.end(checksums)
+            settle(load.answer, checksums)
 
     def _admit(self) -> list[ActiveRequest]:
         """Move jobs from waiting to decoding while the batch has space; admit none while new weights wait."""
@@ -254,7 +239,7 @@ class TorchEngine:
             await self._compute(lambda: self._decoder.advance(newcomers, num_steps=TOKENS_PER_HOP))
         for job in self._decoding:
             if job.active is not None and job.active.has_ended:
-                job.end(job.active.result())
+                settle(job.answer, job.active.result())
 
     async def _clear_away(self) -> None:
         """Resolve canceled requests with their tokens so far. Remove requests that have ended or have no caller."""
@@ -262,9 +247,9 @@ class TorchEngine:
             if job.request.request_id not in self._cancelled:
                 continue
             if job.active is None:
-                job.fail(WorkerTaskError("the request was cancelled before its first token"))
+                settle(job.answer, WorkerTaskError("the request was cancelled before its first token"))
             else:
-                job.end(job.active.result())
+                settle(job.answer, job.active.result())
         self._cancelled.clear()
         left = [job.active for job in self._decoding if job.answer.done() and job.active is not None]
         if any(not active.has_ended for active in left):

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ftis_node.errors import FtisError, NonFiniteError, SharingError, WorkerTaskError
-from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.generation.engines.base import GenerationResult, settle
 from ftis_node.records.group import Completion, FinishReason
 
 if TYPE_CHECKING:
@@ -115,15 +114,6 @@ class VllmJob:
             settle(self.result, GenerationResult.from_completions([partial.completion() for partial in self.partials]))
         except NonFiniteError as error:
             settle(self.result, error)
-
-
-def settle(answer: Future[Any], outcome: Any) -> None:
-    """Set the result or the exception of a future, unless it is done or its caller was canceled."""
-    with suppress(InvalidStateError):
-        if isinstance(outcome, Exception):
-            answer.set_exception(outcome)
-        else:
-            answer.set_result(outcome)
 
 
 class LoraAdapters:

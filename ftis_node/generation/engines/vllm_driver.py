@@ -26,13 +26,13 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ftis_node.errors import FtisError, ModelError, WorkerTaskError
+from ftis_node.generation.engines.base import AWAKENED, settle
 from ftis_node.generation.engines.vllm_core import (
     FINISH_REASONS,
     LoraAdapters,
     VllmCompletion,
     VllmCore,
     VllmJob,
-    settle,
 )
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras, sampling_arguments
 from ftis_node.records.group import FinishReason
@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 ENDED = "the engine was closed, or failed"
-AWAKENED = "the engine was awakened before it slept"
 MAX_DRAWS = 100  # draws of a first token; a correct model rarely needs a second
 # For log-probs of a prompt itself. vLLM also samples one token, which is ignored.
 PROBE_PARAMS = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)

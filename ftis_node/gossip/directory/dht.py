@@ -113,7 +113,10 @@ class Directory:
         return self._limiter.is_serving
 
     def serve(self, is_serving: bool) -> None:
-        """Store entries for others, or only query, as behind a relay: entries there would often be unreachable."""
+        """Set whether this node stores entries for other nodes and answers their queries.
+
+        A node behind a relay only queries, because other nodes could often not reach its entries.
+        """
         protocol = self._node.protocol
         self._limiter.is_serving = is_serving
         protocol.client_mode = not is_serving  # prevents storing at this node itself, too
@@ -123,7 +126,7 @@ class Directory:
 
     async def join(self, peer_ids: Iterable[str]) -> int:
         """Contact connected peers in the DHT and, through them, this node's neighbors; return how many answered."""
-        answered = await asyncio.gather(*map(self._meet_guarded, peer_ids))
+        answered = await asyncio.gather(*map(self._meet, peer_ids))
         if any(answered):
             await self._call(self._node.find_nearest_nodes([self._node.node_id]))
         return sum(answered)
@@ -156,14 +159,17 @@ class Directory:
         return await self._store(EntryKind.MEMBER, run_id, key, self._peer_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
-        """Return the members registered in these buckets of a run, with the addresses that each claims."""
+        """Return the other members registered in these buckets of a run, with the addresses that each claims."""
         keys = [bucket_key(run_id, bucket) for bucket in buckets]
         found = await self._call(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
         members: dict[str, list[str]] = {}
         for bucket in found.values():
             for subkey, data in entries_in(bucket):
                 with self._guard.work_for(subkey, Place.DIRECTORY):
-                    self._add_member(members, data)
+                    entry = verify_entry(data, max_record_bytes=self._config.limits.max_record_bytes)
+                    if entry is not None and entry.peer_id != self._peer_id:
+                        if (claimed := self._decrypted(entry)) is not None:
+                            members[entry.peer_id] = unpack_addresses(claimed)
         return members
 
     async def _look_for_duplicate(self, key: str) -> None:
@@ -173,14 +179,6 @@ class Directory:
         entry = verify_entry(raw, max_record_bytes=self._config.limits.max_record_bytes)
         if entry is not None and is_of_another(entry.expires_at, own=self._own_expiries):
             self._config.on_duplicate_identity()
-
-    def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
-        """Add a member and the addresses that its entry claims; skip invalid entries and this node's own."""
-        entry = verify_entry(data, max_record_bytes=self._config.limits.max_record_bytes)
-        if entry is None or entry.peer_id == self._peer_id:
-            return
-        if (claimed := self._decrypted(entry)) is not None:
-            members[entry.peer_id] = unpack_addresses(claimed)
 
     def stored_runs(self) -> dict[str, StoredRun]:
         """Return the runs with members stored at this node, the run with the most members first."""
@@ -212,27 +210,26 @@ class Directory:
             logger.warning("directory call failed: %r", error)
             raise TimeoutError(f"directory call failed: {error!r}") from error
 
-    async def _meet_guarded(self, peer_id: str) -> bool:
-        with self._guard.work_for(peer_id, Place.DIRECTORY, passes=(OSError, EOFError)):
-            return await self._meet(PeerID(peer_id_from_text(peer_id)))
-        return False
-
-    async def _meet(self, peer: Any) -> bool:
+    async def _meet(self, peer_id: str) -> bool:
+        """Ping a peer in the DHT; return whether it answered."""
         protocol, timeout_s = self._node.protocol, self._config.settings.directory_timeout_s
-        sent_at = time.monotonic()
-        try:
-            ping = dht_pb2.PingRequest(peer=protocol.node_info)
-            pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
-            response = await shielded_call(pinging, timeout_s=timeout_s)
-        except Exception as error:  # hivemind raises exceptions of many types for a peer that does not answer
-            logger.debug("no answer from %s to the directory ping: %r", peer, error)
-            return False
-        if response is None or not response.peer.node_id:
-            return False
-        self._skews_s[str(peer)] = response.dht_time - (sent_at + time.monotonic()) / 2
-        noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
-        await shielded_call(noting, timeout_s=timeout_s)
-        return True
+        with self._guard.work_for(peer_id, Place.DIRECTORY, passes=(OSError, EOFError)):
+            peer = PeerID(peer_id_from_text(peer_id))
+            sent_at = time.monotonic()
+            try:
+                ping = dht_pb2.PingRequest(peer=protocol.node_info)
+                pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
+                response = await shielded_call(pinging, timeout_s=timeout_s)
+            except Exception as error:  # hivemind raises exceptions of many types for a peer that does not answer
+                logger.debug("no answer from %s to the directory ping: %r", peer, error)
+                return False
+            if response is None or not response.peer.node_id:
+                return False
+            self._skews_s[str(peer)] = response.dht_time - (sent_at + time.monotonic()) / 2
+            noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
+            await shielded_call(noting, timeout_s=timeout_s)
+            return True
+        return False
 
     def _decrypted(self, entry: DirectoryEntry) -> bytes | None:
         """Return an entry's decrypted payload; None if it was not encrypted with this run's secret."""

@@ -106,17 +106,13 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
         """Return whether this node may store a record, or use a record that it read."""
         is_good = False
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):  # hivemind calls this in its own tasks
-            is_good = self._is_good(record)
+            raw = unpack_bytes(record.value)
+            entry = None if raw is None else verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
+            if entry is not None:
+                with self._guard.work_for(entry.peer_id, Place.DIRECTORY):
+                    is_good = self._belongs(entry, record)
         self._counters.records_refused += not is_good
         return is_good
-
-    def _is_good(self, record: DHTRecord) -> bool:
-        entry = self._entry(record.value)
-        if entry is None:
-            return False
-        with self._guard.work_for(entry.peer_id, Place.DIRECTORY):
-            return self._belongs(entry, record)
-        return False
 
     def _belongs(self, entry: DirectoryEntry, record: DHTRecord) -> bool:
         expires_at, max_ttl_s = record.expiration_time, self._limits.max_record_ttl_s
@@ -127,10 +123,6 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
             and bool(record.key == DHTID.generate(source=entry.key).to_bytes())
             and bool(record.subkey == MSGPackSerializer.dumps(entry.subkey))
         )
-
-    def _entry(self, packed: bytes) -> DirectoryEntry | None:
-        raw = unpack_bytes(packed)
-        return None if raw is None else verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
 
 
 class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
@@ -150,19 +142,19 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
 
     async def validate_request(self, request: Any) -> bool:
         """Truncate a peer's request to the limits; return False to reject it."""
+        if not self.is_serving:
+            return False
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
-            return self.is_serving and self._cut(request)
+            if isinstance(request, dht_pb2.FindRequest):
+                del request.keys[MAX_KEYS_PER_FIND:]
+                self._bound_buckets(request.keys)
+            if isinstance(request, dht_pb2.StoreRequest):
+                columns = request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache
+                for column in columns:
+                    del column[MAX_KEYS_PER_STORE:]
+                self._bound_buckets(request.keys)
+            return True
         return False
-
-    def _cut(self, request: Any) -> bool:
-        if isinstance(request, dht_pb2.FindRequest):
-            del request.keys[MAX_KEYS_PER_FIND:]
-            self._bound_buckets(request.keys)
-        if isinstance(request, dht_pb2.StoreRequest):
-            for column in (request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache):
-                del column[MAX_KEYS_PER_STORE:]
-            self._bound_buckets(request.keys)
-        return True
 
     def _bound_buckets(self, keys: Iterable[bytes]) -> None:
         """Evict members above the limit of each bucket, before a store and before a read."""
@@ -190,18 +182,14 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
         does not serve announces none. hivemind fails on such an answer, so this node is removed from it.
         """
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
-            return self._cut_answer(response)
-        return False
-
-    def _cut_answer(self, response: Any) -> bool:
-        if isinstance(response, dht_pb2.FindResponse):
-            for result in response.results:
+            for result in response.results if isinstance(response, dht_pb2.FindResponse) else ():
                 nearest = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
                 others = [named for named in nearest if named[0] != self._own_node_id][:MAX_NEAREST]
                 del result.nearest_node_ids[:], result.nearest_peer_ids[:]
                 result.nearest_node_ids.extend(node_id for node_id, _ in others)
                 result.nearest_peer_ids.extend(peer_id for _, peer_id in others)
-        return True
+            return True
+        return False
 
 
 @functools.lru_cache(maxsize=4096)

@@ -20,8 +20,6 @@ from msgspec.structs import replace
 from ftis_node.errors import FtisError
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.learner.groups import unpack_train_group
-from ftis_node.learner.messages import AuditReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
+    from ftis_node.learner.messages import AuditReply, LearnerBoot, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource
     from ftis_node.node.protocols import Learning
     from ftis_node.node.startup.factories import NodeInputs
@@ -224,7 +222,7 @@ class InProcessLearner:
     async def stop(self) -> None:
         """Save the state that is not on disk yet, as the worker does."""
         if self._learner is not None:
-            self._learner.checkpoints.save_if_behind()
+            self._learner.save()
 
     def restart(self, how: str) -> None:
         """Drop all state except the checkpoint; the next `start` loads it."""
@@ -243,8 +241,7 @@ class InProcessLearner:
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs with the learner's own."""
-        found = self._started.audit(group, version=unpack_train_group(group).policy_version)
-        return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
+        return self._started.audit(group)
 
     async def give_memory_back(self) -> None:
         """Free the memory that torch caches."""
@@ -257,8 +254,7 @@ class InProcessLearner:
 
     async def save(self) -> int:
         """Save the state if it is not on disk yet. Return its step."""
-        self._started.checkpoints.save_if_behind()
-        return self._started.state().step
+        return self._started.save()
 
     def export(self, out: Path) -> None:
         """Write the current model to the folder `out`, with an adapter merged."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,15 +19,16 @@ from ftis_node.learner.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
-from ftis_node.learner.distributed.ranks import GatherCommand
+from ftis_node.learner.distributed.ranks import RankTask
 from ftis_node.learner.messages import CheckpointInProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
 
     import torch
+    from torch import Tensor
 
-    from ftis_node.learner.checkpoint.checkpoint import Checkpoint, CheckpointOwner
+    from ftis_node.learner.checkpoint.checkpoint import Checkpoint, CheckpointOwner, CheckpointState
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import CheckpointEvent, LearnerBoot
     from ftis_node.learner.step.optimizer import MasterWeights
@@ -84,44 +84,41 @@ class CheckpointManager:
 
     def save_if_behind(self) -> None:
         """Write a checkpoint unless the newest one is already of this step. Raises MachineError if the disk refuses."""
-        with self._disk_errors():
-            try:
-                self.saver.wait()
-            except OSError as error:  # the disk may have space again: the newest step is what must not be lost
-                log.warning("the checkpoint of step %d was not written (%s): next try", self.saver.failed_step, error)
-            if self.saver.saved_step != self.progress.step:
-                self._begin()
-                self.saver.wait()
+        try:
+            self.saver.wait()
+        except MachineError as error:  # the disk may have space again: the newest step is what must not be lost
+            log.warning("%s; the next checkpoint is tried now", error)
+        if self.saver.saved_step != self.progress.step:
+            self._begin()
+            self.saver.wait()
 
     def save_if_due(self) -> None:
         """Begin a checkpoint if one is due. Wait for its end unless checkpoints are written in the background.
 
         Raises MachineError if the disk refuses this one, or refused the previous one.
         """
-        with self._disk_errors():
-            self.saver.raise_failure()
-            if self.saver.is_due(self.progress.step):
-                self._begin()
-                if not self.saver.in_background:
-                    self.saver.wait()
+        self.saver.raise_failure()
+        if self.saver.is_due(self.progress.step):
+            self._begin()
+            if not self.saver.in_background:
+                self.saver.wait()
 
     def take_part(self) -> None:
         """Contribute the shards of a rank above 0 when rank 0 begins a checkpoint."""
         gather(self._masters.tensors, self._optimizer, keep=False)
 
     def _begin(self) -> None:
-        with self._ranks.lead(GatherCommand("checkpoint")):
+        with self._ranks.lead(RankTask("save")):
             weights, moments = gather(self._masters.tensors, self._optimizer, on_gathered=self._report_wait)
         state = state_of(self._owner, self.progress)
-        self.saver.begin(state.step, partial(write_checkpoint, self._folder, state, weights, moments, keep=self._keep))
+        self.saver.begin(state.step, partial(self._write, state, weights, moments))
+
+    def _write(self, state: CheckpointState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+        try:
+            write_checkpoint(self._folder, state, weights, moments, keep=self._keep)
+        except OSError as error:
+            message = f"the checkpoint of step {state.step} cannot be written: {error}; {FREE_SPACE}"
+            raise MachineError(message) from error
 
     def _report_wait(self) -> None:
         self._on_event(CheckpointInProgress(step=self.progress.step))
-
-    @contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            step = self.saver.failed_step
-            raise MachineError(f"the checkpoint of step {step} cannot be written: {error}; {FREE_SPACE}") from error

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from ftis_node.errors import ConfigError, MachineError, SharingError
 from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
-from ftis_node.learner.distributed.ranks import ALONE, GatherCommand, ProveCommand
+from ftis_node.learner.distributed.ranks import ALONE, RankTask
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import ADAPTER, adapter_alone, adapter_merger, load_unchecked, own_tensors
 from ftis_node.models.loading import export_adapter, export_model
@@ -78,7 +78,7 @@ class WeightPublication:
 
     def publish(self, version: int) -> PublishedWeights:
         """Share or write the weights of `version`. Raises OSError if the disk refuses."""
-        with self._ranks.lead(GatherCommand("publication")):
+        with self._ranks.lead(RankTask("publish")):
             try:
                 self.weights = self._share(version) if self.way == "ipc" else self._write(version)
             except SharingError as error:
@@ -87,7 +87,7 @@ class WeightPublication:
         return self.weights
 
     def prove(self, version: int) -> None:
-        with self._ranks.lead(ProveCommand()):
+        with self._ranks.lead(RankTask("prove")):
             self.proof = proof_of(self._policy, version=version)
 
     def write(self, version: int, *, refused: str = "") -> PublishedWeights | None:
@@ -96,7 +96,7 @@ class WeightPublication:
             self._give_up_sharing(refused)
         if version == 0:
             return None
-        with self._ranks.lead(GatherCommand("publication")), self.disk_errors(version):
+        with self._ranks.lead(RankTask("publish")), self.disk_errors(version):
             written = self._write(version)
         if refused:
             self.weights = written
@@ -124,17 +124,20 @@ class WeightPublication:
             self.way, self.fell_back = "pinned", reason
 
     def _write(self, version: int) -> PublishedWeights:
-        dtype = self._policy.compute_dtype
+        is_adapter = self._form == "adapter"
+        locked = None if is_adapter else self._locked
         with gathering_of(self._policy, form=self._form) as gathering:
-            tensors, change = gathering.tensors, gathering.take
-            if self._form == "adapter":
-                _, config = adapter_alone(self._policy)
-                return self._store.publish_adapter(version, tensors, config, dtype=dtype, change=change)
-            weights = self._store.publish(version, tensors, dtype=dtype, change=change, locked=self._locked)
-        if self._locked is None:
+            weights = self._store.publish(
+                version,
+                gathering.tensors,
+                adapter_config=adapter_alone(self._policy)[1] if is_adapter else None,
+                dtype=self._policy.compute_dtype,
+                change=gathering.take,
+                locked=locked,
+            )
+        if locked is None:
             return weights
-        why_not = self._locked.why_not
-        return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
+        return replace(weights, way="file" if locked.why_not else "pinned", fell_back=self.fell_back or locked.why_not)
 
     def _share(self, version: int) -> PublishedWeights:
         policy, tensors = self._policy, own_tensors(self._policy)

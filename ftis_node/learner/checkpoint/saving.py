@@ -26,8 +26,8 @@ POLL_INTERVAL_S: Final = 0.5
 class CheckpointSaver:
     """A write-behind saver that writes one checkpoint at a time. Not thread-safe.
 
-    `saved_step`, `begun_step` and `failed_step` are those of the newest checkpoint on disk, the newest begun one, and
-    the last failed one. `waited_s` is the total time that steps have waited, `write_s` that of the newest write.
+    `saved_step` and `begun_step` are those of the newest checkpoint on disk and the newest begun one. `waited_s` is the
+    total time that steps have waited, `write_s` that of the newest write.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class CheckpointSaver:
         on_wait: Callable[[], object] = lambda: None,
     ) -> None:
         """Start the schedule. `every_steps` None: as often as `SHARE` allows. `wait` calls `on_wait` meanwhile."""
-        self.saved_step = self.begun_step = self.failed_step = 0
+        self.saved_step = self.begun_step = 0
         self.waited_s = self.write_s = 0.0
         self._every_steps = every_steps
         self._clock = clock
@@ -77,7 +77,7 @@ class CheckpointSaver:
         try:
             writing.result()
         except BaseException:
-            self.failed_step, self.begun_step = self.begun_step, self.saved_step
+            self.begun_step = self.saved_step
             raise
 
     def raise_failure(self) -> None:

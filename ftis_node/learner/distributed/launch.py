@@ -4,10 +4,10 @@
                  |---- rank 1: `python -m ftis_node.learner.distributed.rank_worker`
                  `---- rank 2 ...
 
-Each rank reads its address as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A process that
-torchrun started keeps that address. Otherwise rank 0 starts the other ranks itself: torchrun puts each rank into its
-own session, which the daemon's kill would miss, and listens on every network interface. If the learner has several
-hosts, `hosts.py` connects them, and an agent (`host_agent.py`) starts the ranks of each other host.
+Each rank reads its address as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. Rank 0 starts the
+other ranks itself: torchrun puts each rank into its own session, which the daemon's kill would miss, and listens on
+every network interface. If the learner has several hosts, `hosts.py` connects them, and an agent (`host_agent.py`)
+starts the ranks of each other host.
 
 All ranks end together: the others end with rank 0 (`liveness.py`), and rank 0 ends as soon as another rank does.
 """
@@ -60,7 +60,7 @@ class RankAddress:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> RankAddress | None:
-        """Return the address that torchrun or rank 0 set for this process, None without one."""
+        """Return the address that rank 0, an agent or torchrun set for this process, None without one."""
         if "RANK" not in environment:
             return None
         return cls(
@@ -99,18 +99,14 @@ ONE_HOST = Hosts()
 
 @contextmanager
 def start_ranks(boot: LearnerBoot, hosts: Hosts = ONE_HOST) -> Iterator[RankAddress | None]:
-    """Start the other ranks of this host and yield rank 0's address; under torchrun its address, alone None.
+    """Start the other ranks of this host and yield rank 0's address, None if there are no others.
 
-    Call it in the main thread: on Linux a rank dies with the thread that started it. Send the other ranks `EndCommand`
-    before the context ends. They get END_GRACE_S seconds to end, and none after an error.
+    Call it in the main thread: on Linux a rank dies with the thread that started it. Send the other ranks the task
+    "end" before the context ends. They get END_GRACE_S seconds to end, and none after an error.
     """
     num_ranks, num_local = boot.settings.num_ranks, boot.settings.num_processes
     if num_ranks == 1:
         yield None
-        return
-    given = RankAddress.from_environment()
-    if given is not None and given.size == num_ranks:
-        yield given
         return
     family = socket.AF_INET6 if ":" in hosts.listen_on else socket.AF_INET
     with socket.create_server((hosts.listen_on, 0), family=family) as listener:

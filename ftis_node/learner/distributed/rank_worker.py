@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 def run_commands(learner: Learner, ranks: RankGroup) -> None:
     """Execute this rank's part of each command, until the last."""
-    from ftis_node.learner.distributed.ranks import EndCommand
+    from ftis_node.learner.distributed.ranks import RankTask
 
     while True:
         with ranks.in_step():
             command = ranks.next_command()
-            if isinstance(command, EndCommand):
+            if command == RankTask("end"):
                 return
             try:
                 learner.take_part(command)

@@ -249,22 +249,17 @@ def _open_store(address: RankAddress) -> Any:
     )
 
 
-class CheckCommand(Message, frozen=True):
-    """Compute log-probs of the check group, if any. Rank 0 then broadcasts the group."""
+class RankTask(Message, frozen=True):
+    """A command without data.
+
+    check     compute log-probs of the check group, if any; rank 0 broadcasts the group
+    prove     compute the log-probs that check published weights
+    publish   send rank 0 the full tensors of a publication
+    save      send rank 0 the full tensors of a checkpoint
+    end       the last command: the rank ends
+    """
+
+    what: Literal["check", "prove", "publish", "save", "end"]
 
 
-class ProveCommand(Message, frozen=True):
-    """Compute the log-probs that check published weights."""
-
-
-class GatherCommand(Message, frozen=True):
-    """Send rank 0 the full tensors of a publication or a checkpoint."""
-
-    what: Literal["publication", "checkpoint"]
-
-
-class EndCommand(Message, frozen=True):
-    """The last command: the rank ends."""
-
-
-RankCommand: TypeAlias = TrainRequest | AuditRequest | CheckCommand | ProveCommand | GatherCommand | EndCommand
+RankCommand: TypeAlias = TrainRequest | AuditRequest | RankTask

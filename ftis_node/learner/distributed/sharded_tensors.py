@@ -1,57 +1,24 @@
-"""Operations on tensors that are sharded over ranks: meta parameters, gathering, local shards, gradients.
+"""Operations on tensors that are sharded over ranks: names, gathering, local shards, gradients.
 
 `learner/model/policy_loading.py` shards the model itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    import torch
     from torch import Tensor
-
-
-def hollow(causal_lm: Any) -> None:
-    """Replace meta parameters by expanded zeros of one element, so that peft can create an adapter beside them."""
-    _replace_parameters(
-        causal_lm, lambda value: torch.zeros((), dtype=value.dtype).expand(value.shape) if value.is_meta else value
-    )
-
-
-def back_to_meta(causal_lm: Any) -> None:
-    """Undo `hollow`; the adapter's parameters stay as they are."""
-    _replace_parameters(
-        causal_lm,
-        lambda value: (
-            torch.empty_like(value, device="meta") if value.untyped_storage().nbytes() < value.nbytes else value
-        ),
-    )
 
 
 def plain_name(name: str) -> str:
     """Return a tensor's name in a model without adapter."""
     return name.replace(".base_layer.", ".")
-
-
-def _replace_parameters(causal_lm: Any, change: Callable[[nn.Parameter], Tensor]) -> None:
-    """Replace every parameter by the result of `change`; tied ones stay tied."""
-    made: dict[int, nn.Parameter] = {}
-    for module in causal_lm.modules():
-        for name, value in module._parameters.items():
-            if value is None:
-                continue
-            if id(value) not in made:
-                changed = change(value)
-                made[id(value)] = (
-                    changed if isinstance(changed, nn.Parameter) else nn.Parameter(changed, value.requires_grad)
-                )
-            module._parameters[name] = made[id(value)]
 
 
 def is_sharded(tensor: Tensor) -> bool:

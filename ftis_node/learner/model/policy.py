@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.batch import MicroBatch, make_micro_batches, make_packed_micro_batches
-from ftis_node.learner.distributed.sharded_tensors import back_to_meta, hollow, is_sharded, plain_name
+from ftis_node.learner.distributed.sharded_tensors import is_sharded, plain_name
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.library_logging import quiet_library_logging
@@ -191,10 +191,10 @@ def find_source(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
 def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:
     """Return the policy with this model, and its adapter if `boot` sets one. Runs no forward pass."""
     causal_lm.requires_grad_(boot.lora is None)
-    torch.manual_seed(boot.seed)
-    hollow(causal_lm)  # otherwise peft would create the adapter of a meta weight on the meta device
     adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
-    back_to_meta(causal_lm)
+    torch.manual_seed(boot.seed)
+    if adapted is not None:
+        initialize_adapter(causal_lm)
     if boot.recompute_activations:
         recompute_activations(causal_lm)
     save_memory(causal_lm)
@@ -225,6 +225,25 @@ def add_adapter(causal_lm: Any, lora: LoraSection) -> Any:
             raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
 
 
+def lora_layers(causal_lm: Any) -> dict[str, Any]:
+    """Return the layers with an adapter, by their names in the model."""
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in causal_lm.named_modules() if isinstance(module, LoraLayer)}
+
+
+def initialize_adapter(causal_lm: Any) -> None:
+    """Draw the adapter's first weights. Those beside a meta weight, which peft leaves on the meta device, get memory.
+
+    All ranks draw the same weights, and a learner of one process draws them too.
+    """
+    for layer in lora_layers(causal_lm).values():
+        for linear in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
+            if linear.weight.is_meta:
+                linear.to_empty(device="cpu")
+        layer.reset_lora_parameters(ADAPTER, True)
+
+
 def own_tensors(policy: Policy) -> dict[str, Tensor]:
     """Return the model's tensors under the names of a model without adapter, unmerged; tied weights appear once."""
     left_out = tied_names(policy.causal_lm)
@@ -239,10 +258,7 @@ def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
     """Return a function of a weight's plain name and value that merges the adapter into the value."""
     if policy.adapted is None:
         return lambda name, value: value
-    from peft.tuners.lora import LoraLayer
-
-    modules = policy.causal_lm.named_modules()
-    layers = {f"{name}.weight": layer for name, layer in modules if isinstance(layer, LoraLayer)}
+    layers = {f"{name}.weight": layer for name, layer in lora_layers(policy.causal_lm).items()}
     return lambda name, value: _merged(layers[name], value) if name in layers else value
 
 

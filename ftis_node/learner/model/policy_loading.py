@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
     from ftis_node.learner.step.train_step import Forward
-    from ftis_node.models import ModelSource, PromptTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
         return logprobs
     if isinstance(ranks, RankGroup):
         untrained = msgspec.structs.replace(boot, recompute_activations=False)
-        frozen = load_sharded_policy(untrained, policy.source, policy.tokenizer, ranks, trains=False)
+        frozen = load_sharded_policy(untrained, ranks, trains=False)
     else:
         causal_lm = load_causal_lm(policy.source, dtype=boot.dtype, device=boot.device)
         frozen = replace(policy, causal_lm=causal_lm)
@@ -93,11 +92,7 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
 
     It is sharded if `ranks` are several. Raises ModelError, ConfigError, MachineError or NetworkError, on all ranks.
     """
-    spread = None
-    if isinstance(ranks, RankGroup):
-        with ranks.agreed():
-            source, tokenizer = find_source(boot)
-        spread = partial(load_sharded_policy, boot, source, tokenizer, ranks)
+    spread = partial(load_sharded_policy, boot, ranks) if isinstance(ranks, RankGroup) else None
     policy = load_unchecked(boot) if spread is None else spread()
     with ranks.agreed():
         check_logits(policy)
@@ -105,14 +100,13 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     return replace(policy, entropies=EntropyMeter()) if boot.settings.report_entropy else policy
 
 
-def load_sharded_policy(
-    boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, ranks: RankGroup, *, trains: bool = True
-) -> Policy:
+def load_sharded_policy(boot: LearnerBoot, ranks: RankGroup, *, trains: bool = True) -> Policy:
     """Return the policy over `ranks`, each of which reads its own rows. Without `trains` it is a frozen copy.
 
     If the files name tensors otherwise than the model, each rank reads all of it first. Raises as `load_policy` does.
     """
     with ranks.agreed():
+        source, tokenizer = find_source(boot)
         rows = WeightRows(source)
         causal_lm = empty_causal_lm(source, dtype=getattr(torch, boot.dtype))
         if is_whole := rows.why_not(causal_lm):

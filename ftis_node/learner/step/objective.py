@@ -25,6 +25,7 @@ from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
 from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
 from ftis_node.algorithms.loss import group_advantages, kl_to_start, policy_loss
 from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
+from ftis_node.algorithms.settings import TENSORS
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The `loss` of a batch under one method. Create it with `make_objective`, which checks the parameters."""
+    """The `loss` of a batch under one method. Create it with `make_objective`, which checks the parameters.
+
+    `params` are all parameters of the method; those that are tensors are None until a batch gives them.
+    """
 
     method: str
     params: Mapping[str, Any]
     advantage_scale: str
-    takes_anchor: bool
-    takes_senders: bool
     separable: bool
     kl_to_start: float = 0.0
     max_logprob_gap_nats: float = math.inf
@@ -57,7 +59,7 @@ class Objective:
 
     def share(self, part: TrainBatch, batch: TrainBatch) -> float:
         """Return the weight of the loss of `part`, some completions of `batch`, in the loss of `batch`."""
-        if self._settings["agg"] == "token_mean":
+        if self.params["agg"] == "token_mean":
             return part.num_tokens / max(1, batch.num_tokens)
         return len(part.completions) / len(batch.completions)
 
@@ -98,23 +100,17 @@ class Objective:
         loss, metrics = self._method_loss(learner_logprobs, batch, believed, anchor)
         if reference is None:
             return loss, metrics
-        settings = self._settings
-        kl = kl_to_start(
-            learner_logprobs,
-            reference,
-            batch.mask,
-            agg=settings["agg"],
-            max_completion_length=settings["max_completion_length"],
-        )
+        agg, max_completion_length = self.params["agg"], self.params["max_completion_length"]
+        kl = kl_to_start(learner_logprobs, reference, batch.mask, agg=agg, max_completion_length=max_completion_length)
         return loss + self.kl_to_start * kl.to(loss.dtype), metrics | {"kl_to_start": kl.item()}
 
     def _method_loss(
         self, learner_logprobs: Tensor, batch: TrainBatch, advantages: Tensor, anchor: Tensor | None
     ) -> tuple[Tensor, dict[str, float]]:
         params = dict(self.params)
-        if anchor is not None and self.takes_anchor:
+        if "anchor_logprobs" in params:
             params["anchor_logprobs"] = anchor
-        if self.takes_senders:
+        if "sender_ids" in params:
             params["sender_ids"] = torch.where(batch.is_text, 0, batch.sender_ids)
         if batch.is_text.any():
             return self._loss_with_texts(learner_logprobs, batch, advantages, params)
@@ -129,14 +125,13 @@ class Objective:
 
         `kept_fraction` counts all completions, `mean_kl` the rows that are no text.
         """
-        settings = method_parameters(self.method) | params
         own_logprobs = learner_logprobs.detach()
         is_filtered = batch.is_text & (advantages <= 0)
-        is_counted = ~is_filtered if settings["denominator"] == "kept" else torch.ones_like(is_filtered)
+        is_counted = ~is_filtered if params["denominator"] == "kept" else torch.ones_like(is_filtered)
         weighted = cross_tokenizer_advantages(
-            _mean_logprobs(own_logprobs, batch.mask), batch.behaviour_means, advantages, cap=settings["cap"]
+            _mean_logprobs(own_logprobs, batch.mask), batch.behaviour_means, advantages, cap=params["cap"]
         )
-        of_rows = {name: params[name][is_counted] for name in ("anchor_logprobs", "sender_ids") if name in params}
+        of_rows = {name: params[name][is_counted] for name in TENSORS if params.get(name) is not None}
         loss, metrics = policy_loss(
             self.method,
             learner_logprobs[is_counted],
@@ -159,7 +154,7 @@ class Objective:
         behaviour_logprobs, texts = batch.behaviour_logprobs, {}
         if batch.is_text.any():
             behaviour_logprobs = torch.where(batch.is_text[:, None], learner_logprobs, behaviour_logprobs)
-            means, cap = _mean_logprobs(learner_logprobs, batch.mask), self._settings["cap"]
+            means, cap = _mean_logprobs(learner_logprobs, batch.mask), self.params["cap"]
             weights = cross_tokenizer_advantages(means, batch.behaviour_means, torch.ones_like(means), cap=cap)
             texts = {"is_text": batch.is_text, "text_weights": weights}
         return sender_sums(
@@ -172,13 +167,8 @@ class Objective:
             batch.sender_ids,
             num_senders=len(batch.senders),
             **texts,
-            **self.params,
+            **{name: value for name, value in self.params.items() if name not in TENSORS},
         )
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """Return every parameter of the method, with the values of this run."""
-        return method_parameters(self.method) | dict(self.params)
 
 
 def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -200,14 +190,10 @@ def make_objective(
     `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion may sum below the learner's.
     """
     try:
-        scale = advantage_scale or find_method(method).advantage_scale
-        known = method_parameters(method)
         objective = Objective(
             method=method,
-            params=params,
-            advantage_scale=scale,
-            takes_anchor="anchor_logprobs" in known,
-            takes_senders="sender_ids" in known,
+            params=method_parameters(method) | dict(params),
+            advantage_scale=advantage_scale or find_method(method).advantage_scale,
             separable=is_separable(method, params),
             kl_to_start=kl_to_start,
             max_logprob_gap_nats=max_logprob_gap_nats,

@@ -16,7 +16,7 @@ from learner_rig import make_group, random_groups
 from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed.launch import RankAddress
 from ftis_node.learner.distributed.rank_worker import run_commands
-from ftis_node.learner.distributed.ranks import EndCommand, RankGroup
+from ftis_node.learner.distributed.ranks import RankGroup, RankTask
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
@@ -33,7 +33,7 @@ def train(learner, first, last):
     learner.check()
     return {
         "checked": learner._check_group.found(version=version).kl,
-        "audited": learner.audit(group, version=version).kl,
+        "audited": learner.audit(group).kl,
         "loss": [reply.report.loss for reply in replies],
         "grad_norm": [reply.report.grad_norm for reply in replies],
         "proof": list(replies[-1].proof.logprobs),
@@ -58,7 +58,7 @@ def main():
             run_commands(learner, ranks)
             continue
         done.append(train(learner, first, last))
-        with ranks.lead(EndCommand()):
+        with ranks.lead(RankTask("end")):
             pass
     ranks.close()
     if seat.rank == 0:

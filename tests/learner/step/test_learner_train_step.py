@@ -66,8 +66,7 @@ def reference_gradient(model, batch, objective, **params):
         batch.mask,
         advantages,
         batch.group_ids,
-        **objective.params,
-        **params,
+        **objective.params | params,
     )
     model.zero_grad()
     loss.backward()
