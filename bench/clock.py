@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftis_node.lab.demo import ChildProcess
-    from ftis_node.lab.experiment.pairs import PairMember
+    from ftis_node.lab.experiment.pairs import TrialMember
 
 PAIR = "sums"
 PRESET = "sums-ftis"
@@ -190,7 +190,7 @@ def _manifest(options: argparse.Namespace, *, own: int) -> str:
 
 def _train(
     folder: Path,
-    members: tuple[PairMember, ...],
+    members: tuple[TrialMember, ...],
     run: str,
     options: argparse.Namespace,
     seed: int,

@@ -2,7 +2,7 @@
 
     announcement --receive--> SequenceTracker, PullQueue --act: pull_demand, next_request--> transfers --> buffer
     buffer       --step-->    the groups of a step
-    own group -> PendingConfirmations --tick--> announced again
+    own group -> RetryQueue --tick--> announced again
     gaps         --tick-->    queries
 
 It reads the directory every 30 s of virtual time.
@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.demand import PullDemand, pull_demand
 from ftis_node.swarm.rate_limits import ShareCap, TokenBucket
 from ftis_node.swarm.reputation import Behaviour
@@ -42,7 +42,7 @@ class SimulatedNode(RequestingPeer):
         settings = world.settings
         self.view = world.random.randrange(NUM_VIEWS)  # view of its shard's members
         self.heard: dict[str, SequenceTracker] = {}
-        self.unconfirmed = PendingConfirmations(first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
+        self.unconfirmed = RetryQueue[bytes](first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
         self.shard_reader = ShardReader(self)
         self.ready: dict[bytes, Candidate] = {}  # remote groups in the buffer
         self.held: dict[bytes, AnnouncedGroup] = {}  # pulled and still fresh
@@ -78,12 +78,12 @@ class SimulatedNode(RequestingPeer):
     def publish(self, *, is_valid: bool) -> AnnouncedGroup:
         """Announce a group and wait for its confirmation."""
         group = super().publish(is_valid=is_valid)
-        self.unconfirmed.announced(group.id, now=self.world.events.now)
+        self.unconfirmed.put(group.id, now=self.world.events.now)
         return group
 
     def confirmed(self, group_ids: Sequence[bytes]) -> None:
         for group_id in group_ids:
-            self.unconfirmed.confirmed(group_id)
+            self.unconfirmed.discard(group_id)
 
     def find(self, group_ids: Iterable[bytes]) -> set[bytes]:
         """Return its own groups and the pulled ones among these."""
@@ -168,9 +168,10 @@ class SimulatedNode(RequestingPeer):
         if self.is_gone:
             return
         now = self.world.events.now
-        for due in self.unconfirmed.due(now=now):
-            if due.group_id in self.own:
-                self.world.announce(self.own[due.group_id], attempt=due.attempt)
+        for group_id, attempt in self.unconfirmed.due(now=now):
+            self.unconfirmed.put(group_id, attempt=attempt + 1, now=now)
+            if group_id in self.own:
+                self.world.announce(self.own[group_id], attempt=attempt)
         for sender in self.senders_with_gaps:
             if self.heard[sender].gaps and not self.peer_table.is_banned(sender, now=now):
                 self.ask(sender, self.heard[sender])

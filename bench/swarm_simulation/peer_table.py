@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.rate_limits import QuotaLimits, Quotas
-from ftis_node.swarm.reputation import BanRules, Behaviour, Reputation
+from ftis_node.config.limits import AccessSection, RateLimitsSection
+from ftis_node.swarm.rate_limits import Quotas
+from ftis_node.swarm.reputation import Behaviour, Reputation
 
 UNKNOWN = Reputation()
-LIMITS = QuotaLimits()
-RULES = BanRules()
+LIMITS = RateLimitsSection()
+ACCESS = AccessSection()
 
 
 class PeerTable:
@@ -26,7 +27,7 @@ class PeerTable:
 
     def note(self, peer_id: str, conduct: Behaviour, *, now: float) -> None:
         """Apply one `conduct`."""
-        record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now, rules=RULES)
+        record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now, access=ACCESS)
         self.records[peer_id] = record
         if record.num_bans and peer_id not in self.banned_at:
             self.banned_at[peer_id] = now

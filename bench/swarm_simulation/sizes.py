@@ -7,11 +7,12 @@ import tracemalloc
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ftis_node.config.limits import AccessSection, RateLimitsSection
 from ftis_node.replay.lifecycle import Candidate
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
-from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, TokenBucket
-from ftis_node.swarm.reputation import BanRules, Behaviour, Reputation
+from ftis_node.swarm.rate_limits import Quotas, TokenBucket
+from ftis_node.swarm.reputation import Behaviour, Reputation
 from ftis_node.swarm.sequence import SequenceTracker
 
 if TYPE_CHECKING:
@@ -68,23 +69,23 @@ def _wants() -> PullQueue:
     return queue
 
 
-def _unconfirmed() -> PendingConfirmations:
-    unconfirmed = PendingConfirmations(first_wait_s=1.0)
+def _unconfirmed() -> RetryQueue[bytes]:
+    unconfirmed = RetryQueue[bytes](first_wait_s=1.0)
     for number in range(NUM_MADE):
-        unconfirmed.announced(_id(number), now=1.0 + number)
+        unconfirmed.put(_id(number), now=1.0 + number)
     return unconfirmed
 
 
 def _reputations() -> dict[str, Reputation]:
-    rules = BanRules()
+    access = AccessSection()
     return {
-        _peer(number): Reputation().after(Behaviour.CONTRIBUTED, now=1.0 + number, rules=rules)
+        _peer(number): Reputation().after(Behaviour.CONTRIBUTED, now=1.0 + number, access=access)
         for number in range(NUM_MADE)
     }
 
 
 def _quotas() -> Quotas:
-    quotas = Quotas(QuotaLimits())
+    quotas = Quotas(RateLimitsSection())
     for number in range(NUM_MADE):
         quotas.spend(_peer(number), 3600, is_new_peer=True, now=1.0 + number)
     return quotas

@@ -144,7 +144,7 @@ def _flushed(code: int) -> int:
 
 def _output_lost(error: OSError) -> int:
     discard_output()
-    _complain(f"cannot write the output ({error.strerror}): free disk space")
+    _print_error(f"cannot write the output ({error.strerror}): free disk space")
     return MACHINE_CANNOT
 
 
@@ -168,7 +168,7 @@ def run(arguments: list[str]) -> int:
         if (message := error.format_message()).startswith("Usage:"):
             typer.echo(message, err=True)  # a command group without a command
         elif message:
-            _complain(f"{message.rstrip('.')}: see --help")
+            _print_error(f"{message.rstrip('.')}: see --help")
         return error.exit_code
     except FtisError as error:
         return _fail(error, str(error), error.exit_code)
@@ -186,11 +186,11 @@ def run(arguments: list[str]) -> int:
 def _fail(error: Exception, line: str, code: int) -> int:
     if _debug:
         raise error
-    _complain(line)
+    _print_error(line)
     return code
 
 
-def _complain(line: str) -> None:
+def _print_error(line: str) -> None:
     if is_json():
         log.error("%s", one_line(redacted(line)))
         return

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.dashboard.view.groups import MARGIN, group_lines
-from ftis_node.dashboard.view.peers import explained, peer_lines
+from ftis_node.dashboard.view.peers import peer_lines, reason_rows
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.errors import UsageError
 from ftis_node.swarm.peer_rows import find_peer
@@ -24,20 +24,20 @@ WIDTH = 80
 NUM_NEWEST = 5
 
 
-def group_document(story: GroupHistory) -> dict[str, Any]:
+def group_document(history: GroupHistory) -> dict[str, Any]:
     """Return the history as `replay show --json` prints it."""
-    row = {"id": story.id} if story.summary is None else dataclasses.asdict(story.summary)
-    rest = dataclasses.asdict(dataclasses.replace(story, completions=()))
+    row = {"id": history.id} if history.summary is None else dataclasses.asdict(history.summary)
+    rest = dataclasses.asdict(dataclasses.replace(history, completions=()))
     del rest["id"], rest["summary"]
-    fate = rest.pop("reason")
-    completions = [_completion_row(completion) for completion in story.completions]
-    return {**row, **rest, "refusal": fate, "completions": completions}
+    reason = rest.pop("reason")
+    completions = [_completion_row(completion) for completion in history.completions]
+    return {**row, **rest, "refusal": reason, "completions": completions}
 
 
-def group_screen(story: GroupHistory) -> list[str]:
+def group_screen(history: GroupHistory) -> list[str]:
     """Return the lines of the dashboard, without colors. Text of the model is cut and stays behind its margin."""
     texts: list[str] = []
-    for shown in group_lines(story):
+    for shown in group_lines(history):
         head, rest = (shown[0].text, text_of(shown[1:])) if len(shown) > 1 else ("", text_of(shown))
         if head == MARGIN:
             texts += [head + piece for piece in cut(rest, WIDTH - len(head))]
@@ -69,8 +69,8 @@ def peer_document(home: Home, peer: str, rows: list[dict[str, Any]]) -> dict[str
     return {
         **row,
         "groups": dataclasses.asdict(groups),
-        "held_against": explained(row.get("reasons", {})),
-        "refused": explained(row["groups_refused"]),
+        "held_against": reason_rows(row.get("reasons", {})),
+        "refused": reason_rows(row["groups_refused"]),
     }
 
 
@@ -83,7 +83,7 @@ def peer_screen(document: dict[str, Any], *, now: float) -> list[str]:
     facts.append(("buffer", f"{groups['ready']} ready, {groups['taken']} in a step{done}; {groups['tokens']:,} tokens"))
     for group in groups["newest"]:
         mean = sum(group["rewards"]) / len(group["rewards"])
-        fate = group["reason"] or group["state"]
-        text = f"{group['id'][:12]}  {group['task']}/{group['prompt_index']}  {fate}  reward {mean:.2f}"
+        state = group["reason"] or group["state"]
+        text = f"{group['id'][:12]}  {group['task']}/{group['prompt_index']}  {state}  reward {mean:.2f}"
         facts.append(("newest", text))
     return labeled(facts, WIDTH)

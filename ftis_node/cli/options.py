@@ -87,7 +87,7 @@ def home_at(path: Path | None) -> Home:
     return home
 
 
-def spread_over(tensor_parallel: int | None) -> dict[str, Any] | None:
+def generation_settings(tensor_parallel: int | None) -> dict[str, Any] | None:
     """Return the settings of `[generation]` for `--tensor-parallel`; None if the option is not given."""
     return None if tensor_parallel is None else {"engine_options": {"tensor_parallel_size": tensor_parallel}}
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WIDTH, WIDEST = 80, 99
 HEIGHT = 23  # one of the 24 lines is for the prompt
 ID_TAIL = 8
-SKEW_WORTH_SAYING_S = 1.0
+MIN_SHOWN_SKEW_S = 1.0
 MAX_EVALUATIONS = 3
 ENDED_WELL = (AnswerWord.FINISHED, AnswerWord.STOPPED)
 STEP_FIGURES = {
@@ -43,26 +43,26 @@ STEP_FIGURES = {
 
 def screen(status: Status, *, now: float, width: int = WIDTH) -> list[str]:
     """Return the lines, each at most `width` cells wide. `now` is Unix time in seconds."""
-    verdict = summarize_health(status, now=now)
-    if verdict.healthy.word in ENDED_WELL:
-        lines = wrapped(f"{verdict.healthy.word}: {verdict.healthy.why}", width, indent=2)
-        lines += wrapped(f"- {verdict.healthy.advice}", width, indent=2)
+    health = summarize_health(status, now=now)
+    if health.healthy.word in ENDED_WELL:
+        lines = wrapped(f"{health.healthy.word}: {health.healthy.why}", width, indent=2)
+        lines += wrapped(f"- {health.healthy.advice}", width, indent=2)
     else:
-        lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
-    for explanation in _explanations(verdict):
+        lines = ["   ".join(f"{question}: {answer.word}" for question, answer in health.items())]
+    for explanation in _explanations(health):
         lines += wrapped(explanation, width, indent=2)
     return [*lines, *labeled(_facts(status, now), width)][:HEIGHT]
 
 
 def log_line(status: Status, *, now: float) -> str:
     """Return one line for a log: the answers, the reasons of those that are not yes, and the values that change."""
-    verdict = summarize_health(status, now=now)
+    health = summarize_health(status, now=now)
     answers = [
         f"{question} {answer.word}" + ("" if answer.word is AnswerWord.YES else f" ({answer.why})")
-        for question, answer in verdict.items()
+        for question, answer in health.items()
     ]
-    if verdict.healthy.word in ENDED_WELL:
-        answers = [f"{verdict.healthy.word} ({verdict.healthy.why})"]
+    if health.healthy.word in ENDED_WELL:
+        answers = [f"{health.healthy.word} ({health.healthy.why})"]
     learner, swarm = status.learner, status.swarm
     figures = [
         f"step {learner.step}",
@@ -76,10 +76,10 @@ def log_line(status: Status, *, now: float) -> str:
     return printable(f"{', '.join(answers)}; {', '.join(figures)}")
 
 
-def _explanations(verdict: HealthSummary) -> Iterator[str]:
+def _explanations(health: HealthSummary) -> Iterator[str]:
     """Yield the reason of each answer that is not yes, and the remedy. A reason of two answers appears once."""
     shown_reasons: set[str] = set()
-    for question, answer in verdict.items():
+    for question, answer in health.items():
         text = answer.why + (f": {answer.advice}" if answer.advice else "")
         if answer.word not in (AnswerWord.YES, *ENDED_WELL) and answer.why not in shown_reasons:
             yield f"{'!' if answer.word is AnswerWord.NO else '-'} {question}: {text}"
@@ -208,7 +208,7 @@ def _restarts(worker: GenerationStatus | LearnerStatus) -> str:
 
 def _skew(swarm: SwarmStatus) -> str:
     skew_s = swarm.clock_skew_s
-    if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
+    if skew_s is None or abs(skew_s) < MIN_SHOWN_SKEW_S:
         return ""
     return f"; the peers' clocks are {skew_s:+.1f} s off ours: switch on time synchronization"
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from textual_serve.server import Server
 
+from ftis_node.config.observe import is_loopback
 from ftis_node.node.http_api.auth import host_name, is_same_secret
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.telemetry.terminal_text import one_line
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MAX_PAGES = 8  # each page runs a process
 TOKEN_BYTES = 24
 COOKIE = "ftis-dashboard-{port}"  # a browser sends a cookie to every port of a machine
@@ -42,7 +42,7 @@ CONTENT_POLICY = (
 
 def warning_of(host: str, port: int) -> str | None:
     """Return the consequences of listening on `host`; None for the loopback interface."""
-    if host in LOOPBACK:
+    if is_loopback(host):
         return None
     return (
         f"listening on {host}: anyone with the address below can read the dashboard (prompts, completions, peers, "
@@ -53,7 +53,7 @@ def warning_of(host: str, port: int) -> str | None:
 
 def refusal_of(*, bound_to: str, host: str, origin: str | None) -> str | None:
     """Return why a request is rejected, by its `Host` and `Origin`; None for a valid one."""
-    if bound_to in LOOPBACK and host_name(host) not in LOOPBACK:
+    if is_loopback(bound_to) and not is_loopback(host_name(host)):
         return f"this dashboard serves this machine only: open http://{bound_to}, not {one_line(host)}"
     if origin is not None and _site_of(origin) != host:
         return "pages of other sites must not read this dashboard"
@@ -69,7 +69,7 @@ def _site_of(origin: str) -> str | None:
 
 def new_token(host: str) -> str | None:
     """Return the token that a browser must send; None if the dashboard listens on loopback only."""
-    return None if host in LOOPBACK else secrets.token_urlsafe(TOKEN_BYTES)
+    return None if is_loopback(host) else secrets.token_urlsafe(TOKEN_BYTES)
 
 
 class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no types

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftis_node.dashboard.view.spans import Line
     from ftis_node.dashboard.watcher import NodeSnapshot
 
-LOOKS = {
+STYLES = {
     Tone.PLAIN: "",
     Tone.STRONG: "bold",
     Tone.FAINT: "dim",
@@ -71,7 +71,7 @@ class SearchLine(Input):
 def as_text(spans: Line) -> Text:
     text = Text()
     for span in spans:
-        text.append(span.text, LOOKS[span.tone])
+        text.append(span.text, STYLES[span.tone])
     return text
 
 

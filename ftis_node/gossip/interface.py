@@ -7,14 +7,18 @@ invalid data. A fetch returns its outcome, and counters record it.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.multiaddr import Reachability, reachability_of
 from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.services import AdmissionControl, Services
-from ftis_node.gossip.types import Fetched, FetchOutcome, GossipCounters
+from ftis_node.gossip.types import DUPLICATE_IDENTITY, Fetched, FetchOutcome, GossipCounters
 from ftis_node.gossip.wire_format import ItemCollector, RpcService, check_run_id, pack_ids
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
         ServeWeights,
         SwarmState,
     )
+
+logger = logging.getLogger(__name__)
 
 PLACES = {RpcService.ASK: Place.CATCH_UP, RpcService.CONFIRM: Place.CONFIRM, RpcService.WEIGHTS: Place.WEIGHTS}
 
@@ -57,6 +63,7 @@ class Gossip(ABC):
         self._admission = AdmissionControl(limits)
         self._on_refusal: OnRefusal | None = None
         self._queue = AnnouncementQueue(capacity=limits.max_queued_announcements, counters=self.counters)
+        self._duplicate_until: float | None = None  # by the loop's clock; None before another node was noticed
 
     @property
     @abstractmethod
@@ -132,6 +139,17 @@ class Gossip(ABC):
     @abstractmethod
     async def read_shards(self, shards: Collection[int]) -> None:
         """Read exactly these shards from now on. Subscribe to new ones before leaving old ones."""
+
+    def note_duplicate_identity(self, *, for_s: float = math.inf) -> None:
+        """Name another node under this node's identity in the state for the next `for_s` seconds."""
+        if self._duplicate_until is None:
+            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self.peer_id)
+        self._duplicate_until = asyncio.get_running_loop().time() + for_s
+
+    def _with_duplicate_identity(self, state: SwarmState) -> SwarmState:
+        if self._duplicate_until is None or asyncio.get_running_loop().time() >= self._duplicate_until:
+            return state
+        return replace(state, reason=f"{state.reason}; {DUPLICATE_IDENTITY}")
 
     def announcements(self) -> AsyncIterator[GossipMessage]:
         """Iterate over messages of other nodes in order of arrival, until closed. One reader at a time.

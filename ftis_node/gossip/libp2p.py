@@ -23,13 +23,11 @@ from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
 from ftis_node.gossip.types import (
-    DUPLICATE_IDENTITY,
     Fetched,
     FetchOutcome,
     GossipLimits,
     GossipMessage,
     SwarmPhase,
-    with_duplicate_identity,
 )
 from ftis_node.gossip.wire_format import RpcService, protocol, topic
 from ftis_node.swarm.peer_guard import Place
@@ -68,8 +66,6 @@ class Libp2pGossip(Gossip):
         super().__init__(peer_id=identity.peer_id, run_id=run_id, limits=limits or GossipLimits())
         self._cipher = NO_CIPHER if secret is None else SecretCipher(secret, run_id=run_id)
         self._run_name = self._cipher.wire_name(run_id)
-        self._settings = settings
-        self._duplicate_seen_at: float | None = None
         self._subscriptions = Subscriptions(range(num_shards), on_message=self._on_message)
         self._membership = Membership(
             settings,
@@ -89,7 +85,7 @@ class Libp2pGossip(Gossip):
             admission=self._admission,
             cipher=self._cipher,
             guard=self.guard,
-            on_duplicate_identity=self._note_duplicate_identity,
+            on_duplicate_identity=lambda: self.note_duplicate_identity(for_s=SEEN_TTLS * settings.member_ttl_s),
         )
         self._supervisor = P2pdSupervisor(config, self._work, on_end=self._queue.close)
 
@@ -106,7 +102,7 @@ class Libp2pGossip(Gossip):
         state = self._supervisor.down_state() if self._session is None else self._membership.state()
         if state.state is SwarmPhase.STANDALONE and self._cipher is not NO_CIPHER:
             state = replace(state, reason=f"{state.reason}; {SECRET_HINT}")
-        return with_duplicate_identity(state) if self._has_duplicate_identity() else state
+        return self._with_duplicate_identity(state)
 
     @property
     def clock_skew_s(self) -> float | None:
@@ -201,16 +197,6 @@ class Libp2pGossip(Gossip):
             await self._membership.poll(session)
             on_ready()
             group.create_task(self._membership.keep(session), name="gossip-membership")
-
-    def _note_duplicate_identity(self) -> None:
-        if self._duplicate_seen_at is None:
-            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self.peer_id)
-        self._duplicate_seen_at = asyncio.get_running_loop().time()
-
-    def _has_duplicate_identity(self) -> bool:
-        """Return whether a directory entry of another node under this identity was seen recently."""
-        seen_at, kept_s = self._duplicate_seen_at, SEEN_TTLS * self._settings.member_ttl_s
-        return seen_at is not None and asyncio.get_running_loop().time() < seen_at + kept_s
 
     def _on_message(self, shard: int, message: GossipMessage) -> None:
         if message.sender == self.peer_id:

@@ -16,7 +16,6 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import Gossip
 from ftis_node.gossip.services import OverBudget
 from ftis_node.gossip.types import (
-    DUPLICATE_IDENTITY,
     ConnectionFacts,
     Fetched,
     FetchOutcome,
@@ -25,7 +24,6 @@ from ftis_node.gossip.types import (
     PeerConnection,
     SwarmPhase,
     SwarmState,
-    with_duplicate_identity,
 )
 from ftis_node.gossip.wire_format import outcome_of
 from ftis_node.swarm.peer_guard import Place, is_own
@@ -84,7 +82,6 @@ class LoopbackGossip(Gossip):
         self._shards = frozenset(range(num_shards))
         self._is_up = False
         self.reads_batches = False  # in memory a batch saves nothing
-        self._has_duplicate_identity = False
 
     @property
     def clock_skew_s(self) -> float:
@@ -103,12 +100,7 @@ class LoopbackGossip(Gossip):
         num_members = len(self._others())
         standing = ConnectionFacts(num_members=num_members, num_connected=num_members, has_looked=True)
         state = standing.describe(next_try_in_s=0)
-        return with_duplicate_identity(state) if self._has_duplicate_identity else state
-
-    def note_duplicate_identity(self) -> None:
-        if not self._has_duplicate_identity:
-            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self.peer_id)
-        self._has_duplicate_identity = True
+        return self._with_duplicate_identity(state)
 
     async def start(self) -> None:
         self._is_up = True

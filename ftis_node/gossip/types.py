@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -87,10 +87,6 @@ class ConnectionFacts:
                 SwarmPhase.STANDALONE, f"{who} connected, but no member of this run yet; looking again {again}"
             )
         return SwarmState(SwarmPhase.STANDALONE, "no peers were given; waiting for others to dial this node")
-
-
-def with_duplicate_identity(state: SwarmState) -> SwarmState:
-    return replace(state, reason=f"{state.reason}; {DUPLICATE_IDENTITY}")
 
 
 def _counted(number: int, what: str) -> str:

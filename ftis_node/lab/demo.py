@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from ftis_node.lab.experiment.pairs import make_pair
+from ftis_node.lab.experiment.pairs import make_models
 from ftis_node.lab.wire_probe import WireFigures, loopback_bytes, measure_wire
 from ftis_node.telemetry.history import HistoryReader, groups_used
 
@@ -228,7 +228,9 @@ def run_demo(plan: DemoPlan, *, on_progress: OnProgress) -> DemoResult:
     homes = {size: plan.out / f"home-{size}" for size in SIZES}
     for home in homes.values():
         shutil.rmtree(home, ignore_errors=True)
-    models = make_pair(plan.out / "models", seed=plan.seed, watch=on_progress)
+    models = {size: plan.out / "models" / f"{size}-{plan.seed}" for size in SIZES}
+    specs = {path.name: {"size": size, "seed": plan.seed} for size, path in models.items()}
+    make_models(specs, plan.out / "models", watch=on_progress)
     with children(plan.out / "logs") as commands:
         on_progress(None, "starting a bootstrap node")
         address = commands.bootstrap(plan.out / "home-bootstrap").wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)

@@ -18,13 +18,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.pairs import HDEE, Pair
+from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember
 from ftis_node.lab.experiment.plots import plot_domains, plot_rows
 from ftis_node.lab.experiment.report import document, interval, write_steps_csv
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.specs import ALONE
 from ftis_node.lab.experiment.summary import estimate, markdown, model_seed, over_seeds, write_csv
-from ftis_node.lab.experiment.trial import FinalEvaluation, Trial, TrialMember
+from ftis_node.lab.experiment.trial import FinalEvaluation, Trial
 from ftis_node.lab.experiment.trial_matrix import TrialSetting, with_key
 from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny_sums import RECIPES

@@ -9,6 +9,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ftis_node.swarm.topology import shard_of
+
 if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
@@ -68,6 +70,11 @@ class NodeContext:
     @property
     def peer_id(self) -> str:
         return self.identity.peer_id
+
+    @property
+    def shard(self) -> int:
+        """Return the gossip shard in which this node announces its groups."""
+        return shard_of(self.peer_id, self.manifest.wire.announcement_shards)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,6 @@ from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
-from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord
 
@@ -186,14 +185,13 @@ def _local_api(wiring: Wiring, status: StatusLoop) -> LocalApi:
 
 async def _prepare_role(wiring: Wiring) -> None:
     """Do once what the loops of the role need."""
-    node, context = wiring.node, wiring.node.context
-    match context.settings.role:
+    node = wiring.node
+    match node.context.settings.role:
         case "learner":
             node.gossip.serve_weights(wiring.offer_loop.give)
         case "generator":
             await wiring.follow_loop.resume()
-            own_shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
-            await node.gossip.read_shards(frozenset({own_shard}))
+            await node.gossip.read_shards(frozenset({node.context.shard}))
         case "exchange":
             await wiring.exchange.resume()
 

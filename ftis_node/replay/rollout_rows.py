@@ -23,7 +23,7 @@ from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ftis_node.records.group import Group, TextCompletion, TextGroup
     from ftis_node.replay.reader import GroupSummary
@@ -75,21 +75,21 @@ class RowTotals:
 
 def write_jsonl(rows: Iterable[Row], out: Path) -> int:
     """Write one JSON object per line and return the number of rows. Raises OSError if the disk refuses."""
-    count = 0
-    with out.open("w", encoding="utf-8") as file:
-        for count, row in enumerate(rows, start=1):  # noqa: B007  # the last count is the result
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
-    return count
+    return _write(rows, out, lambda row: json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
 
 def write_msgpack(rows: Iterable[Row], out: Path) -> int:
     """Write one map per row and return the number of rows. Raises OSError if the disk refuses."""
     import msgpack
 
-    packer, count = msgpack.Packer(), 0
+    return _write(rows, out, msgpack.Packer().pack)
+
+
+def _write(rows: Iterable[Row], out: Path, encode: Callable[[Row], bytes]) -> int:
+    count = 0
     with out.open("wb") as file:
         for count, row in enumerate(rows, start=1):  # noqa: B007  # the last count is the result
-            file.write(packer.pack(row))
+            file.write(encode(row))
     return count
 
 

@@ -79,7 +79,7 @@ class TimelineBuilder:
         if name == "start":
             was_up, self._is_up = self._is_up, True
             self._num_starts += 1
-            return "start" if self._num_starts == 1 else "fell" if was_up else "restart"
+            return "start" if self._num_starts == 1 else "crashed" if was_up else "restart"
         if name == "stop":
             self._is_up = False
         if name == "step":
@@ -111,12 +111,12 @@ class Kind(NamedTuple):
     has_cause: bool = True
 
 
-NEVER_MERGED = {"start", "restart", "fell", "stop", "standing_banned"}
+NEVER_MERGED = {"start", "restart", "crashed", "stop", "standing_banned"}
 CAUSES = ("error", "problem", "detail", "reason")
 KINDS = {
     "start": Kind("good", "Started"),
     "restart": Kind("good", "Restarted"),
-    "fell": Kind("bad", "Restarted after an end without a stop event (killed, or the machine went down)"),
+    "crashed": Kind("bad", "Restarted after an end without a stop event (killed, or the machine went down)"),
     "stop": Kind("plain", "Stopped at step {step}", has_cause=False),
     "step_skipped": Kind("plain", "No signal: {steps} had no effect ({skipped})", has_cause=False),
     "step_refused": Kind("bad", "The update was rejected, {steps}: {refused}", has_cause=False),

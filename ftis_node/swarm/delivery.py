@@ -1,4 +1,4 @@
-"""Delivery of groups: confirmations that are pending, unverified or to be repeated, and the bodies sent to each peer.
+"""Delivery of groups: what to announce or pull again, which confirmations to verify or send, who got which body.
 
 An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
 other members, and the next member in order is assigned (`demand.py`). Every member sees the announcement with the id,
@@ -7,9 +7,8 @@ so a confirmation alone proves nothing. A query verifies each confirmation of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.swarm.lru import LruDict
@@ -17,54 +16,41 @@ from ftis_node.swarm.lru import LruDict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ItemT = TypeVar("ItemT")
 MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
 MAX_UNVERIFIED = 256  # in another one: claims of peers to hold a group
+MAX_TO_CONFIRM = 1 << 14  # in a third one: groups of a peer to confirm to it
 
 
-@dataclass(frozen=True, slots=True)
-class Reannouncement:
-    """A group to announce again; `attempt` counts its earlier announcements."""
+class RetryQueue(Generic[ItemT]):
+    """Items to try again, each after a pause that doubles; above `capacity` the oldest is dropped.
 
-    group_id: bytes
-    attempt: int
-
-
-@dataclass(slots=True)
-class _Waiting:
-    attempt: int
-    next_at: float
-
-
-class PendingConfirmations:
-    """Retry queue of unconfirmed groups; above `capacity` the oldest is dropped. `now`: monotonic, in seconds."""
+    `now` is a monotonic clock in seconds.
+    """
 
     def __init__(self, *, first_wait_s: float, max_attempts: int = 4, capacity: int = 1024) -> None:
-        """Announce again after `first_wait_s`, then after twice as long each time, at most `max_attempts` times."""
         self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
         self._max_attempts = max_attempts
-        self._waiting = LruDict[bytes, _Waiting](capacity)  # in the order of their first announcement
+        self._waiting = LruDict[ItemT, tuple[float, int]](capacity)  # time of the next attempt, and its number
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def announced(self, group_id: bytes, *, now: float) -> None:
-        """Add a group that was announced for the first time."""
-        self._waiting[group_id] = _Waiting(attempt=0, next_at=now + self._backoff.delay_s(1))
+    def put(self, item: ItemT, *, attempt: int = 1, now: float) -> bool:
+        """Queue an item for an attempt, the first after `first_wait_s`; return False if it had its last one."""
+        if attempt > self._max_attempts:
+            return False
+        self._waiting[item] = now + self._backoff.delay_s(attempt), attempt
+        return True
 
-    def confirmed(self, group_id: bytes) -> None:
-        self._waiting.pop(group_id, None)
+    def discard(self, item: ItemT) -> None:
+        self._waiting.pop(item, None)
 
-    def due(self, *, now: float) -> list[Reannouncement]:
-        """Return the groups to announce again now; schedules the next attempt of each."""
-        due = []
-        for group_id, waiting in list(self._waiting.items()):
-            if waiting.next_at > now:
-                continue
-            waiting.attempt += 1
-            due.append(Reannouncement(group_id, waiting.attempt))
-            waiting.next_at = now + self._backoff.delay_s(waiting.attempt + 1)
-            if waiting.attempt >= self._max_attempts:
-                del self._waiting[group_id]
+    def due(self, *, now: float) -> list[tuple[ItemT, int]]:
+        """Remove and return the items to try now, each with the number of the attempt."""
+        due = [(item, attempt) for item, (at, attempt) in self._waiting.items() if at <= now]
+        for item, _ in due:
+            del self._waiting[item]
         return due
 
 
@@ -92,11 +78,17 @@ class IdsByPeer:
 
     def take(self, most: int) -> list[tuple[str, bytes]]:
         """Remove and return up to `most` ids, one of each peer; these peers move to the end."""
-        taken = []
-        for peer_id in list(self._ids)[:most]:
-            taken.append((peer_id, self._pop_of(peer_id)))
-            if (rest := self._ids.pop(peer_id, None)) is not None:
-                self._ids[peer_id] = rest
+        return [(peer_id, self._take_of(peer_id, 1)[0]) for peer_id in list(self._ids)[:most]]
+
+    def take_of_next(self, may_take: Callable[[str], bool], *, most: int) -> tuple[str, list[bytes]] | None:
+        """Remove and return up to `most` ids of the next peer for which `may_take` is true; None if there is none."""
+        peer_id = next(filter(may_take, self._ids), None)
+        return None if peer_id is None else (peer_id, self._take_of(peer_id, most))
+
+    def _take_of(self, peer_id: str, most: int) -> list[bytes]:
+        taken = [self._pop_of(peer_id) for _ in range(min(most, len(self._ids[peer_id])))]
+        if (rest := self._ids.pop(peer_id, None)) is not None:
+            self._ids[peer_id] = rest  # at the end
         return taken
 
     def _pop_of(self, peer_id: str) -> bytes:
@@ -107,32 +99,3 @@ class IdsByPeer:
             del self._ids[peer_id]
         self._num_ids -= 1
         return group_id
-
-
-class ReconfirmQueue:
-    """Round-robin queue of confirmations to repeat, by sender: a confirmation was lost, or the sender restarted.
-
-    Above `max_senders` the oldest sender is dropped. Groups above `max_groups` are not added. Dropped groups are
-    announced again.
-    """
-
-    def __init__(self, *, max_senders: int = 256, max_groups: int = 64) -> None:
-        """`max_groups` is per sender."""
-        self._max_senders = max_senders
-        self._max_groups = max_groups
-        self._due: dict[str, dict[bytes, None]] = {}  # in the order of sending
-
-    def add(self, sender: str, group_id: bytes) -> bool:
-        """Add a group of `sender` that this node has; return False if the sender's groups are too many."""
-        groups = self._due.setdefault(sender, {})
-        is_added = len(groups) < self._max_groups
-        if is_added:
-            groups[group_id] = None
-        if len(self._due) > self._max_senders:
-            del self._due[next(iter(self._due))]
-        return is_added
-
-    def take(self, may_send: Callable[[str], bool] = lambda _: True) -> tuple[str, list[bytes]] | None:
-        """Return the next sender for which `may_send` is true, and its groups; None if there is none."""
-        sender = next(filter(may_send, self._due), None)
-        return None if sender is None else (sender, list(self._due.pop(sender)))

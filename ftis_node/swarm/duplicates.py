@@ -1,16 +1,15 @@
 """Detects copied completions: copies from a group of this node, of a peer, or of the sender itself.
 
 A completion counts as a copy only if chance is ruled out: the same token ids after the same prompt, at least
-`min_tokens` long. Its log-probs must also make it so unlikely that two honest samples would not collide during a run
-(`MIN_SURPRISE_NATS`: e^-20). Short answers never count, because honest nodes with equal weights may sample the same
-ones. A policy that has collapsed onto one text is safe, too, because that text has no surprise.
+`validation.duplicate_min_tokens` long. Its log-probs must also make it so unlikely that two honest samples would not
+collide during a run (`MIN_SURPRISE_NATS`: e^-20). Short answers never count, because honest nodes with equal weights
+may sample the same ones. A policy that has collapsed onto one text is safe, too, because that text has no surprise.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,18 +18,11 @@ from ftis_node.swarm.lru import LruDict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftis_node.config.limits import ValidationSection
+
 MIN_SURPRISE_NATS = 20.0
 KEY_BYTES = 16
 ID_BYTES = 4  # of a token id
-
-
-@dataclass(frozen=True, slots=True)
-class DuplicateRules:
-    """Thresholds of a copy. `max_share` is a fraction of the group's completions with at least `min_tokens`."""
-
-    min_tokens: int = 32
-    max_share: float = 0.25
-    max_kept: int = 32768  # completions remembered, about 6 MB
 
 
 class SeenCompletion(NamedTuple):
@@ -50,10 +42,10 @@ class DuplicateKind(StrEnum):
 class DuplicateDetector:
     """Bounded LRU set of accepted completions, with the first sender of each."""
 
-    def __init__(self, own_id: str, rules: DuplicateRules) -> None:
+    def __init__(self, own_id: str, limits: ValidationSection) -> None:
         self._own_id = own_id
-        self._rules = rules
-        self._seen = LruDict[bytes, str](rules.max_kept)
+        self._limits = limits
+        self._seen = LruDict[bytes, str](limits.duplicate_history_size)
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -69,7 +61,7 @@ class DuplicateDetector:
         ids, begin, seen = memoryview(token_ids), 0, []
         for length, surprise in zip(lengths, surprises, strict=True):
             end = begin + ID_BYTES * length
-            if length >= self._rules.min_tokens:
+            if length >= self._limits.duplicate_min_tokens:
                 hashed = of_prompt.copy()
                 hashed.update(ids[begin:end])
                 seen.append(SeenCompletion(hashed.digest(), surprise))
@@ -91,7 +83,7 @@ class DuplicateDetector:
             elif key in in_group and surprise >= MIN_SURPRISE_NATS:
                 firsts[sender] += 1
             in_group.add(key)
-        most = self._rules.max_share * len(completions)
+        most = self._limits.duplicate_max_fraction * len(completions)
         if firsts.total() <= most:
             return None
         return DuplicateKind.OURS if firsts[self._own_id] > most else DuplicateKind.OTHERS

@@ -1,4 +1,4 @@
-"""Queue of announced groups with their holders, which decides what to request next, and its retry queue.
+"""Queue of announced groups with their holders, which decides what to request next.
 
     announced --add--> WAITING --next_request--> IN FLIGHT --arrived--> (removed)
                           ^                          |
@@ -13,11 +13,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
-
-from ftis_node.backoff import ExponentialBackoff
-from ftis_node.swarm.lru import LruDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +24,10 @@ MAX_TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class PullItem:
-    """An announced group. `is_repair`: its announcement was missed. `is_assigned`: this node is assigned to pull it."""
+    """An announced group. `is_repair`: its announcement was missed. `is_assigned`: this node is assigned to pull it.
+
+    `num_retries` counts how often no peer had it.
+    """
 
     id: bytes
     sender: str
@@ -38,6 +37,7 @@ class PullItem:
     as_text: bool = False
     is_repair: bool = False
     is_assigned: bool = False
+    num_retries: int = 0
 
 
 class PullSource(NamedTuple):
@@ -275,39 +275,3 @@ class PullQueue:
         self._num_assigned[source] = self._num_assigned.get(source, 0) + change
         if not self._num_assigned[source]:
             del self._num_assigned[source]
-
-
-@dataclass(slots=True)
-class _Waiting:
-    item: PullItem
-    due_at: float
-
-
-class RetryQueue:
-    """Bounded retry queue of groups that no peer could serve yet; above `capacity` the oldest is dropped.
-
-    `now` is a monotonic clock in seconds.
-    """
-
-    def __init__(self, *, first_wait_s: float = 2.0, max_rounds: int = 6, capacity: int = 1024) -> None:
-        """Retry after `first_wait_s`, then after twice as long each time, at most `max_rounds` times."""
-        self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
-        self._max_rounds = max_rounds
-        self._waiting = LruDict[bytes, _Waiting](capacity)
-        self._rounds = LruDict[bytes, int](2 * capacity)  # retries of each group that waits or is in flight
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, item: PullItem, *, now: float) -> bool:
-        """Add a group that no peer served; return False if that was its last retry."""
-        num_rounds = self._rounds.pop(item.id, 0) + 1
-        if num_rounds > self._max_rounds:
-            return False
-        self._rounds[item.id] = num_rounds
-        self._waiting[item.id] = _Waiting(item, now + self._backoff.delay_s(num_rounds))
-        return True
-
-    def due(self, *, now: float) -> list[PullItem]:
-        due = [group_id for group_id, waiting in self._waiting.items() if waiting.due_at <= now]
-        return [self._waiting.pop(group_id).item for group_id in due]

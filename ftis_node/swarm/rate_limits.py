@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ftis_node.records.addresses import block_of
 from ftis_node.swarm.lru import LruDict
@@ -22,12 +22,16 @@ from ftis_node.swarm.lru import LruDict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ftis_node.config.limits import RateLimitsSection
+
 MAX_WAIT_S = 2.0  # for one item; a longer wait is answered with BUSY
 RECENT_S = 10.0  # time constant of the decay
-FADE_PERIOD_S = 0.5
+DECAY_PERIOD_S = 0.5
 SHARE_FACTOR = 1.5  # tolerance above the mean
-MAX_REMEMBERED = 4096  # request buckets; the least recently used is dropped
+MAX_REMEMBERED = 4096  # buckets; the least recently used is dropped
 MINUTE_S = 60.0
+
+KeyT = TypeVar("KeyT")
 
 
 class SendWindow:
@@ -51,61 +55,60 @@ class SendWindow:
         self._free_at[destination] = max(now, self._free_at.get(destination, now)) + self._window_s
 
 
+class RateLimiter(Generic[KeyT]):
+    """Token bucket for each of the keys used last; the burst is one minute. `now`: monotonic, in seconds."""
+
+    def __init__(self, *, max_per_minute: float, max_keys: int = MAX_REMEMBERED) -> None:
+        self._max_per_minute = max_per_minute
+        self._buckets = LruDict[KeyT, TokenBucket](max_keys)
+
+    def admits(self, key: KeyT, *, cost: float = 1.0, now: float) -> bool:
+        """Return whether the rate of this key allows one more, and charge it."""
+        bucket = self._buckets[key] = self._buckets.get(key) or minute_bucket(self._max_per_minute)
+        return bucket.take(cost, now=now)
+
+
 class UploadBudget:
     """Token buckets for requests and bytes, with fair sharing between peers. `now` is a monotonic clock in seconds."""
 
     def __init__(self, *, max_bytes_per_s: float, max_requests_per_minute: float) -> None:
         """`max_requests_per_minute` is the rate and the burst for each service of each peer."""
-        self._max_requests_per_minute = max_requests_per_minute
         self._line = TokenBucket(rate_per_s=max_bytes_per_s, burst=max_bytes_per_s)
-        self._requests = LruDict[tuple[str, str], TokenBucket](MAX_REMEMBERED)
-        self._recent = RecentBytes()
+        self._requests = RateLimiter[tuple[str, str]](max_per_minute=max_requests_per_minute)
+        self._recent: dict[str, float] = {}  # bytes sent to each peer, with exponential decay
+        self._decayed_at = 0.0
 
     def takes_request(self, peer_id: str, service: str, *, cost: float = 1.0, now: float) -> bool:
         """Return whether to serve a request, and charge it. `cost` is in units of a usual request."""
-        key = (peer_id, service)
-        bucket = self._requests[key] = self._requests.get(key) or minute_bucket(self._max_requests_per_minute)
-        return bucket.take(cost, now=now)
+        return self._requests.admits((peer_id, service), cost=cost, now=now)
 
     def wait_s(self, peer_id: str, num_bytes: int, *, now: float) -> float | None:
         """Return the seconds to wait before sending `num_bytes`, and charge them; None if the peer must ask another.
 
         An item larger than one second's rate is sent when the budget is full.
         """
+        self._decay(now)
         left = self._line.left(now=now)
         debt_s = self._line.wait_s(num_bytes, now=now)
         is_full = left < num_bytes
-        if debt_s > MAX_WAIT_S or (is_full and self._recent.is_above_share(peer_id, now=now)):
+        if debt_s > MAX_WAIT_S or (is_full and self._is_above_share(peer_id)):
             return None
         self._line.spend(num_bytes, now=now)
-        self._recent.add(peer_id, num_bytes, now=now)
+        self._recent[peer_id] = self._recent.get(peer_id, 0.0) + num_bytes
         return debt_s
 
-
-class RecentBytes:
-    """Bytes sent to each peer recently, with exponential decay."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, float] = {}
-        self._counted_at = 0.0
-
-    def add(self, peer_id: str, num_bytes: int, *, now: float) -> None:
-        self._fade(now)
-        self._given[peer_id] = self._given.get(peer_id, 0.0) + num_bytes
-
-    def is_above_share(self, peer_id: str, *, now: float) -> bool:
+    def _is_above_share(self, peer_id: str) -> bool:
         """Return whether the peer received clearly more than the mean of all that received something."""
-        self._fade(now)
-        share = sum(self._given.values()) / len(self._given) if self._given else math.inf
-        return self._given.get(peer_id, 0.0) > SHARE_FACTOR * share
+        share = sum(self._recent.values()) / len(self._recent) if self._recent else math.inf
+        return self._recent.get(peer_id, 0.0) > SHARE_FACTOR * share
 
-    def _fade(self, now: float) -> None:
+    def _decay(self, now: float) -> None:
         """Apply the decay and drop peers below one byte; at most every 0.5 s, because there may be thousands."""
-        if now < self._counted_at + FADE_PERIOD_S:
+        if now < self._decayed_at + DECAY_PERIOD_S:
             return
-        left = math.exp((self._counted_at - now) / RECENT_S)
-        self._given = {peer: given * left for peer, given in self._given.items() if given * left >= 1}
-        self._counted_at = now
+        left = math.exp((self._decayed_at - now) / RECENT_S)
+        self._recent = {peer: sent * left for peer, sent in self._recent.items() if sent * left >= 1}
+        self._decayed_at = now
 
 
 class TokenBucket:
@@ -151,18 +154,6 @@ def minute_bucket(per_minute: float) -> TokenBucket:
     return TokenBucket(rate_per_s=per_minute / MINUTE_S, burst=per_minute)
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaLimits:
-    """Groups, tokens and scoring seconds per minute, for one sender and for all new peers together."""
-
-    groups_per_minute: float = 6000.0
-    tokens_per_minute: float = 20e6
-    new_peers_groups_per_minute: float = 30000.0
-    new_peers_tokens_per_minute: float = 100e6
-    scoring_s_per_minute: float = 20.0
-    new_peers_scoring_s_per_minute: float = 40.0
-
-
 class _PeerBuckets:
     """Token buckets for groups, tokens and scoring seconds."""
 
@@ -182,7 +173,7 @@ class _PeerBuckets:
 class Quotas:
     """Token buckets of the `max_peers` peers seen last. `now` is a monotonic clock in seconds."""
 
-    def __init__(self, limits: QuotaLimits, *, max_peers: int = 4096) -> None:
+    def __init__(self, limits: RateLimitsSection, *, max_peers: int = 4096) -> None:
         self._limits = limits
         self._senders = LruDict[str, _PeerBuckets](max_peers)
         self._new_peers = _PeerBuckets(
@@ -247,19 +238,6 @@ class ShareCap:
         """Return the number of places of one neighbor, at least one."""
         share = self.trusted_share if neighbor in self.trusted else self.share
         return max(1, math.floor(capacity * min(1.0, max(share, 1.0 / max(1, num_neighbors)))))
-
-
-class AnnounceRateLimiter:
-    """Token bucket for each of the `max_peers` peers seen last; the burst is one minute."""
-
-    def __init__(self, *, max_per_minute: float, max_peers: int = 4096) -> None:
-        self._max_per_minute = max_per_minute
-        self._buckets = LruDict[str, TokenBucket](max_peers)
-
-    def admits(self, peer_id: str, *, now: float) -> bool:
-        """Return whether to handle one more announcement of the peer, and charge it. `now`: seconds, monotonic."""
-        bucket = self._buckets[peer_id] = self._buckets.get(peer_id) or minute_bucket(self._max_per_minute)
-        return bucket.take(1.0, now=now)
 
 
 def subnet_of(multiaddrs: Iterable[str]) -> str | None:

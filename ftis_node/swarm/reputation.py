@@ -18,7 +18,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from ftis_node.config.limits import AccessSection
 
 MAX_SCORE = 10.0
 WATCH_SCORE = -3.0
@@ -76,18 +78,6 @@ class TrustLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BanRules:
-    """Lengths of bans in seconds."""
-
-    first_s: float = 300.0
-    longest_s: float = 86400.0
-
-    def length_s(self, num_bans: int) -> float:
-        """Return the length of the ban that follows `num_bans` others."""
-        return min(self.longest_s, self.first_s * 2.0 ** min(num_bans, 64))
-
-
-@dataclass(frozen=True, slots=True)
 class Reputation:
     """Reputation of one peer. `score` is as of `updated_at`; times are Unix seconds, valid across restarts."""
 
@@ -126,7 +116,7 @@ class Reputation:
         away_s = max(0.0, now - max(self.updated_at, self.banned_until))
         return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
 
-    def after(self, conduct: Behaviour, *, now: float, rules: BanRules, reason: str = "") -> Reputation:
+    def after(self, conduct: Behaviour, *, now: float, access: AccessSection, reason: str = "") -> Reputation:
         """Return the record after one behavior; unchanged during a ban. Users see `reason`."""
         if self.is_banned(now=now):
             return self
@@ -136,7 +126,8 @@ class Reputation:
         forgiven = self._after_forgiving(now)
         if moved > BAN_SCORE or self.trusted:
             return replace(forgiven, score=max(moved, BAN_SCORE), updated_at=now)
-        return forgiven.banned(rules.length_s(forgiven.num_bans), now=now, reason=reason or conduct)
+        length_s = min(access.ban_max_s, access.ban_initial_s * 2.0 ** min(forgiven.num_bans, 64))
+        return forgiven.banned(length_s, now=now, reason=reason or conduct)
 
     def banned(self, length_s: float, *, now: float, reason: str) -> Reputation:
         return replace(
@@ -190,8 +181,8 @@ class ReputationTable:
     kept. Of the others, peers with their own rate limits are dropped last, and before them those with the longest bans.
     """
 
-    def __init__(self, rules: BanRules | None = None, *, max_peers: int = 4096) -> None:
-        self._rules = rules or BanRules()
+    def __init__(self, access: AccessSection, *, max_peers: int = 4096) -> None:
+        self._access = access
         self._max_peers = max_peers
         self._peers: dict[str, PeerReputation] = {}
         self.changed: set[str] = set()  # peers to save; the owner clears the set
@@ -221,34 +212,31 @@ class ReputationTable:
     def note(self, peer_id: str, conduct: Behaviour, *, now: float, reason: str = "") -> TrustLevel | None:
         """Record one behavior of a peer; return the new trust level if it changed."""
         name = reason or conduct.value
-        before = self.reputation(peer_id).trust_level(now=now)
-        record = self._change(peer_id, lambda was: was.after(conduct, now=now, rules=self._rules, reason=name), now=now)
+        before = self.reputation(peer_id)
+        record = self._set(peer_id, before.after(conduct, now=now, access=self._access, reason=name), now=now)
         if conduct not in GOOD_BEHAVIOUR and (name in record.reasons or len(record.reasons) < MAX_REASONS):
             record.reasons[name] += 1
         standing = record.reputation.trust_level(now=now)
-        return standing if standing is not before else None
+        return standing if standing is not before.trust_level(now=now) else None
 
     def ban(self, peer_id: str, length_s: float, *, now: float) -> None:
         """Ban a peer on behalf of the operator, and remove its trust."""
-        self._change(
-            peer_id,
-            lambda was: was.with_trust(False, now=now).banned(length_s, now=now, reason=BY_OPERATOR),
-            now=now,
-        )
+        without_trust = self.reputation(peer_id).with_trust(False, now=now)
+        self._set(peer_id, without_trust.banned(length_s, now=now, reason=BY_OPERATOR), now=now)
 
     def unban(self, peer_id: str, *, now: float) -> None:
-        self._change(peer_id, lambda was: was.unbanned(now=now), now=now)
+        self._set(peer_id, self.reputation(peer_id).unbanned(now=now), now=now)
 
     def trust(self, peer_id: str, trusted: bool, *, now: float) -> None:
-        self._change(peer_id, lambda was: was.with_trust(trusted, now=now), now=now)
+        self._set(peer_id, self.reputation(peer_id).with_trust(trusted, now=now), now=now)
 
-    def _change(self, peer_id: str, change: Callable[[Reputation], Reputation], *, now: float) -> PeerReputation:
+    def _set(self, peer_id: str, reputation: Reputation, *, now: float) -> PeerReputation:
         record = self._peers.get(peer_id)
         if record is None:
             self._evict(now)
             record = self._peers[peer_id] = PeerReputation()
             self.forgotten.discard(peer_id)
-        record.reputation, record.noted_at = change(record.reputation), now
+        record.reputation, record.noted_at = reputation, now
         self.changed.add(peer_id)
         return record
 

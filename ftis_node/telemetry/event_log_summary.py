@@ -138,10 +138,10 @@ class EventLogSummary:
 
 def read_event_log_summary(path: Path) -> EventLogSummary:
     """Return the summary of the log at `path` with its rotated files; an empty one if there is no log."""
-    remembered = EventLogSummary()
+    summary = EventLogSummary()
     for line in EventReader(path).read_new():
-        remembered.add(line)
-    return remembered
+        summary.add(line)
+    return summary
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:

@@ -80,7 +80,7 @@ def metric_families(status: Status) -> Iterator[Family]:
     document = msgspec.to_builtins(status)
     yield from _info(document)
     yield from _states(document)
-    yield from _verdict(status)
+    yield from _answers(status)
     yield from _evaluations(document)
     yield from _numbers(document)
 
@@ -138,10 +138,10 @@ def _states(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
     yield family
 
 
-def _verdict(status: Status) -> Iterator[GaugeMetricFamily]:
-    verdict = summarize_health(status, now=time.time())
+def _answers(status: Status) -> Iterator[GaugeMetricFamily]:
+    health = summarize_health(status, now=time.time())
     yield GaugeMetricFamily("ftis_node_paused", help_of("ftis_node_paused"), value=bool(status.limits.paused))
-    for question, answer in (("contributing", verdict.contributing), ("learning", verdict.learning)):
+    for question, answer in (("contributing", health.contributing), ("learning", health.learning)):
         if answer.word is not AnswerWord.NOT_APPLICABLE:
             name = f"ftis_node_{question}"
             yield GaugeMetricFamily(name, help_of(name), value=answer.word is AnswerWord.YES)

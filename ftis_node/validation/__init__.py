@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from ftis_node.records.envelope import Accepted
 from ftis_node.validation.pipeline import Refused, ValidationResult, validate
-from ftis_node.validation.rules import Refusal, ValidationContext, ValidationLimits
+from ftis_node.validation.rules import Refusal, ValidationContext
 
 __all__ = [
     "Accepted",
     "ValidationContext",
-    "ValidationLimits",
     "Refusal",
     "Refused",
     "ValidationResult",

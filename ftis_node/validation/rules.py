@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ftis_node.config.limits import ValidationSection
 from ftis_node.records.group import FinishReason
 
 if TYPE_CHECKING:
@@ -46,14 +47,6 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationLimits:
-    """Limits of this node alone. The manifest holds the limits that all nodes of the run share."""
-
-    max_clock_skew_s: float = 60.0
-    min_mean_logprob: float = -14.0
-
-
-@dataclass(frozen=True, slots=True)
 class ValidationContext:
     """All inputs of validation besides the envelope."""
 
@@ -80,7 +73,8 @@ class ValidationContext:
     """Unix time in seconds."""
     reset_at: float = 0.0
     """Unix time of the last buffer reset. The node does not know which earlier groups of peers it has used."""
-    limits: ValidationLimits = ValidationLimits()
+    limits: ValidationSection = ValidationSection()
+    """Limits of this node alone. The manifest holds the limits that all nodes of the run share."""
     own_id: str = ""
     """This node's peer id."""
     newest_offered: Callable[[], int | None] = lambda: None

@@ -26,7 +26,7 @@ READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
     *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "GossipMessage"),
-    *("Group", "ReceivedOffer", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest"),
+    *("Group", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest"),
     *(
         "BackfillRequest",
         "RecordError",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ftis_node.cli.options import spread_over
+from ftis_node.cli.options import generation_settings
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
@@ -286,7 +286,7 @@ def torch_sees(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def flags(tmp_path: Path, number: int | None = None, parallel: int | None = None, **more: Any) -> NodeSettings:
     """The settings of `join --gpus NUMBER --tensor-parallel PARALLEL`."""
-    given = {"model": "m", "engine": "vllm", "gpus": number, "generation": spread_over(parallel)}
+    given = {"model": "m", "engine": "vllm", "gpus": number, "generation": generation_settings(parallel)}
     return load_node_settings(tmp_path / "node.toml", **given | more)
 
 

@@ -211,7 +211,7 @@ async def test_a_group_of_another_tokenizer_is_learnt_from(
         async with _running(wiring.intake.run(), wiring.pull.run()):
             await scored.put(group)
             await asyncio.wait_for(wiring.train_loop(wiring.step_gate(), last_step=1).run(), 30)
-            await wiring.backfill.catch_up(alice.context.peer_id)  # announced once more, and not pulled again
+            wiring.backfill.catch_up(alice.context.peer_id)  # announced once more, and not pulled again
             await asyncio.sleep(0.2)
         assert dict(bob.counters.refused) == {}
         assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1
@@ -243,7 +243,7 @@ async def test_a_run_that_ignores_other_tokenizers_moves_nothing(
         async with _running(wiring.intake.run(), wiring.pull.run()):
             await scored.put(_sampled(alice))
             await eventually(lambda: alice.counters.groups_sent)
-            await wiring.backfill.catch_up(alice.context.peer_id)
+            wiring.backfill.catch_up(alice.context.peer_id)
             await asyncio.sleep(0.2)
         (announced,) = read_events(alice.home.events, name="announced")
         assert (bob.context.peer_id, bytes.fromhex(announced["group"])) not in sent, "a request is the ids"

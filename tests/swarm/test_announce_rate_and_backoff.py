@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from ftis_node.swarm.peer_guard import MAX_FACTOR, PeerBackoff
-from ftis_node.swarm.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.rate_limits import RateLimiter
 
 ANN, BOB = "ann", "bob"
 
 
 def test_a_peer_may_say_a_minutes_worth_at_once_and_then_at_the_rate() -> None:
-    limiter = AnnounceRateLimiter(max_per_minute=60)
+    limiter = RateLimiter[str](max_per_minute=60)
     assert [limiter.admits(ANN, now=0.0) for _ in range(61)] == [True] * 60 + [False]
     assert limiter.admits(BOB, now=0.0), "each has its own"
     assert [limiter.admits(ANN, now=2.0) for _ in range(3)] == [True, True, False]
 
 
 def test_of_too_many_voices_the_one_heard_longest_ago_is_forgotten() -> None:
-    limiter = AnnounceRateLimiter(max_per_minute=1, max_peers=2)
+    limiter = RateLimiter[str](max_per_minute=1, max_keys=2)
     for peer in (ANN, BOB, ANN, "carol"):  # ann was heard again, so bob goes
         limiter.admits(peer, now=0.0)
     assert not limiter.admits(ANN, now=0.0)

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.delivery import (
-    IdsByPeer,
-    PendingConfirmations,
-    Reannouncement,
-    ReconfirmQueue,
-)
+from ftis_node.gossip.types import GossipLimits
+from ftis_node.node.loops.confirmations import MAX_IDS
+from ftis_node.swarm.delivery import IdsByPeer, RetryQueue
 
 GROUP, OTHER = b"g" * 32, b"o" * 32
 
 
-def test_it_is_announced_again_ever_more_rarely_and_then_given_up() -> None:
-    waiting = PendingConfirmations(first_wait_s=10.0, max_attempts=3)
-    waiting.announced(GROUP, now=0.0)
-    times = [now for now in range(200) for _ in waiting.due(now=float(now))]
-    assert times == [10, 30, 70]
-    assert len(waiting) == 0
+def test_the_pauses_double_until_the_last_attempt() -> None:
+    queue, now, waits = RetryQueue[str](first_wait_s=2.0, max_attempts=3), 0.0, []
+    attempt = 1
+    while queue.put("x", attempt=attempt, now=now):
+        began = now
+        while not (due := queue.due(now=now)):
+            now += 1.0
+        waits.append(now - began)
+        assert due == [("x", attempt)]
+        attempt += 1
+    assert waits == [2.0, 4.0, 8.0]
+    assert len(queue) == 0
 
 
-def test_the_attempt_is_counted_and_a_confirmation_ends_it() -> None:
-    waiting = PendingConfirmations(first_wait_s=10.0)
-    waiting.announced(GROUP, now=0.0)
-    waiting.announced(OTHER, now=5.0)
-    assert waiting.due(now=9.9) == []
-    assert waiting.due(now=10.0) == [Reannouncement(GROUP, 1)]
-    waiting.confirmed(GROUP)
-    assert waiting.due(now=100.0) == [Reannouncement(OTHER, 1)]
+def test_what_is_discarded_is_not_tried_again() -> None:
+    queue = RetryQueue[bytes](first_wait_s=10.0)
+    assert queue.put(GROUP, now=0.0) and queue.put(OTHER, now=5.0)
+    assert queue.due(now=9.9) == []
+    queue.discard(GROUP)
+    assert queue.due(now=100.0) == [(OTHER, 1)]
 
 
 def test_of_too_many_the_oldest_are_given_up() -> None:
-    waiting = PendingConfirmations(first_wait_s=1.0, capacity=2)
+    queue = RetryQueue[int](first_wait_s=1.0, capacity=2)
     for number in range(3):
-        waiting.announced(bytes([number]) * 32, now=0.0)
-    assert [due.group_id[0] for due in waiting.due(now=1.0)] == [1, 2]
+        queue.put(number, now=0.0)
+    assert queue.due(now=1.0) == [(1, 1), (2, 1)]
 
 
 def test_a_delivery_is_one_peers_and_one_groups() -> None:
@@ -75,23 +76,22 @@ def test_claims_are_taken_in_turn_and_bounded() -> None:
     assert claims.take(8) == []
 
 
-def test_all_of_a_sender_at_once_and_senders_in_turn() -> None:
-    queue = ReconfirmQueue()
-    for sender, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3"), ("a", b"1")):
-        queue.add(sender, group_id)
-    assert queue.take() == ("a", [b"1", b"3"])
-    queue.add("a", b"4")
-    assert queue.take() == ("b", [b"2"]), "it comes before one that was told a moment ago"
-    assert queue.take() == ("a", [b"4"])
-    assert queue.take() is None
+def test_all_of_a_peer_at_once_and_peers_in_turn() -> None:
+    ids = IdsByPeer(capacity=100)
+    for peer, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3")):
+        ids.add(peer, group_id)
+    assert ids.take_of_next(lambda peer: True, most=64) == ("a", [b"1", b"3"])
+    ids.add("a", b"4")
+    assert ids.take_of_next(lambda peer: True, most=64) == ("b", [b"2"]), "it comes before one whose turn just was"
+    assert ids.take_of_next(lambda peer: peer != "a", most=64) is None
+    assert ids.take_of_next(lambda peer: True, most=64) == ("a", [b"4"])
+    assert len(ids) == 0
 
 
-def test_too_many_are_forgotten() -> None:
-    queue = ReconfirmQueue(max_senders=2, max_groups=2)
-    for group_id in (b"1", b"2", b"3"):
-        queue.add("a", group_id)
-    queue.add("b", b"4")
-    assert queue.take() == ("a", [b"1", b"2"])
-    for sender in ("c", "d"):
-        queue.add(sender, b"5")
-    assert [queue.take(), queue.take()] == [("c", [b"5"]), ("d", [b"5"])], "b was here longest"
+def test_what_one_message_does_not_hold_waits_for_the_next_turn() -> None:
+    ids = IdsByPeer(capacity=100)
+    for peer, group_id in (("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"4")):
+        ids.add(peer, group_id)
+    taken = [ids.take_of_next(lambda peer: True, most=2) for _ in range(4)]
+    assert taken == [("a", [b"1", b"2"]), ("b", [b"4"]), ("a", [b"3"]), None]
+    assert GossipLimits().max_ids_per_request == MAX_IDS

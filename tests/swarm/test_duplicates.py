@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ftis_node.swarm.duplicates import DuplicateDetector, DuplicateKind, DuplicateRules, SeenCompletion
+from ftis_node.config.limits import ValidationSection
+from ftis_node.swarm.duplicates import DuplicateDetector, DuplicateKind, SeenCompletion
 
-RULES = DuplicateRules(min_tokens=8, max_share=0.25, max_kept=100)
+RULES = ValidationSection(duplicate_min_tokens=8, duplicate_max_fraction=0.25, duplicate_history_size=100)
 
 
 def seen(text: str, *, surprise: float = 30.0, prompt: str = "sum/1") -> SeenCompletion:
-    (completion,) = described([text.ljust(RULES.min_tokens)], surprise=surprise, prompt=prompt)
+    (completion,) = described([text.ljust(RULES.duplicate_min_tokens)], surprise=surprise, prompt=prompt)
     return completion
 
 

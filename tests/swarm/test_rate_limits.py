@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, ShareCap, TokenBucket, subnet_of
+from ftis_node.config.limits import RateLimitsSection
+from ftis_node.swarm.rate_limits import Quotas, ShareCap, TokenBucket, subnet_of
 
-LIMITS = QuotaLimits(
+LIMITS = RateLimitsSection(
     groups_per_minute=60.0, tokens_per_minute=6000.0, new_peers_groups_per_minute=120.0, new_peers_tokens_per_minute=1e6
 )
 

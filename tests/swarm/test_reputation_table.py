@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ftis_node.config.limits import AccessSection
 from ftis_node.swarm.reputation import MAX_REASONS, Behaviour, ReputationTable, TrustLevel
 
 
@@ -13,7 +14,7 @@ def note(
 
 
 def test_the_operators_word_and_those_that_taught_are_remembered_longest() -> None:
-    table = ReputationTable(max_peers=16)
+    table = ReputationTable(AccessSection(), max_peers=16)
     table.ban("banned by hand", 5.0, now=1e6)
     table.trust("trusted", True, now=1e6)
     note(table, "teacher", Behaviour.CONTRIBUTED, 12)
@@ -29,7 +30,7 @@ def test_the_operators_word_and_those_that_taught_are_remembered_longest() -> No
 
 
 def test_a_change_is_told_once() -> None:
-    table = ReputationTable()
+    table = ReputationTable(AccessSection())
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is TrustLevel.PROBATION
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is None
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is TrustLevel.BANNED
@@ -37,7 +38,7 @@ def test_a_change_is_told_once() -> None:
 
 
 def test_reasons_are_counted_and_bounded() -> None:
-    table = ReputationTable()
+    table = ReputationTable(AccessSection())
     for number in range(100):
         table.note("ann", Behaviour.HARMLESS, now=1e6, reason=f"reason {number}")
         table.note("ann", Behaviour.HARMLESS, now=1e6, reason="reason 0")

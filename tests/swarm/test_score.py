@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.reputation import BanRules, Behaviour, Reputation, TrustLevel
+from ftis_node.config.limits import AccessSection
+from ftis_node.swarm.reputation import Behaviour, Reputation, TrustLevel
 
-RULES = BanRules(first_s=100.0, longest_s=350.0)
+ACCESS = AccessSection(ban_initial_s=100.0, ban_max_s=350.0)
 
 
 def after(*deeds: Behaviour, start: Reputation | None = None, now: float = 1000.0) -> Reputation:
     record = start or Reputation()
     for deed in deeds:
-        record = record.after(deed, now=now, rules=RULES, reason=f"reason {deed}")
+        record = record.after(deed, now=now, access=ACCESS, reason=f"reason {deed}")
     return record
 
 

@@ -26,7 +26,7 @@ def test_requests_of_thousands_of_peers_are_not_remembered_for_ever() -> None:
     serving = budget(requests=1)
     for number in range(MAX_REMEMBERED + 10):
         assert serving.takes_request(f"peer{number}", "fetch", now=0)
-    assert len(serving._requests) == MAX_REMEMBERED
+    assert len(serving._requests._buckets) == MAX_REMEMBERED
 
 
 def test_bytes_above_the_rate_wait_and_then_are_refused() -> None:

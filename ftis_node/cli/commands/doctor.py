@@ -16,9 +16,9 @@ from ftis_node.cli.options import (
     HomeOption,
     JsonOption,
     TensorParallelOption,
+    generation_settings,
     home_at,
     print_document,
-    spread_over,
 )
 from ftis_node.errors import ConfigError
 
@@ -123,7 +123,7 @@ def doctor(
         parse_listen_address(address)
     question = None
     if model:
-        flags = {"lora": lora, "gpus": gpus, "generation": spread_over(tensor_parallel)}
+        flags = {"lora": lora, "gpus": gpus, "generation": generation_settings(tensor_parallel)}
         question = memory_question(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
     checks = checks_of(place, settings, question)
     findings = examine(checks, only=only or CHECKS, on_progress=lambda text: typer.echo(f"{text} ...", err=True))

@@ -16,8 +16,8 @@ from ftis_node.cli.options import (
     LogFormat,
     LogFormatOption,
     TensorParallelOption,
+    generation_settings,
     home_at,
-    spread_over,
 )
 from ftis_node.cli.progress import show_fraction
 from ftis_node.config.home_files import remembered_settings
@@ -157,7 +157,7 @@ def join(
         budget={name: amount for name, amount in budget.items() if amount is not None} or None,
         lora=lora,
         gpus=gpus,
-        generation=spread_over(tensor_parallel),
+        generation=generation_settings(tensor_parallel),
         listen=tuple(listen) if listen else None,
         peers=() if no_peers else tuple(peers) if peers else None,
         name=name,
@@ -187,7 +187,7 @@ def _run(settings: NodeSettings, run: str | None, eval_task: str | None, where: 
         data_paths=settings.data_paths,
     )
     with show_fraction("start") if log_format is LogFormat.TEXT else nullcontext(unwatched) as progress:
-        run_until_stopped(settings, plan, where, steps=settings.budget.learn_steps, on_progress=progress)
+        run_until_stopped(settings, plan, where, on_progress=progress)
 
 
 def _absolute_folder(model: str) -> str:

@@ -93,10 +93,10 @@ def show(
     from ftis_node.cli.detail_screens import group_document, group_screen
     from ftis_node.replay.group_history import read_group_history
 
-    story = read_group_history(home_at(home), group_id)
-    if story is None:
+    history = read_group_history(home_at(home), group_id)
+    if history is None:
         raise UsageError(f"{group_id!r} matches no group, or several: `ftis-node replay list` shows the ids")
-    print_document(group_document(story), lambda: group_screen(story), as_json=as_json)
+    print_document(group_document(history), lambda: group_screen(history), as_json=as_json)
 
 
 @app.command("stats")

@@ -35,62 +35,62 @@ USE_TONES = {"ready": Tone.PLAIN, "taken": Tone.STRONG, "trained": Tone.GOOD}
 def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]:
     """Return one cell for each of GROUP_COLUMNS. `names` are the peers' names by their ids."""
     sender = clipped(names.get(group.sender, ""), NAME_WIDTH) or short_id(group.sender)
-    fate = (group.reason or group.state) + ("" if group.step is None else f" {group.step}")
+    state = (group.reason or group.state) + ("" if group.step is None else f" {group.step}")
     return (
         Span(clock(group.admitted_at)[:-3], Tone.FAINT),
         Span(group.id[:ID_WIDTH]),
         Span("own") if group.own else Span(sender, Tone.STRONG),
         Span(clipped(f"{group.task}/{group.prompt_index}", TASK_WIDTH)),
         Span(f"{group.reward_mean:.2f}", Tone.GOOD if group.reward_mean > 0 else Tone.PLAIN),
-        Span(clipped(fate, STATE_WIDTH)),
+        Span(clipped(state, STATE_WIDTH)),
         Span(str(group.num_tokens)),
     )
 
 
-def group_lines(story: GroupHistory, *, with_tokens: bool = False) -> list[Line]:
+def group_lines(history: GroupHistory, *, with_tokens: bool = False) -> list[Line]:
     """Return one group in full; `with_tokens` adds the log-prob of each token.
 
     The first span of a line is a label, or MARGIN before a text of the model.
     """
-    lines = [labeled("group", Span(story.id, Tone.STRONG)), *_origin_lines(story), validation_line(story)]
-    state = story.summary and (story.summary.reason or story.summary.state)
-    lines.append(labeled("used", Span(printable(story.used), USE_TONES.get(state or "", Tone.WARN))))
-    if story.texts_missing:
-        lines.append(labeled("note", printable(story.texts_missing)))
-    if prompt := story.prompt:
+    lines = [labeled("group", Span(history.id, Tone.STRONG)), *_origin_lines(history), validation_line(history)]
+    state = history.summary and (history.summary.reason or history.summary.state)
+    lines.append(labeled("used", Span(printable(history.used), USE_TONES.get(state or "", Tone.WARN))))
+    if history.texts_missing:
+        lines.append(labeled("note", printable(history.texts_missing)))
+    if prompt := history.prompt:
         lines += [line(), labeled("prompt", printable(f"{prompt.task}/{prompt.split}/{prompt.index}"))]
         lines += _block(prompt.text, f"its text is not available: {prompt.missing}")
         if prompt.answer is not None:
             lines.append(labeled("answer", printable(prompt.answer)))
-    for place, completion in enumerate(story.completions, start=1):
+    for place, completion in enumerate(history.completions, start=1):
         ids = " ".join(str(token) for token in completion.token_ids[:MAX_SHOWN_TOKENS])
-        lines += [line(), _head(place, completion, story.summary), *_block(completion.text, f"ids {ids}")]
+        lines += [line(), _head(place, completion, history.summary), *_block(completion.text, f"ids {ids}")]
         if with_tokens and completion.logprobs:
             lines.append(_token_line(completion.pieces, completion.logprobs))
-    return [*lines, line(), *_event_lines(story.events)]
+    return [*lines, line(), *_event_lines(history.events)]
 
 
-def _origin_lines(story: GroupHistory) -> list[Line]:
-    if (summary := story.summary) is None:
+def _origin_lines(history: GroupHistory) -> list[Line]:
+    if (summary := history.summary) is None:
         return []
-    weights = f", by the weights of {printable(story.weights_of)}" if story.weights_of else ""
+    weights = f", by the weights of {printable(history.weights_of)}" if history.weights_of else ""
     model = printable(summary.model) or "an unnamed model"
     return [
         labeled("made by", f"this node ({summary.sender})" if summary.own else printable(summary.sender)),
-        labeled("with", f"{model}, version {summary.policy_version}, temperature {story.temperature:g}{weights}"),
+        labeled("with", f"{model}, version {summary.policy_version}, temperature {history.temperature:g}{weights}"),
         labeled("when", f"{date_time(summary.created_at)}, its group number {summary.number}"),
     ]
 
 
-def validation_line(story: GroupHistory) -> Line:
+def validation_line(history: GroupHistory) -> Line:
     """Return the result of validation. Rejected groups are only in the event log."""
     from ftis_node.swarm.reasons import sentence
 
-    if story.verdict == "refused":
-        reason = str(story.reason)
-        why = f" ({printable(reason)}): {sentence(reason)}. {printable(story.detail)}"
+    if history.verdict == "refused":
+        reason = str(history.reason)
+        why = f" ({printable(reason)}): {sentence(reason)}. {printable(history.detail)}"
         return labeled("validation", Span("rejected", Tone.BAD), why)
-    if (summary := story.summary) is None:
+    if (summary := history.summary) is None:
         return labeled("validation", Span("accepted", Tone.GOOD))
     rewards = ", ".join(f"{reward:g}" for reward in summary.rewards)
     note = "" if len(set(summary.rewards)) > 1 else " (all equal: no learning signal)"

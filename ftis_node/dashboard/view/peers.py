@@ -104,7 +104,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     ]
 
 
-def explained(reasons: Mapping[str, int]) -> list[dict[str, Any]]:
+def reason_rows(reasons: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return each reason with its count and its sentence, the most frequent first."""
     from ftis_node.swarm.reasons import sentence
 
@@ -116,7 +116,7 @@ def explained(reasons: Mapping[str, int]) -> list[dict[str, Any]]:
 
 def _tally(label: str, nothing: str, reasons: Mapping[str, int]) -> list[Line]:
     texts = [
-        f"{one['count']} x {clipped(one['reason'], REASON_WIDTH)}: {one['sentence']}" for one in explained(reasons)
+        f"{one['count']} x {clipped(one['reason'], REASON_WIDTH)}: {one['sentence']}" for one in reason_rows(reasons)
     ]
     return [labeled("" if place else label, text) for place, text in enumerate(texts or [nothing])]
 

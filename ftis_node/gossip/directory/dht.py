@@ -113,7 +113,10 @@ class Directory:
         return self._limiter.is_serving
 
     def serve(self, is_serving: bool) -> None:
-        """Store entries for others, or only query, as behind a relay: entries there would often be unreachable."""
+        """Set whether this node stores entries for other nodes and answers their queries.
+
+        A node behind a relay only queries, because other nodes could often not reach its entries.
+        """
         protocol = self._node.protocol
         self._limiter.is_serving = is_serving
         protocol.client_mode = not is_serving  # prevents storing at this node itself, too

@@ -6,7 +6,7 @@ docs/research/experiments.md describes them. In the F-TIS paper's experiments `s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from ftis_node.config.delay import Delay
+    from ftis_node.lab.experiment.byzantine import Lie
     from ftis_node.telemetry.log import OnProgress
 
 LORA_MARK = ":lora"
 COPY_MARK = "~"  # s, m, s~2, m~2: marks the second node with a model
 LATE_MARK = "@late"  # s, m, s~2, m@late: marks the only node with delayed weights
 MISTAKES = {"add": 10, "sub": 1}
-SIZES = ("s", "m")  # models of the pairing `size`
 TINY_PAIRS = {  # the task of each pairing whose models are made here
     **dict.fromkeys(("size", "expertise", "peft", "blind"), "arithmetic"),
     **dict.fromkeys(("sums", "sums-large"), "sums"),
@@ -36,12 +37,20 @@ GRADED_MISTAKE = 10  # the same for all sizes, so that experts differ in fewer w
 
 
 @dataclass(frozen=True, slots=True)
-class PairMember:
-    """One model of a pairing."""
+class TrialMember:
+    """One node of a swarm. `name` appears in the results; a node with a `lie` is malicious.
+
+    `domain` is the SPEC of the parts that it generates for; None means the whole task. `steps` is its last step; None
+    means that of the trial. `delay` is the delay of new weights at its generator; None means that of the trial.
+    """
 
     name: str
     model: str
     lora: bool = False
+    lie: Lie | None = None
+    domain: str | None = None
+    steps: int | None = None
+    delay: Delay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +58,17 @@ class Pair:
     """A pairing. `name` is as given on the command line; `model_seed` is the seed of models that are made here."""
 
     name: str
-    members: tuple[PairMember, ...]
+    members: tuple[TrialMember, ...]
     model_seed: int = 0
 
-    def swarm(self, num_nodes: int) -> list[PairMember]:
+    def swarm(self, num_nodes: int) -> list[TrialMember]:
         """Return the nodes, which take turns through the models. Copies of a model have a number in their name."""
         nodes = []
         for position in range(num_nodes):
             lap, index = divmod(position, len(self.members))
             member = self.members[index]
             name = member.name if lap == 0 else f"{member.name}{COPY_MARK}{lap + 1}"
-            nodes.append(PairMember(name, member.model, member.lora))
+            nodes.append(replace(member, name=name))
         return nodes
 
 
@@ -88,8 +97,8 @@ def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any
 def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
     """Return the pairing of that name. `models` is the folder of tiny models. Raises UsageError if unknown."""
 
-    def tiny(member: str, model: str | None = None, *, lora: bool = False) -> PairMember:
-        return PairMember(member, str(models / f"{model or member}-{seed}"), lora=lora)
+    def tiny(member: str, model: str | None = None, *, lora: bool = False) -> TrialMember:
+        return TrialMember(member, str(models / f"{model or member}-{seed}"), lora=lora)
 
     built_in = {
         "size": (tiny("s"), tiny("m")),
@@ -105,12 +114,12 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
     if not given or (len(given) == 1 and "/" not in name):
         known = ", ".join(built_in)
         raise UsageError(f"no pairing {name!r}: use {known}, or folders with models, DIR,DIR")
-    members: list[PairMember] = []
+    members: list[TrialMember] = []
     for part in given:
         model = part.removesuffix(LORA_MARK)
         base = model.rstrip("/").rsplit("/", 1)[-1] + ("-lora" if part != model else "")
         taken = sum(member.name.split("#")[0] == base for member in members)
-        members.append(PairMember(f"{base}#{taken + 1}" if taken else base, model, lora=part != model))
+        members.append(TrialMember(f"{base}#{taken + 1}" if taken else base, model, lora=part != model))
     return Pair(",".join(member.name for member in members), tuple(members))
 
 
@@ -128,12 +137,6 @@ def make_models(
 
     calls = {name: (name, folder / name, dict(arguments)) for name, arguments in missing.items()}
     call_in_processes(_make, calls, jobs=jobs or len(calls), watch=show, failure="making a tiny model failed")
-
-
-def make_pair(folder: Path, *, seed: int, watch: OnProgress) -> Mapping[str, Path]:
-    """Return the folders of the tiny models s and m for this seed. Existing models are reused."""
-    make_models({f"{size}-{seed}": {"size": size, "seed": seed} for size in SIZES}, folder, watch=watch)
-    return {size: folder / f"{size}-{seed}" for size in SIZES}
 
 
 def _make(name: str, target: Path, arguments: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES, 
 from ftis_node.tasks import load_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from ftis_node.lab.experiment.summary import MethodResult
@@ -227,7 +227,7 @@ def document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
 def _settings(experiment: Experiment) -> dict[str, Any]:
     return {
         "manifest": experiment.base.model_dump(mode="json", exclude_none=True),
-        "pairs": [asdict(pair) for pair in experiment.pairs],
+        "pairs": [asdict(pair, dict_factory=_without_none) for pair in experiment.pairs],
         "methods": experiment.all_methods,
         "task": experiment.task_spec,
         "evaluated": experiment.eval_specs,
@@ -242,6 +242,10 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
         "lora_adapter": experiment.lora_adapter.model_dump(),
         "completions_per_update": experiment.completions_per_update,
     }
+
+
+def _without_none(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in items if value is not None}
 
 
 def _machine() -> dict[str, Any]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.delay import Delay
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.lab.experiment.byzantine import Lie
+    from ftis_node.lab.experiment.pairs import TrialMember
     from ftis_node.lab.experiment.trial_result import MemberResult
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.context import NodeState
@@ -100,23 +100,6 @@ async def run_final_evaluation(
             for entry in found.modes
         ]
     return results
-
-
-@dataclass(frozen=True, slots=True)
-class TrialMember:
-    """One node of the swarm. `name` appears in the results; a node with a `lie` is malicious.
-
-    `domain` is the SPEC of the parts that it generates for; None means the whole task. `steps` is its last step; None
-    means that of the trial. `delay` is the delay of new weights at its generator; None means that of the trial.
-    """
-
-    name: str
-    model: str
-    lora: bool = False
-    lie: Lie | None = None
-    domain: str | None = None
-    steps: int | None = None
-    delay: Delay | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,14 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.byzantine import LIES
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, delay_alone, is_alone, parse_alone, parse_delays
-from ftis_node.lab.experiment.trial import Trial, TrialMember
+from ftis_node.lab.experiment.trial import Trial
 from ftis_node.records.codec import CODECS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ftis_node.config.workers import LoraSection
-    from ftis_node.lab.experiment.pairs import Pair
+    from ftis_node.lab.experiment.pairs import Pair, TrialMember
 
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
 CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; the number of remote groups to take
@@ -138,9 +138,9 @@ class TrialSetting:
         """Yield one swarm, or for `alone` one run for every model of the pairing."""
         if is_alone(self.method):
             for member in self.pair.members:
-                yield self.trial([TrialMember(member.name, member.model, member.lora)], seed)
+                yield self.trial([member], seed)
             return
-        members = [TrialMember(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
+        members = self.pair.swarm(self.num_nodes)
         if self.lie != "none":
             num_honest = self.num_nodes - self.experiment.num_liars
             if num_honest < 1:
@@ -148,7 +148,7 @@ class TrialSetting:
                     f"--liars {self.experiment.num_liars}: one node at least of {self.num_nodes} is honest"
                 )
             for index, node in enumerate(members[num_honest:], start=num_honest):
-                members[index] = TrialMember("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
+                members[index] = replace(node, name="liar", lie=self.lie)  # type: ignore[arg-type]  # checked
         members[-1] = self._late(members[-1])
         yield self.trial(members, seed)
 

@@ -11,17 +11,18 @@ import hashlib
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import RecordError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.swarm.delivery import ReconfirmQueue
+from ftis_node.swarm.delivery import MAX_TO_CONFIRM, IdsByPeer
 from ftis_node.swarm.demand import eligible_members, is_assigned
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
-from ftis_node.swarm.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.rate_limits import RateLimiter
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 MAX_SENDERS = 4096  # senders with a tracker; beyond that, drop the least recently used
 MAX_REFUSED = 4096
-
-KeyT = TypeVar("KeyT")
 
 
 class AssignmentMembers(NamedTuple):
@@ -63,15 +62,15 @@ class AnnouncementHandler:
 
     def __post_init__(self) -> None:
         self._reset_at = self.reader.reset_at() + self.context.settings.validation.max_clock_skew_s
-        self._trackers: dict[str, SequenceTracker] = {}
+        self._trackers = LruDict[str, SequenceTracker](MAX_SENDERS)
         self.queue = PullQueue()
-        self._refused: dict[bytes, None] = {}  # not to be pulled again
-        self._refused_of: dict[tuple[str, bytes], None] = {}  # (peer, group): not to be requested from it again
-        self._malformed: dict[tuple[str, bytes], None] = {}  # (peer, hash of a malformed payload): charged once
-        self._limiter = AnnounceRateLimiter(max_per_minute=self.context.settings.rate_limits.groups_per_minute)
+        self._refused = LruDict[bytes, None](MAX_REFUSED)  # not to be pulled again
+        self._refused_of = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, group): not to be requested from it
+        self._malformed = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, hash of a payload): charged once
+        self._limiter = RateLimiter[str](max_per_minute=self.context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
-        self.reminders = ReconfirmQueue()
-        self.reminded = asyncio.Event()  # set when `reminders` has a confirmation to send
+        self.to_confirm = IdsByPeer(capacity=MAX_TO_CONFIRM)
+        self.has_to_confirm = asyncio.Event()
         self.announcements_by_shard: Counter[int] = Counter()
         self.members: AssignmentMembers | None = None  # None: no groups are assigned, since the node pulls all or none
 
@@ -98,8 +97,8 @@ class AnnouncementHandler:
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
         """Queue a confirmation of a stored group if its sender repeats the announcement: the first one was lost."""
         if announcement.attempt and self._is_stored(announcement.id, sender, announcement.number):
-            self.reminders.add(sender, announcement.id)
-            self.reminded.set()
+            self.to_confirm.add(sender, announcement.id)
+            self.has_to_confirm.set()
 
     def _is_rate_allowed(self, peer_id: str) -> bool:
         """Return whether to read an announcement of a peer: it is not banned, and within its rate limit."""
@@ -116,7 +115,7 @@ class AnnouncementHandler:
         """Note groups that validation refused permanently: the node does not pull them again."""
         for group_id in ids:
             if group_id is not None:
-                _remember(self._refused, group_id)
+                self._refused[group_id] = None
 
     def refuse_of(self, peer_id: str, ids: Iterable[bytes]) -> None:
         """Note groups for which this peer sent a wrong body: request them only from other peers.
@@ -124,7 +123,7 @@ class AnnouncementHandler:
         So the peer is charged once per group, even if it announces the group again.
         """
         for group_id in ids:
-            _remember(self._refused_of, (peer_id, group_id))
+            self._refused_of[peer_id, group_id] = None
 
     def can_serve(self, peer_id: str, group_id: bytes) -> bool:
         """Return whether to request a group from a peer: False if it sent a wrong body for that group."""
@@ -136,10 +135,7 @@ class AnnouncementHandler:
 
     def tracker_of(self, sender: str) -> SequenceTracker:
         """Return the tracker of a sender's sequence numbers; create it if there is none."""
-        tracker = self._trackers.pop(sender, None) or SequenceTracker(at=time.monotonic())
-        self._trackers[sender] = tracker  # dict order is the order of use: the first entry is dropped first
-        if len(self._trackers) > MAX_SENDERS:
-            del self._trackers[next(iter(self._trackers))]
+        tracker = self._trackers[sender] = self._trackers.get(sender) or SequenceTracker(at=time.monotonic())
         return tracker
 
     def handle(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> list[Announcement]:
@@ -197,7 +193,7 @@ class AnnouncementHandler:
         key = announcer, hashlib.sha256(payload).digest()
         if is_repair and key in self._malformed:
             return
-        _remember(self._malformed, key)
+        self._malformed[key] = None
         self.peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
 
     @property
@@ -252,10 +248,3 @@ class AnnouncementHandler:
     def _count_refusal(self, peer_id: str, reason: str) -> None:
         self.counters.refused[reason] += 1
         self.registry.seen(peer_id).refused[reason] += 1
-
-
-def _remember(known: dict[KeyT, None], key: KeyT) -> None:
-    """Add a key to a bounded set; drop the oldest entry beyond the bound."""
-    known[key] = None
-    if len(known) > MAX_REFUSED:
-        del known[next(iter(known))]

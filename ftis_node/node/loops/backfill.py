@@ -29,19 +29,18 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.loops.pull_slots import ANSWERED, Pace, QuerySlots
-from ftis_node.node.supervision.task_monitor import pause
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.demand import pulls_all
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
 from ftis_node.swarm.rate_limits import TokenBucket
-from ftis_node.swarm.sequence import BackfillProgress
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
 if TYPE_CHECKING:
@@ -61,13 +60,21 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 SILENCE_S = 3.0  # time without a new number after which a member is queried, if a step lacks foreign groups
-MAX_AT_ONCE = 8  # silent members, senders with gaps, and queries, each for peers of one pace (`QuerySlots`)
+MAX_AT_ONCE = 8  # queried peers of one pace (`QuerySlots`)
 MAX_PAGES = 16
 FAILED_REST_S = 10.0
 PAGE = 256  # announcements in one answer
 GAPS_PER_TURN = 16  # of one sender
 EVERYBODYS_PER_MINUTE = 3.0
 SHARDS_INTERVAL_S = 10.0
+MIN_MISSED = 32  # groups
+
+
+class Absence(NamedTuple):
+    """A backfill under way: its begin (s, monotonic), and the number of missed groups that had arrived before."""
+
+    began_at: float
+    num_before: int
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -84,42 +91,68 @@ class BackfillLoop:
 
     def __post_init__(self) -> None:
         self._pauses = PeerBackoff(first_s=FAILED_REST_S)
-        self._caught_up: dict[str, None] = {}  # peers with a complete answer by time, oldest first
+        self._caught_up = LruDict[str, None](MAX_SENDERS)  # peers with a complete answer
         self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
-        self._catching_up = BackfillProgress()
         self._slots = QuerySlots(MAX_AT_ONCE)
-        self._querying: dict[str, Pace] = {}  # silent members that are queried
-        self._filling: dict[str, Pace] = {}  # senders whose gaps are queried
+        self._due: dict[str, bool] = {}  # members to query for missed groups, and whether for those of all senders
+        self._has_due = asyncio.Event()
+        self._filling: set[str] = set()  # senders whose gaps are queried
+        self._absence: Absence | None = None  # None: not many groups are missing
         self._shards: frozenset[int] | None = None  # the shards that this node reads; None: all
 
     async def run(self) -> None:
         """Run until canceled. A slow peer delays no request to a quick one."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._query_due(tasks), name="backfill-members")
             while True:
                 await pause(PERIOD_S)
-                self._fill_gaps(tasks)
+                self._fill_gaps(tasks, await self.gossip.members())
                 for peer_id in await self._silent_members():
-                    if self._slots.takes_turn(self._querying, peer_id):
-                        tasks.create_task(self._query_silent(peer_id), name=f"repair-silent-{peer_id[-6:]}")
-                self._report_progress()
+                    self.catch_up(peer_id)
+                self._note_progress()
 
     def read_shards(self, shards: frozenset[int]) -> None:
         """Track and query only the senders in these gossip shards from now on."""
         self._shards = shards
 
-    async def catch_up(self, peer_id: str) -> None:
-        """Query a member for its missed groups; query the first few new members for the groups of all senders."""
-        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-            if self._may_ask(peer_id):
-                await self._catch_up(peer_id)
+    def catch_up(self, peer_id: str) -> None:
+        """Query a member for its missed groups soon; query the first few new members for the groups of all senders."""
+        if peer_id not in self._due and peer_id not in self._slots:
+            is_new = peer_id not in self._caught_up
+            self._due[peer_id] = is_new and self._everybodys.take(1.0, now=time.monotonic())
+            self._has_due.set()
 
-    async def _catch_up(self, peer_id: str) -> None:
+    async def _query_due(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            with waiting_for("a member to catch up with"):
+                await self._has_due.wait()
+            self._has_due.clear()
+            self._begin_queries(tasks)
+
+    def _begin_queries(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to query the members for which a slot is free."""
+        for peer_id in [peer_id for peer_id in self._due if self._slots.take(peer_id)]:
+            query = self._query(peer_id, is_for_all=self._due.pop(peer_id))
+            tasks.create_task(query, name=f"backfill-{peer_id[-6:]}")
+
+    async def _query(self, peer_id: str, *, is_for_all: bool) -> None:
+        try:
+            with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
+                if self._may_ask(peer_id):
+                    await self._catch_up(peer_id, is_for_all=is_for_all)
+        finally:
+            if self._slots.turned_slow(peer_id):
+                self._due[peer_id] = is_for_all
+            self._release(peer_id)
+
+    def _release(self, peer_id: str) -> None:
+        self._slots.release(peer_id)
+        self._has_due.set()
+
+    async def _catch_up(self, peer_id: str, *, is_for_all: bool) -> None:
         tracker, is_known = self.announcements.tracker_of(peer_id), peer_id in self._caught_up
         tracker.at = time.monotonic()
-        is_for_all = not is_known and self._everybodys.take(1.0, now=time.monotonic())
-        since = max(
-            time.time() - self.context.manifest.step.max_age_s, self.announcements.oldest_usable
-        )  # a peer that answers only with unusable groups gets a pause
+        since = self.announcements.oldest_usable  # a peer that answers only with unusable groups gets a pause
         for _ in range(MAX_PAGES):
             # By number after the first time: an answer then repeats nothing, and `_fill_gaps` requests lower numbers.
             question = BackfillRequest(
@@ -135,65 +168,61 @@ class BackfillLoop:
             if not is_known:
                 since = min(newest, time.time() + self.context.settings.validation.max_clock_skew_s)
         self._caught_up[peer_id] = None
-        if len(self._caught_up) > MAX_SENDERS:
-            del self._caught_up[next(iter(self._caught_up))]
 
     def note_record(self, record: PeerRecord) -> None:
         """Note the last sequence number of a member, from its directory record."""
         if self._follows(record.peer_id):
             self.announcements.tracker_of(record.peer_id).note_tail(record.last_number)
 
-    def _report_progress(self) -> None:
-        """Log the progress after an absence: groups missed, received and left."""
-        report = self._catching_up.check(
-            num_left=self.announcements.queue.num_missed,
-            num_backfilled=self.counters.groups_repaired,
-            now=time.monotonic(),
-        )
-        if report is None:
-            return
-        if report.num_left == 0:
-            log.debug("caught up: %d missed groups in %.0f s", report.num_here, report.elapsed_s)
-            duration_s = round(report.elapsed_s, 1)
-            self.context.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
-        elif report.time_left_s is None:
-            log.debug("catching up: %d missed groups are requested", report.num_left)
-        else:
-            whole = report.num_here + report.num_left
-            log.debug(
-                "catching up: %d of %d missed groups, about %.0f s left", report.num_here, whole, report.time_left_s
-            )
+    def _note_progress(self) -> None:
+        """Write an event at the end of a backfill of at least `MIN_MISSED` groups. A few groups are always missing."""
+        num_left, num_here = self.announcements.queue.num_missed, self.counters.groups_repaired
+        if self._absence is None:
+            if num_left >= MIN_MISSED:
+                self._absence = Absence(time.monotonic(), num_here)
+                log.debug("catching up: %d missed groups are requested", num_left)
+        elif num_left == 0:
+            num_groups, duration_s = num_here - self._absence.num_before, time.monotonic() - self._absence.began_at
+            self._absence = None
+            log.debug("caught up: %d missed groups in %.0f s", num_groups, duration_s)
+            self.context.events.write("caught_up", num_groups=num_groups, duration_s=round(duration_s, 1))
 
-    def _fill_gaps(self, tasks: asyncio.TaskGroup) -> None:
+    def _fill_gaps(self, tasks: asyncio.TaskGroup, members: Sequence[str]) -> None:
         """Begin to query gaps, a few of each sender. Senders with many gaps, or that answer slowly, delay no others."""
         for sender in self.announcements.senders():
             with self.gossip.guard.work_for(sender, Place.CATCH_UP):
                 gaps = self.announcements.tracker_of(sender).gaps if self._follows(sender) else ()
-                if gaps and self._slots.takes_turn(self._filling, sender):
-                    filling = self._fill_all(sender, gaps[:GAPS_PER_TURN])
-                    tasks.create_task(filling, name=f"repair-gaps-{sender[-6:]}")
+                if not gaps or sender in self._filling:
+                    continue
+                peer_id = self._holder_of(sender, gaps[0], members)
+                if peer_id is not None and self._slots.take(peer_id):
+                    self._filling.add(sender)
+                    filling = self._fill(sender, gaps[:GAPS_PER_TURN], peer_id=peer_id)
+                    tasks.create_task(filling, name=f"backfill-gaps-{sender[-6:]}")
 
-    async def _fill_all(self, sender: str, gaps: Sequence[SequenceGap]) -> None:
+    def _holder_of(self, sender: str, gap: SequenceGap, members: Sequence[str]) -> str | None:
+        """Return the sender first if it is a member; after a try without result, any member."""
+        able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
+        if sender in able and not gap.tries:
+            return sender
+        others = [peer for peer in able if self._slots.pace_of(peer) is not Pace.SLOW] or able
+        return random.choice(others) if others else None
+
+    async def _fill(self, sender: str, gaps: Sequence[SequenceGap], *, peer_id: str) -> None:
+        """Query a peer for gaps of a sender, in the peer's slot."""
         try:
             for gap in gaps:
                 with self.gossip.guard.work_for(sender, Place.CATCH_UP) as work:
-                    await self._fill(sender, gap, await self.gossip.members())
-                if work.failed or self._slots.pace_of(sender) is Pace.SLOW:
-                    return  # one gap in a turn of a slow sender
+                    question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
+                    _, _, outcome = await self._ask(peer_id, question)
+                    if not self._slots.turned_slow(peer_id):  # else a later turn queries the gap
+                        is_final = peer_id == sender and outcome is FetchOutcome.COMPLETE
+                        self.announcements.tracker_of(sender).note_query(gap, is_final=is_final)
+                if work.failed or self._slots.pace_of(peer_id) is Pace.SLOW:
+                    return  # one gap in a turn of a slow peer
         finally:
-            del self._filling[sender]
-
-    async def _fill(self, sender: str, gap: SequenceGap, members: list[str]) -> None:
-        """Query the sender first if it is a member; after a try without result, query any member."""
-        able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
-        if not able:
-            return
-        others = [peer for peer in able if self._slots.pace_of(peer) is not Pace.SLOW]
-        peer_id = sender if sender in able and not gap.tries else random.choice(others or able)
-        question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
-        _, _, outcome = await self._ask(peer_id, question)
-        tracker = self.announcements.tracker_of(sender)
-        tracker.note_query(gap, is_final=peer_id == sender and outcome is FetchOutcome.COMPLETE)
+            self._filling.remove(sender)
+            self._release(peer_id)
 
     async def _silent_members(self) -> list[str]:
         """Return the members to query, the longest silent first; none if the next step lacks no foreign groups."""
@@ -208,26 +237,21 @@ class BackfillLoop:
         """Return when a member last announced a higher number or was queried; infinity if it is not to be queried."""
         since = math.inf
         with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-            if peer_id not in self._querying and self._follows(peer_id) and self._may_ask(peer_id):
+            if peer_id not in self._slots and self._follows(peer_id) and self._may_ask(peer_id):
                 since = self.announcements.tracker_of(peer_id).at
         return since
-
-    async def _query_silent(self, peer_id: str) -> None:
-        try:
-            with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-                await self.catch_up(peer_id)
-        finally:
-            self._querying.pop(peer_id, None)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
         """Send a request and handle the announcements in the answer.
 
         Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
         """
-        fetched = Fetched((), FetchOutcome.BROKEN)
-        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-            send = partial(self.gossip.request_backfill, peer_id, question.to_bytes())
-            fetched = await self._slots.query(peer_id, send)
+        fetched, began_at = Fetched((), FetchOutcome.BROKEN), time.monotonic()
+        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP), waiting_for("a peer's answer", endless=False):
+            limit_s = self._slots.limit_s(peer_id)
+            fetched = await self.gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=limit_s)
+        is_answered = fetched.outcome in ANSWERED
+        self._slots.note(peer_id, took_s=time.monotonic() - began_at, is_answered=is_answered)
         newest = 0.0
         for payload in fetched.bodies:
             with self.gossip.guard.work_for(peer_id, Place.ANNOUNCEMENT):
@@ -235,11 +259,10 @@ class BackfillLoop:
                     newest = max(newest, announcement.created_at)
                     if announcement.sender is None:
                         self.announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
-        is_answered = fetched.outcome in ANSWERED
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:
             self._pauses.succeeded(peer_id)
-        else:  # also if no announcement is usable: else this node would read the same ones every few seconds
+        elif not self._slots.turned_slow(peer_id):  # also if no announcement is usable: the next answer has the same
             self._pauses.failed(peer_id, now=time.monotonic())
         return newest, len(fetched.bodies), fetched.outcome
 
@@ -275,39 +298,33 @@ class ShardsLoop:
 
     async def run(self) -> None:
         """Run until canceled."""
-        async with asyncio.TaskGroup() as tasks:
-            await self._choose(tasks, count=min(FIRST_SHARDS, self._num_shards))
-            while True:
-                before, counted_at = self._num_announcements(), time.monotonic()
-                await pause(SHARDS_INTERVAL_S)
-                announcements_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
-                count = self._num_shards if await self._pulls_all() else self._num_affordable(announcements_per_s)
-                if count != len(self._read) or not self._required() <= self._read:
-                    await self._choose(tasks, count=count)
+        await self._choose(count=min(FIRST_SHARDS, self._num_shards))
+        while True:
+            before, counted_at = self.announcements.announcements_by_shard.total(), time.monotonic()
+            await pause(SHARDS_INTERVAL_S)
+            num_received = self.announcements.announcements_by_shard.total() - before
+            count = await self._num_to_read(num_received / (time.monotonic() - counted_at))
+            if count != len(self._read) or not self._required() <= self._read:
+                await self._choose(count=count)
 
-    async def _pulls_all(self) -> bool:
+    async def _num_to_read(self, announcements_per_s: float) -> int:
         swarm, num_members = self.context.settings.swarm, len(await self.gossip.known_members())
-        return pulls_all(swarm.pull_policy, num_members=num_members, small_swarm=swarm.pull_all_max_peers)
-
-    def _num_affordable(self, announcements_per_s: float) -> int:
+        if pulls_all(swarm.pull_policy, num_members=num_members, small_swarm=swarm.pull_all_max_peers):
+            return self._num_shards
         return num_affordable(
             announcements_per_s,
             num_read=len(self._read),
             num_shards=self._num_shards,
-            budget_per_s=self.context.settings.swarm.announcements_per_s,
+            budget_per_s=swarm.announcements_per_s,
         )
-
-    def _num_announcements(self) -> int:
-        return self.announcements.announcements_by_shard.total()
 
     def _required(self) -> frozenset[int]:
         """Return the shards of the trusted peers in the directory."""
-        peers = self.peers
-        known = self.registry.peers
-        return frozenset(shard_of(peer_id, self._num_shards) for peer_id in known if peers.is_trusted(peer_id))
+        trusted = filter(self.peers.is_trusted, self.registry.peers)
+        return frozenset(shard_of(peer_id, self._num_shards) for peer_id in trusted)
 
-    async def _choose(self, tasks: asyncio.TaskGroup, *, count: int) -> None:
-        """Subscribe to `count` shards, and catch up with the members of the new ones in separate tasks."""
+    async def _choose(self, *, count: int) -> None:
+        """Subscribe to `count` shards, and catch up with the members of the new ones."""
         readers = Counter(
             shard for peer in self.registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
@@ -327,6 +344,5 @@ class ShardsLoop:
         self.context.events.write("shards", read=sorted(chosen))
         log.debug("reading announcements of %d of %d shards", len(chosen), self._num_shards)
         for peer_id in await self.gossip.members():
-            with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-                if shard_of(peer_id, self._num_shards) in news:
-                    tasks.create_task(self.backfill.catch_up(peer_id), name=f"shard-catch-up-{peer_id[-6:]}")
+            if shard_of(peer_id, self._num_shards) in news:
+                self.backfill.catch_up(peer_id)

@@ -148,17 +148,18 @@ class DirectoryLoop:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_members(tasks), name="directory-members")
+            tasks.create_task(self._watch_members(), name="directory-members")
             tasks.create_task(self._renew_records(), name="directory-records")
 
-    async def _watch_members(self, tasks: asyncio.TaskGroup) -> None:
+    async def _watch_members(self) -> None:
         while True:
             present = set(await self.gossip.members())
             self._log_changes(present)
             for peer_id in present - self._members:
                 self.registry.seen(peer_id)
                 self.context.events.write("peer_joined", peer=peer_id)
-                tasks.create_task(self._catch_up(peer_id), name=f"catch-up-{peer_id[-6:]}")
+                if self.backfill is not None:
+                    self.backfill.catch_up(peer_id)
             for peer_id in self._members - present:
                 self.context.events.write("peer_left", peer=peer_id)
             self._members = present
@@ -192,12 +193,6 @@ class DirectoryLoop:
         for level, text in messages:
             log.log(level, "%s", text)
 
-    async def _catch_up(self, peer_id: str) -> None:
-        """Catch up with a new member. The backfill loop limits requests in flight, so a slow one delays no other."""
-        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-            if self.backfill is not None:
-                await self.backfill.catch_up(peer_id)
-
     async def _renew_records(self) -> None:
         period_s = self.context.settings.swarm.directory_period_s
         while True:
@@ -212,7 +207,7 @@ class DirectoryLoop:
     async def _read_records(self, *, limit_s: float) -> None:
         """Read the members' records, for `limit_s` at most: this node's own one must be renewed before it expires.
 
-        Those that were not read in time come first the next time.
+        Those that were not read in time come first the next time, and of these the ones whose read did not begin.
         """
         in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
         present, late = dict.fromkeys(self._members), self._late
@@ -220,6 +215,7 @@ class DirectoryLoop:
 
         async def read(peer_id: str) -> None:
             async with in_flight:
+                self._late[peer_id] = self._late.pop(peer_id)  # to the end
                 with waiting_for("a peer's record", endless=False), self.gossip.guard.work_for(peer_id, Place.RECORD):
                     await self._read_record(peer_id)
             del self._late[peer_id]
@@ -228,7 +224,6 @@ class DirectoryLoop:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
                 for peer_id in list(self._late):
                     tasks.create_task(read(peer_id), name=f"record-{peer_id[-6:]}")
-        self._late = dict(reversed(self._late.items()))  # those that hung come after those that waited for them
 
     async def _read_record(self, peer_id: str) -> None:
         data = await self.gossip.get_record(peer_id)

@@ -71,14 +71,6 @@ def _shuffled(num_items: int, seed: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A problem with its tokenized prompt."""
-
-    item: TaskItem
-    token_ids: list[int]
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class GenerateLoop:
     """Loop that keeps the generation worker busy while slots are free.
@@ -121,11 +113,11 @@ class GenerateLoop:
                     in_flight.release()
                     continue
                 self.budget.begin()
-                task = tasks.create_task(self._make_group(self._next_prompt()), name=f"group-{self.position}")
+                task = tasks.create_task(self._make_group(*self._next_prompt()), name=f"group-{self.position}")
                 task.add_done_callback(lambda _: in_flight.release())
 
-    def _next_prompt(self) -> Prompt:
-        """Return the next problem in the node's order whose prompt is short enough; count the longer ones.
+    def _next_prompt(self) -> tuple[TaskItem, list[int]]:
+        """Return the next problem in the node's order whose prompt is short enough, and the prompt's token ids.
 
         If the shares of the task's parts are uneven, skip problems to match them (`training/step_shares.py`). A restart
         continues at the position given by the number of own groups, so some problems repeat.
@@ -139,47 +131,47 @@ class GenerateLoop:
                 continue
             token_ids = self.tokenizer.encode_prompt(item.prompt)
             if len(token_ids) <= sampling.max_prompt_tokens:
-                return Prompt(item, token_ids)
+                return item, token_ids
             self.context.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
 
-    async def _make_group(self, prompt: Prompt) -> None:
+    async def _make_group(self, item: TaskItem, prompt_ids: list[int]) -> None:
         """Generate and score one group and put it on the publish queue; retry with the same slot if the worker dies."""
         while True:
             try:
-                group, num_unfinished = await self._generate(prompt)
+                group, num_unfinished = await self._generate(item, prompt_ids)
                 break
             except WorkerError as error:
                 if not self.generation.is_alive:
                     raise
-                self.context.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
+                self.context.events.write("generation_failed", prompt=str(item.ref), error=str(error))
                 await asyncio.sleep(RETRY_PAUSE_S)
         self.budget.end(group.num_tokens)
         if num_unfinished:  # peers would refuse the group and charge this node
-            self.context.events.write("not_shared", prompt=str(prompt.item.ref), num_stopped=num_unfinished)
+            self.context.events.write("not_shared", prompt=str(item.ref), num_stopped=num_unfinished)
             self.slots.cancel()
             return
         await self.scored.put(group)
 
-    async def _generate(self, prompt: Prompt) -> tuple[Group, int]:
+    async def _generate(self, item: TaskItem, prompt_ids: list[int]) -> tuple[Group, int]:
         """Return a scored group, and the number of its completions whose scoring did not finish."""
         result = await self.generation.generate(
             GenerateRequest(
-                prompt_ids=tuple(prompt.token_ids),
+                prompt_ids=tuple(prompt_ids),
                 num_completions=self.context.manifest.sampling.group_size,
                 sampling=self._sampling,
-                max_tokens=self.context.manifest.sampling.completion_limit(len(prompt.token_ids)),
+                max_tokens=self.context.manifest.sampling.completion_limit(len(prompt_ids)),
                 eos_ids=frozenset(self.tokenizer.eos_ids),
             )
         )
         texts = [self.tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
         cost = ScoringCost()
-        scores = await self.scorer.score(prompt.item, texts, cost=cost)
+        scores = await self.scorer.score(item, texts, cost=cost)
         group = Group(
             run_id=self.context.manifest.run_id,
             sender=self.context.peer_id,
             number=0,  # the publish loop sets it when it signs the group, so that numbers have no gaps
-            prompt_ref=prompt.item.ref,
-            prompt_hash=hash_prompt(prompt.token_ids),
+            prompt_ref=item.ref,
+            prompt_hash=hash_prompt(prompt_ids),
             tokens=result.tokens,
             finish_reasons=result.finish_reasons,
             rewards=tuple(reward for reward, _ in scores),

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
+from ftis_node.node.peers.serve import announcement_of
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import announce_group, join_announcements, open_envelope, seal_group
@@ -32,9 +33,9 @@ from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
     from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.peers.serve import Announcer, Confirmations
+    from ftis_node.node.peers.serve import Confirmations
     from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.records.envelope import Announcement
     from ftis_node.records.group import Group
@@ -55,7 +56,7 @@ class ReannounceLoop:
     """Loop that runs once a second. It announces nothing if no member is connected."""
 
     context: NodeContext
-    announcer: Announcer
+    about: NodeDescription
     gossip: Gossip
     reader: ReplayReader
     counters: NodeCounters
@@ -65,7 +66,7 @@ class ReannounceLoop:
     async def run(self) -> None:
         self._former.update(self.reader.own_ready())
         for group_id in self._former:
-            self.confirmations.pending.announced(group_id, now=-math.inf)
+            self.confirmations.pending.put(group_id, now=-math.inf)
         while True:
             await pause(REANNOUNCE_PERIOD_S)
             claims = self.confirmations.unverified.take(MAX_CHECKED)
@@ -86,17 +87,17 @@ class ReannounceLoop:
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
 
     async def _announce_again(self) -> None:
-        for due in self.confirmations.pending.due(now=time.monotonic()):
-            held = self.reader.held(due.group_id)
-            if held is None:
-                continue
-            announcement = replace(self.announcer.announcement_of(held), attempt=due.attempt)
-            if announcement.created_at < time.time() - self.context.manifest.step.max_age_s:
-                self.confirmations.pending.confirmed(due.group_id)  # too old for every peer: stop announcing it
-            elif await self.announcer.announce(announcement):
-                self.counters.groups_sent += due.group_id in self._former
-                self._former.discard(due.group_id)
-                self.context.events.write("reannounced", group=due.group_id, attempt=due.attempt)
+        pending, now = self.confirmations.pending, time.monotonic()
+        for group_id, attempt in pending.due(now=now):
+            held = self.reader.held(group_id)
+            if held is None or held.created_at < time.time() - self.context.manifest.step.max_age_s:
+                continue  # too old for every peer
+            pending.put(group_id, attempt=attempt + 1, now=now)
+            announcement = replace(announcement_of(held, self.about), attempt=attempt)
+            if await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
+                self.counters.groups_sent += group_id in self._former
+                self._former.discard(group_id)
+                self.context.events.write("reannounced", group=group_id, attempt=attempt)
 
 
 def _is_body(data: bytes, group_id: bytes) -> bool:
@@ -116,7 +117,7 @@ class PublishLoop:
     context: NodeContext
     scored: asyncio.Queue[Group]
     intake: IntakeLoop
-    announcer: Announcer
+    gossip: Gossip
     slots: SlotPool
     counters: NodeCounters
     confirmations: Confirmations
@@ -162,7 +163,7 @@ class PublishLoop:
         """Return whether the gathered groups may wait for others: small, not a full message, and one went just now."""
         is_full = num_bytes > SMALL_BYTES or len(self._gathered) > MAX_MORE_GROUPS
         is_idle = not self._window.wait_s(ALL, now=time.monotonic())
-        return not is_full and not is_idle and await self.announcer.may_batch()
+        return not is_full and not is_idle and await self.gossip.all_read_batches()
 
     async def _announce_gathered(self) -> None:
         while True:
@@ -176,11 +177,11 @@ class PublishLoop:
         """Announce the gathered groups, each alone if some member reads no batches."""
         gathered, self._gathered = self._gathered, []
         self._window.sent(ALL, now=time.monotonic())
-        may_batch = len(gathered) > 1 and await self.announcer.may_batch()
+        may_batch = len(gathered) > 1 and await self.gossip.all_read_batches()
         for announcement in join_announcements(gathered) if may_batch else gathered:
-            if not await self.announcer.announce(announcement):
+            if not await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 continue
             for one in (announcement, *announcement.more):
                 self.counters.groups_sent += 1
-                self.confirmations.pending.announced(one.id, now=time.monotonic())
+                self.confirmations.pending.put(one.id, now=time.monotonic())
                 self.context.events.write("announced", group=one.id, number=one.number)

@@ -18,7 +18,7 @@ import asyncio
 import random
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip import FetchOutcome
@@ -26,9 +26,9 @@ from ftis_node.node.loops.announcements import AssignmentMembers
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, PullDemand, portions, pull_demand
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pull_queue import RetryQueue
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks import part_names
@@ -55,6 +55,8 @@ GATHER_S = 0.02  # wait for further announcements, to request several groups at 
 RECHECK_INTERVAL_S = 1.0  # no event reports that the learner needs more groups
 MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5
+RETRY_S = 2.0  # first pause of a group that no peer had
+MAX_RETRIES = 6
 PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
 NUM_OTHERS = 3  # members to request a group from if its sender does not have it
@@ -84,7 +86,7 @@ class PullLoop:
 
     def __post_init__(self) -> None:
         self._queue = self.announcements.queue
-        self._later = RetryQueue()
+        self._later: RetryQueue[PullItem] = RetryQueue(first_wait_s=RETRY_S, max_attempts=MAX_RETRIES)
         self._confirmations = ConfirmationLoop(announcements=self.announcements, gossip=self.gossip)
         self._slots = PullSlots(
             num_slots=self.context.settings.swarm.pulls_in_flight,
@@ -117,11 +119,11 @@ class PullLoop:
     async def _pull_what_is_needed(self, tasks: asyncio.TaskGroup) -> None:
         oldest = time.time() - self.context.manifest.step.max_age_s
         self._queue.drop_older(oldest)
-        for item in self._later.due(now=time.monotonic()):
+        for item, attempt in self._later.due(now=time.monotonic()):
             with self.gossip.guard.work_for(item.sender, Place.PULL):
                 is_missing = item.created_at > oldest and not self.announcements.has(item)
                 if is_missing and self.announcements.can_serve(item.sender, item.id):
-                    self._queue.add(item, holder=item.sender)
+                    self._queue.add(replace(item, num_retries=attempt), holder=item.sender)
         self._queue.reroute(self._slots.is_able)
         if self.space.why_full:
             return
@@ -189,7 +191,7 @@ class PullLoop:
         finally:
             self._slots.release(source)
             self.announcements.changed.set()  # this peer can take the next request
-        with self.gossip.guard.work_for(source, Place.CONFIRM):  # without a slot: a sender may answer slowly
+        with self.gossip.guard.work_for(source, Place.CONFIRM):
             await self._confirmations.confirm(verdicts, source=source)
 
     async def _demand(self) -> PullDemand:
@@ -308,11 +310,15 @@ class PullLoop:
         given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self.announcements.can_serve)
         if batch.source.as_text and is_answered:
             self.announcements.refuse(missing)  # a text is stored under another id, so the announced one stays missing
-        for_good = [item for item in given_up if item.as_text or not self._later.put(item, now=time.monotonic())]
+        for_good = [item for item in given_up if not self._is_retried(item)]
         if for_good:  # one event for all: an attacker may announce many groups that no peer has
             shown = [item.id.hex() for item in for_good[:NUM_SHOWN]]
             self.context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
         self.announcements.changed.set()
+
+    def _is_retried(self, item: PullItem) -> bool:
+        """Queue a group that no known peer has for a retry; return False after the last one."""
+        return not item.as_text and self._later.put(item, attempt=item.num_retries + 1, now=time.monotonic())
 
 
 def _is_useless(verdict: ValidationResult) -> bool:

@@ -8,16 +8,16 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ftis_node.gossip import FetchOutcome
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff, Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ftis_node.gossip import Fetched
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.swarm.peer_guard import PeerGuard
@@ -119,70 +119,48 @@ class Pace(StrEnum):
     SLOW = "slow"
 
 
-class SendQuery(Protocol):
-    """Function that sends a query and returns the answer, after `timeout_s` seconds at most."""
-
-    async def __call__(self, *, timeout_s: float) -> Fetched: ...
-
-
 class QuerySlots:
     """Concurrency limiter for queries, with `num_slots` slots for peers of each pace. For one event loop.
 
     A peer is slow if its last query took `QUICK_S` or longer. A query to a peer that is not known to be slow ends after
-    that time. So slow and absent peers delay only one another, and a new peer delays others by that time at most.
+    that time. The caller then repeats it in a slot for slow peers. So slow and absent peers delay only one another, and
+    a new peer delays others by that time at most. A peer has at most one slot.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._free = {pace: asyncio.Semaphore(num_slots) for pace in Pace}
-        self._paces: dict[str, Pace] = {}  # by time of the last query, oldest first
+        self._held: dict[str, Pace] = {}
+        self._paces = LruDict[str, Pace](MAX_PEERS)
+
+    def __contains__(self, peer_id: str) -> bool:
+        """Return whether the peer has a slot."""
+        return peer_id in self._held
 
     def pace_of(self, peer_id: str) -> Pace:
         """Return the peer's pace at its last query."""
         return self._paces.get(peer_id, Pace.UNKNOWN)
 
-    @staticmethod
-    def limit_s(pace: Pace) -> float:
-        """Return the time limit in seconds of a query to a peer of this pace."""
-        return SLOW_S if pace is Pace.SLOW else QUICK_S
-
-    def takes_turn(self, busy: dict[str, Pace], peer_id: str) -> bool:
-        """Add a peer to the `busy` ones; return False if it is one, or if there are `num_slots` of its pace."""
+    def take(self, peer_id: str) -> bool:
+        """Take a slot of the peer's pace, and return True; return False if none is free or the peer has one."""
         pace = self.pace_of(peer_id)
-        if peer_id in busy or sum(one is pace for one in busy.values()) >= self._num_slots:
+        if peer_id in self._held or sum(one is pace for one in self._held.values()) >= self._num_slots:
             return False
-        busy[peer_id] = pace
+        self._held[peer_id] = pace
         return True
 
-    @asynccontextmanager
-    async def of(self, peer_id: str) -> AsyncIterator[float]:
-        """Hold a slot while the block runs. Yield the time limit of the query in seconds."""
-        pace = self.pace_of(peer_id)
-        with waiting_for("a query under way to end"):  # each query has a time limit
-            await self._free[pace].acquire()
-        try:
-            yield self.limit_s(pace)
-        finally:
-            self._free[pace].release()
+    def limit_s(self, peer_id: str) -> float:
+        """Return the time limit in seconds of a query in the peer's slot."""
+        return SLOW_S if self._held[peer_id] is Pace.SLOW else QUICK_S
 
-    async def query(self, peer_id: str, send: SendQuery) -> Fetched:
-        """Send a query in a slot of the peer's pace; if it shows that the peer is slow, once more in a slow slot."""
-        while True:
-            pace = self.pace_of(peer_id)
-            async with self.of(peer_id) as limit_s:
-                began_at = time.monotonic()
-                with waiting_for("a peer's answer", endless=False):
-                    fetched = await send(timeout_s=limit_s)
-            is_answered = fetched.outcome in ANSWERED
-            now = self.note(peer_id, took_s=time.monotonic() - began_at, is_answered=is_answered)
-            if is_answered or pace is Pace.SLOW or now is not Pace.SLOW:
-                return fetched
-
-    def note(self, peer_id: str, *, took_s: float, is_answered: bool) -> Pace:
-        """Note the duration of a query, and return the peer's pace from now on."""
+    def note(self, peer_id: str, *, took_s: float, is_answered: bool) -> None:
+        """Note the duration of a query."""
         self._paces.pop(peer_id, None)
         if took_s >= QUICK_S or is_answered:  # a request that fails at once does not show the pace
             self._paces[peer_id] = Pace.SLOW if took_s >= QUICK_S else Pace.QUICK
-        if len(self._paces) > MAX_PEERS:
-            del self._paces[next(iter(self._paces))]
-        return self.pace_of(peer_id)
+
+    def turned_slow(self, peer_id: str) -> bool:
+        """Return whether a query in the peer's slot showed that the peer is slow: then repeat it in another slot."""
+        return self._held[peer_id] is not Pace.SLOW and self.pace_of(peer_id) is Pace.SLOW
+
+    def release(self, peer_id: str) -> None:
+        del self._held[peer_id]

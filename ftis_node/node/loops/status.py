@@ -1,6 +1,6 @@
 """The status loop: takes a snapshot of all gauges once a second, for the local HTTP port and `status.json`.
 
-The sections on the workers and the health of the node are here. `/healthz` reports only faults that a restart fixes.
+`/healthz` reports only faults that a restart fixes.
 They are a worker that stays down and a task that is stuck (`task_monitor.py`). It does not report an engine that hangs,
 because the supervisor restarts it, nor peers that do not answer. If the event loop is blocked, the daemon does not
 answer and the probe times out.
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ from ftis_node import __version__
 from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.status import (
+    BudgetStatus,
     EndWord,
     GenerationStatus,
     HealthStatus,
@@ -29,8 +32,10 @@ from ftis_node.telemetry.status import (
     LoopStatus,
     ModelStatus,
     NodeStatus,
+    ReplayStatus,
     RunStatus,
     Status,
+    amount,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +51,7 @@ if TYPE_CHECKING:
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.supervision.watchdog import Watchdog
     from ftis_node.node.training.evaluation import EvaluationHistory
-    from ftis_node.node.training.group_limits import BufferReporter
+    from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.replay.reader import BufferFigures
 
 PERIOD_S = 1.0
@@ -72,73 +77,6 @@ class LastChange:
         self._value = value
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class WorkerReporter:
-    """Builds the sections from the workers' clients and the report of the newest step."""
-
-    context: NodeContext
-    about: NodeDescription
-    generation: Generation
-    learner: Learning
-    counters: NodeCounters
-    _groups_made: LastChange = field(default_factory=LastChange, init=False)
-    _step: LastChange = field(default_factory=LastChange, init=False)
-
-    @property
-    def states(self) -> dict[str, str]:
-        return {"generation": str(self.generation.state), "learner": str(self.learner.worker_state)}
-
-    def note(self, counts: BufferFigures) -> None:
-        """Note the times of the last group and the last step, when their counts change."""
-        self._groups_made.note(counts.groups_own)
-        self._step.note(self.context.state.step)
-
-    def model_status(self) -> ModelStatus:
-        learner = self.learner.state
-        return ModelStatus(
-            name=self.about.model,
-            parameters=learner.parameters if learner else 0,
-            trainable_parameters=learner.trainable_parameters if learner else 0,
-            tokenizer_fingerprint=self.about.tokenizer,
-            policy_version=self.context.state.policy_version,
-            training=self.about.training,
-        )
-
-    def generation_status(self, counts: BufferFigures) -> GenerationStatus:
-        client = self.generation
-        return GenerationStatus(
-            engine=client.engine,
-            state=str(client.state),
-            tokens_per_s=round(client.tokens_per_s, 1),
-            groups_made=counts.groups_own,
-            tokens_made=counts.tokens_own,
-            restarts=client.restarts,
-            policy_version=client.policy_version,
-            hand_over=client.hand_over,
-            last_group_at=self._groups_made.at,
-        )
-
-    def learner_status(self, counts: BufferFigures) -> LearnerStatus:
-        """Return the learner's section, with the report of its newest step."""
-        client, counters = self.learner, self.counters
-        fields: dict[str, Any] = {}
-        if report := counters.last_report:
-            fields |= {name: getattr(report, name) for name in STEP_FIGURES}
-        if measured := counters.mismatch_report:
-            fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
-        return LearnerStatus(
-            state=str(client.worker_state),
-            step=self.context.state.step,
-            own_groups=counts.trained_own,
-            foreign_groups=counts.trained_foreign,
-            restarts=client.restarts,
-            last_step_at=self._step.at,
-            layout=client.state.layout if client.state else None,
-            kernels=client.state.kernels if client.state else None,
-            **fields,
-        )
-
-
 def worker_problems(states: Mapping[str, str]) -> list[str]:
     """Return a sentence for each worker that its supervisor no longer restarts."""
     given_up = [name for name, state in states.items() if state == "failed"]
@@ -153,40 +91,6 @@ def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str)
     return f"the network is starting: {swarm_reason}" if swarm_state == "starting" else ""
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class HealthReporter:
-    """Builds the section from the states of workers, network and tasks.
-
-    `watchdog` checks that the loops make progress.
-    """
-
-    workers: WorkerReporter
-    gossip: Gossip
-    watchdog: Watchdog
-
-    @property
-    def has_fault(self) -> bool:
-        return self.watchdog.has_fault
-
-    def status(self) -> HealthStatus:
-        swarm, states = self.gossip.state, self.workers.states
-        problems = [*worker_problems(states), *map(str, self.watchdog.board.stuck())]
-        waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
-        return HealthStatus(
-            healthy=not problems,
-            ready=not waits_for,
-            problems=problems,
-            waits_for=waits_for,
-            taken_at=time.time(),
-            event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),
-            event_loop_lag_longest_s=_rounded(self.watchdog.lag.longest_s),
-            loops=[
-                LoopStatus(name=name, waits_for=state.waits_for, for_s=round(for_s, 1))
-                for name, state, for_s in self.watchdog.board.states()
-            ],
-        )
-
-
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
@@ -195,27 +99,32 @@ def _rounded(seconds: float | None) -> float | None:
 class StatusLoop:
     """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start.
 
-    `http_refused` counts the requests that the HTTP ports refused, by reason.
+    `watchdog` checks that the loops make progress. `http_refused` counts the requests that the HTTP ports refused, by
+    reason.
     """
 
     context: NodeContext
     about: NodeDescription
     home: Home
-    workers: WorkerReporter
-    health: HealthReporter
+    generation: Generation
+    learner: Learning
     gossip: Gossip
     swarm: SwarmReporter
     peer_table: PeerTable
-    buffer: BufferReporter
+    reader: ReplayReader
+    slots: SlotPool
     space: DiskSpace
     disk: DiskThread
+    counters: NodeCounters
     evaluations: EvaluationHistory
+    watchdog: Watchdog
     http_refused: Counter[str]
 
     def __post_init__(self) -> None:
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
+        self._last_group, self._last_step = LastChange(), LastChange()
         self._stop_waits_for: Callable[[], str] | None = None  # None: the node is not stopping
         self.latest = Status()
         self.first: Status | None = None
@@ -237,13 +146,14 @@ class StatusLoop:
     async def refresh(self, *, end: EndWord | None = None) -> Status:
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""
         self._members = await self.gossip.members()
-        counts = await self.buffer.counts()
-        self.workers.note(counts)
+        counts = await self.disk(self._count)
+        self._last_group.note(counts.groups_own)
+        self._last_step.note(self.context.state.step)
         state = "stopped" if end is not None else "running" if self._stop_waits_for is None else "stopping"
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is already down, so keep its state from before
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
-            end = EndWord.FAILED if self.health.has_fault else end
+            end = EndWord.FAILED if self.watchdog.has_fault else end
             node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
             now = msgspec.structs.replace(now, swarm=swarm, node=node)
         elif self._stop_waits_for is not None:
@@ -268,6 +178,11 @@ class StatusLoop:
         document |= {"peers": self.peer_table.rows(), "swarm_view": [self.peer_table.swarm().as_dict()]}
         replace_file(self.home.status, json.dumps(document, indent=1).encode())
 
+    def _count(self) -> BufferFigures:
+        """Count over the whole buffer. This is slow, so it runs in the disk thread, on a separate connection."""
+        with closing(ReplayReader(self.home.replay)) as reader:
+            return reader.figures()
+
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
         return Status(
             node=NodeStatus(
@@ -286,15 +201,97 @@ class StatusLoop:
                 method=self.context.manifest.method.name,
                 task=self.context.manifest.task,
             ),
-            model=self.workers.model_status(),
-            generation=self.workers.generation_status(counts),
-            learner=self.workers.learner_status(counts),
+            model=self._model_status(),
+            generation=self._generation_status(counts),
+            learner=self._learner_status(counts),
             swarm=self.swarm.status(members=self._members),
-            replay=self.buffer.status(counts),
+            replay=ReplayStatus(
+                waiting=self.slots.waiting,
+                ready=counts.ready,
+                taken=counts.taken,
+                released=counts.released,
+                tokens=counts.tokens,
+                disk_bytes=counts.disk_bytes,
+            ),
             limits=self._limits(counts),
-            budget=self.buffer.budget(counts),
+            budget=self._budget(counts),
             eval=list(self.evaluations.entries),
-            health=self.health.status(),
+            health=self._health(),
+        )
+
+    def _model_status(self) -> ModelStatus:
+        learner = self.learner.state
+        return ModelStatus(
+            name=self.about.model,
+            parameters=learner.parameters if learner else 0,
+            trainable_parameters=learner.trainable_parameters if learner else 0,
+            tokenizer_fingerprint=self.about.tokenizer,
+            policy_version=self.context.state.policy_version,
+            training=self.about.training,
+        )
+
+    def _generation_status(self, counts: BufferFigures) -> GenerationStatus:
+        client = self.generation
+        return GenerationStatus(
+            engine=client.engine,
+            state=str(client.state),
+            tokens_per_s=round(client.tokens_per_s, 1),
+            groups_made=counts.groups_own,
+            tokens_made=counts.tokens_own,
+            restarts=client.restarts,
+            policy_version=client.policy_version,
+            hand_over=client.hand_over,
+            last_group_at=self._last_group.at,
+        )
+
+    def _learner_status(self, counts: BufferFigures) -> LearnerStatus:
+        """Return the learner's section, with the report of its newest step."""
+        client, counters = self.learner, self.counters
+        fields: dict[str, Any] = {}
+        if report := counters.last_report:
+            fields |= {name: getattr(report, name) for name in STEP_FIGURES}
+        if measured := counters.mismatch_report:
+            fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
+        return LearnerStatus(
+            state=str(client.worker_state),
+            step=self.context.state.step,
+            own_groups=counts.trained_own,
+            foreign_groups=counts.trained_foreign,
+            restarts=client.restarts,
+            last_step_at=self._last_step.at,
+            layout=client.state.layout if client.state else None,
+            kernels=client.state.kernels if client.state else None,
+            **fields,
+        )
+
+    def _budget(self, counts: BufferFigures) -> BudgetStatus:
+        limits = self.context.settings.budget
+        return BudgetStatus(
+            generate_tokens=amount(counts.tokens_own, limits.generate_tokens),
+            learn_steps=amount(self.context.state.step, limits.learn_steps),
+            learn_tokens=amount(self.reader.trained_tokens(), limits.learn_tokens),
+        )
+
+    @property
+    def _worker_states(self) -> dict[str, str]:
+        return {"generation": str(self.generation.state), "learner": str(self.learner.worker_state)}
+
+    def _health(self) -> HealthStatus:
+        swarm, states = self.gossip.state, self._worker_states
+        problems = [*worker_problems(states), *map(str, self.watchdog.board.stuck())]
+        waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
+        return HealthStatus(
+            healthy=not problems,
+            ready=not waits_for,
+            problems=problems,
+            waits_for=waits_for,
+            taken_at=time.time(),
+            event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),
+            event_loop_lag_longest_s=_rounded(self.watchdog.lag.longest_s),
+            loops=[
+                LoopStatus(name=name, waits_for=state.waits_for, for_s=round(for_s, 1))
+                for name, state, for_s in self.watchdog.board.states()
+            ],
         )
 
     def _limits(self, counts: BufferFigures) -> LimitsStatus:

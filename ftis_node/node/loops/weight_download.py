@@ -14,7 +14,6 @@ import asyncio
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import RecordError
@@ -122,19 +121,12 @@ class OfferWithdrawnError(Exception):
     """The learner no longer offers this version."""
 
 
-@dataclass(slots=True)
-class DownloadProgress:
-    """Counts of chunks: `num_resumed` were already on disk, `num_fetched` arrived, `num_wrong` were discarded."""
-
-    num_resumed: int = 0
-    num_fetched: int = 0
-    num_wrong: int = 0
-    num_cuts: int = 0
-    num_bytes: int = 0
-
-
 class Download:
-    """Fetches the file of one offer into `folder`; retries every `pause_s` seconds while the peer does not answer."""
+    """Fetches the file of one offer into `folder`; retries every `pause_s` seconds while the peer does not answer.
+
+    `num_resumed` chunks were already on disk, `num_fetched` arrived with `num_bytes`, `num_wrong` were discarded.
+    `num_cuts` answers ended early.
+    """
 
     def __init__(
         self,
@@ -143,7 +135,7 @@ class Download:
         folder: Path,
         *,
         pause_s: float,
-        on_wrong_chunk: Callable[[int], None] | None = None,
+        on_wrong_chunk: Callable[[int], None] = lambda index: None,
     ) -> None:
         self._gossip = gossip
         self._offer = offer
@@ -154,7 +146,7 @@ class Download:
         self._whole = hashlib.sha256()
         self._hashes = b""
         self._num_here = 0
-        self.progress = DownloadProgress()
+        self.num_resumed = self.num_fetched = self.num_wrong = self.num_cuts = self.num_bytes = 0
 
     async def run(self) -> Path:
         """Return the path of the complete, verified file under its temporary name.
@@ -164,7 +156,7 @@ class Download:
         """
         self._part.parent.mkdir(parents=True, exist_ok=True)
         self._hashes = await self._chunk_hashes()
-        self._num_here = self.progress.num_resumed = await in_background(self._read_part)
+        self._num_here = self.num_resumed = await in_background(self._read_part)
         with self._part.open("ab") as file:
             while self._num_here < self._offer.num_chunks:
                 for chunk in await self._next_chunks():
@@ -223,8 +215,8 @@ class Download:
             self._whole.update(chunk)
             self._num_here += 1
             right.append(chunk)
-        self.progress.num_fetched += len(right)
-        self.progress.num_bytes += sum(map(len, right))
+        self.num_fetched += len(right)
+        self.num_bytes += sum(map(len, right))
         if is_wrong:
             await asyncio.sleep(self._pause_s)  # the peer's disk or the network may have a temporary fault
         elif fetched.outcome is not FetchOutcome.COMPLETE:
@@ -239,7 +231,7 @@ class Download:
         return fetched
 
     async def _pause(self, fetched: Fetched) -> None:
-        self.progress.num_cuts += 1
+        self.num_cuts += 1
         await asyncio.sleep(0 if fetched.bodies else self._pause_s)
 
     def _is_right(self, index: int, chunk: bytes) -> bool:
@@ -247,8 +239,7 @@ class Download:
         return len(chunk) == self._offer.size_of(index) and hashlib.sha256(chunk).digest() == expected
 
     def _note_wrong(self) -> None:
-        self.progress.num_wrong += 1
-        if self._on_wrong_chunk is not None:
-            self._on_wrong_chunk(self._num_here)
-        if self.progress.num_wrong >= MAX_WRONG_CHUNKS:
-            raise RecordError("chunk", f"{self.progress.num_wrong} chunks differ from the offer")
+        self.num_wrong += 1
+        self._on_wrong_chunk(self._num_here)
+        if self.num_wrong >= MAX_WRONG_CHUNKS:
+            raise RecordError("chunk", f"{self.num_wrong} chunks differ from the offer")

@@ -16,7 +16,7 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip import FetchOutcome
@@ -46,15 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class ReceivedOffer(NamedTuple):
-    """A signed offer, the time of its arrival (s, steady clock), and its age then (s)."""
-
-    offer: WeightsOffer
-    signed: bytes
-    at: float
-    age_s: float
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class FollowLoop:
     """Loop that follows one learner. Call `resume` before `run`.
@@ -80,7 +71,7 @@ class FollowLoop:
         self._transit = VersionsInTransit(self._settings.delay, random.Random())
         self._newest: WeightsOffer | None = None  # the newest offer whose file is on disk
         self._refused: bytes | None = None  # the last refused offer: each poll returns it again, the log has it once
-        self._wanted_at = -math.inf  # when the offer of the last fetched version was received
+        self._wanted_at = -math.inf  # when the fetch of the last version began
         self._is_away = False
         self._arrived = asyncio.Event()
         self._follower: Follower | None = None
@@ -109,22 +100,22 @@ class FollowLoop:
     async def _keep_fetching(self) -> None:
         while True:
             with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
-                received = await self._poll()
-                if received is not None and self._should_fetch(received):
-                    with waiting_for(f"the file of weights {received.offer.version}"):  # the learner may be off
-                        await self._fetch(received)
+                offer, signed = await self._poll()
+                if offer is not None and self._should_fetch(offer):
+                    with waiting_for(f"the file of weights {offer.version}"):  # the learner may be off
+                        await self._fetch(offer, signed)
             await pause(self._settings.poll_interval_s)
 
-    async def _poll(self) -> ReceivedOffer | None:
-        """Return the learner's newest offer; None without an answer, or if the offer is refused."""
+    async def _poll(self) -> tuple[WeightsOffer | None, bytes]:
+        """Return the learner's newest offer and its signed form; None without an answer, or if the offer is refused."""
         question = WeightsRequest(WeightsPart.OFFER).to_bytes()
         fetched = await self.gossip.request_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
         )
         self._note_presence(is_away=fetched.outcome is not FetchOutcome.COMPLETE, why=fetched.outcome)
-        if not fetched.bodies or fetched.bodies[0] == self._refused:
-            return None
-        signed = fetched.bodies[0]
+        signed = fetched.bodies[0] if fetched.bodies else b""
+        if signed in (b"", self._refused):
+            return None, signed
         try:
             offer = open_offer(signed)
         except RecordError as error:
@@ -132,10 +123,10 @@ class FollowLoop:
         else:
             refusal = refuse_offer(offer, await self._self_as_follower()) or self._is_older_offer(offer)
         if refusal is None:
-            return ReceivedOffer(offer, signed, at=time.monotonic(), age_s=max(0.0, time.time() - offer.created_at))
+            return offer, signed
         self._refused = signed
         self._refuse(refusal)
-        return None
+        return None, signed
 
     def _is_older_offer(self, offer: WeightsOffer) -> Refusal | None:
         """Refuse an offer of an older version, from a learner that lost steps, until it passes the newest version."""
@@ -143,20 +134,20 @@ class FollowLoop:
             return None
         return Refusal("goes_back", f"version {offer.version} was offered after {self._newest.version}")
 
-    def _should_fetch(self, received: ReceivedOffer) -> bool:
+    def _should_fetch(self, offer: WeightsOffer) -> bool:
         """Return whether the offer is new, and the delay policy allows another pending version."""
-        if self._newest is not None and received.offer.version <= self._newest.version:
+        if self._newest is not None and offer.version <= self._newest.version:
             return False
         return should_fetch(
             self._settings.delay,
             num_held=len(self._transit.versions),
             max_held=self._settings.max_pending_versions,
-            since_last=received.at - self._wanted_at,
+            since_last=time.monotonic() - self._wanted_at,
         )
 
-    async def _fetch(self, received: ReceivedOffer) -> None:
+    async def _fetch(self, offer: WeightsOffer, signed: bytes) -> None:
         """Fetch the version's file from the learner into a complete folder."""
-        offer, began_at = received.offer, time.monotonic()
+        began_at, age_s = time.monotonic(), max(0.0, time.time() - offer.created_at)
         self._held.clear_partial(but=offer.sha256)
         download = Download(
             self.gossip,
@@ -167,13 +158,13 @@ class FollowLoop:
         )
         try:
             file = await download.run()
-            await in_background(self._held.put, file, offer, received.signed)
+            await in_background(self._held.put, file, offer, signed)
         except OfferWithdrawnError as error:
             log.debug("%s", error)
             download.discard()
             return
         except RecordError as error:
-            self._refused = received.signed
+            self._refused = signed
             self._refuse(Refusal(error.reason, str(error)))
             download.discard()
             return
@@ -181,20 +172,19 @@ class FollowLoop:
             log.warning("version %d cannot be kept: %s", offer.version, error)
             self.context.events.write("weights_failed", version=offer.version, error=str(error))
             return
-        progress = download.progress
         self.context.events.write(
             "weights_fetched",
             version=offer.version,
-            num_bytes=progress.num_bytes,
-            num_chunks=progress.num_fetched,
-            num_resumed=progress.num_resumed,
-            num_wrong=progress.num_wrong,
-            num_cuts=progress.num_cuts,
+            num_bytes=download.num_bytes,
+            num_chunks=download.num_fetched,
+            num_resumed=download.num_resumed,
+            num_wrong=download.num_wrong,
+            num_cuts=download.num_cuts,
             duration_s=round(time.monotonic() - began_at, 4),
             age_s=round(time.time() - offer.created_at, 3),
         )
-        self._newest, self._wanted_at = offer, received.at
-        self._transit.send(offer.version, at=received.at - received.age_s)
+        self._newest, self._wanted_at = offer, began_at
+        self._transit.send(offer.version, at=began_at - age_s)
         self._arrived.set()
 
     async def _keep_serving(self) -> None:

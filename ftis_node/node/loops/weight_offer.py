@@ -24,6 +24,7 @@ from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.transit import outdated_offers
 from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
@@ -89,7 +90,7 @@ class OfferLoop:
         self._held: dict[int, OfferedVersion] = {}
         self._requested_at: dict[int, float] = {}
         self._newest: OfferedVersion | None = None
-        self._begun_at: dict[tuple[str, bytes], float] = {}
+        self._begun_at = LruDict[tuple[str, bytes], float](MAX_READERS)
         self._num_taken = 0
 
     async def take(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
@@ -182,8 +183,6 @@ class OfferLoop:
         self._requested_at[held.offer.version] = time.monotonic()
         if question.part is WeightsPart.HASHES:
             self._begun_at[peer_id, held.offer.sha256] = time.monotonic()
-            if len(self._begun_at) > MAX_READERS:
-                del self._begun_at[next(iter(self._begun_at))]
             for at in range(0, len(held.chunk_hashes), HASHES_PER_ITEM * DIGEST_BYTES):
                 yield held.chunk_hashes[at : at + HASHES_PER_ITEM * DIGEST_BYTES]
             return

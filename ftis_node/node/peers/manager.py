@@ -17,12 +17,13 @@ import numpy as np
 from ftis_node.errors import UsageError
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import peer_id_from_text
-from ftis_node.swarm.duplicates import DuplicateDetector, DuplicateRules, SeenCompletion
-from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
+from ftis_node.swarm.duplicates import DuplicateDetector, SeenCompletion
+from ftis_node.swarm.lru import LruDict
+from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
-from ftis_node.swarm.reputation import BAN_SCORE, BanRules, Behaviour, ReputationTable, TrustLevel
+from ftis_node.swarm.reputation import BAN_SCORE, Behaviour, ReputationTable, TrustLevel
 from ftis_node.telemetry.clock import SteadyClock
-from ftis_node.validation import Accepted, ValidationLimits
+from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,33 +63,18 @@ class PeerManager:
         """Open or create the file. `clock` returns Unix seconds; None uses one that never jumps. Raise ConfigError."""
         self._own_id = own_id
         self._settings = settings
-        access, limits, validation = settings.access, settings.rate_limits, settings.validation
         self._events = events
         self._clock = clock = clock or SteadyClock().now
-        self._allowed = frozenset(access.allow)
-        self._trusted = frozenset(access.trust)
+        self._allowed = frozenset(settings.access.allow)
+        self._trusted = frozenset(settings.access.trust)
         self._store = PeerStore(path)
-        self._standings = ReputationTable(BanRules(access.ban_initial_s, access.ban_max_s))
+        self._standings = ReputationTable(settings.access)
         self._store.load(self._standings, now=clock())
         self._saved_at = clock()
-        self._networks: dict[str, str] = {}
-        self._met: dict[str, None] = {}  # peers that have connected, bounded to the most recent
-        self._quotas = Quotas(
-            QuotaLimits(
-                limits.groups_per_minute,
-                limits.tokens_per_minute,
-                limits.new_peers_groups_per_minute,
-                limits.new_peers_tokens_per_minute,
-                limits.scoring_s_per_minute,
-                limits.new_peers_scoring_s_per_minute,
-            )
-        )
-        self._duplicates = DuplicateDetector(
-            own_id,
-            DuplicateRules(
-                validation.duplicate_min_tokens, validation.duplicate_max_fraction, validation.duplicate_history_size
-            ),
-        )
+        self._networks = LruDict[str, str](MAX_NETWORKS)
+        self._met = LruDict[str, None](MAX_NETWORKS)  # peers that have connected
+        self._quotas = Quotas(settings.rate_limits)
+        self._duplicates = DuplicateDetector(own_id, settings.validation)
         self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
 
     def close(self) -> None:
@@ -96,24 +82,12 @@ class PeerManager:
         self._store.save(self._standings)
         self._store.close()
 
-    @property
-    def limits(self) -> ValidationLimits:
-        return ValidationLimits(self._settings.validation.max_clock_skew_s, self._settings.validation.min_mean_logprob)
-
     def note_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Note a peer's multiaddrs, because peers of one subnet share a limit on their places in the buffer."""
         self._networks.pop(peer_id, None)
-        self._met.pop(peer_id, None)
-        self._met[peer_id] = None  # dict order is the order of use: the first entry is dropped first
-        while len(self._met) > MAX_NETWORKS:
-            del self._met[next(iter(self._met))]
+        self._met[peer_id] = None
         if network := subnet_of(addresses):
             self._networks[peer_id] = network
-        self._bound_networks()
-
-    def _bound_networks(self) -> None:
-        while len(self._networks) > MAX_NETWORKS:
-            del self._networks[next(iter(self._networks))]
 
     def is_banned(self, peer_id: str) -> bool:
         """Return whether to refuse a peer now: banned, or not on the allow-list. Always False for this node."""
@@ -268,9 +242,8 @@ class PeerManager:
 
     def _share_subnet(self, sender: str, origin: str) -> None:
         """Count a sender that never connected to the subnet of `origin`, because a peer can create many identities."""
-        if sender != origin and sender not in self._met and origin != self._own_id:
-            self._networks.setdefault(sender, self._networks.get(origin, origin))
-            self._bound_networks()
+        if origin not in (sender, self._own_id) and sender not in self._met and sender not in self._networks:
+            self._networks[sender] = self._networks.get(origin, origin)
 
     def _charge(self, peer_id: str, num_tokens: int) -> None:
         if peer_id != self._own_id and not self.is_trusted(peer_id):

@@ -16,6 +16,7 @@ import msgspec
 from ftis_node.errors import SchemaRecordError
 from ftis_node.learner.senders import add_up
 from ftis_node.records.parsing import SCHEMA
+from ftis_node.swarm.lru import LruDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -101,24 +102,23 @@ class PeerActivity:
 
 
 class PeerRegistry:
-    """Bounded table of `PeerActivity`; beyond the bound it drops the peer that was seen longest ago."""
+    """Table of `PeerActivity`; above `MAX_PEERS` it drops the peer that was seen longest ago."""
 
     def __init__(self) -> None:
-        self.peers: dict[str, PeerActivity] = {}
+        self.peers = LruDict[str, PeerActivity](MAX_PEERS)
         self.own_record: PeerRecord | None = None  # of the last second; None before the first
 
     def seen(self, peer_id: str) -> PeerActivity:
         """Return the entry of a peer that is present now, and update its time."""
-        activity = self.entry(peer_id)
+        activity = self.peers[peer_id] = self.entry(peer_id)
         activity.last_seen = time.time()
         return activity
 
     def entry(self, peer_id: str) -> PeerActivity:
         """Return the entry of a peer; create it at first use."""
-        activity = self.peers.setdefault(peer_id, PeerActivity())
-        if len(self.peers) > MAX_PEERS:
-            del self.peers[min(self.peers, key=lambda known: (known == peer_id, self.peers[known].last_seen))]
-        return activity
+        if peer_id not in self.peers:
+            self.peers[peer_id] = PeerActivity()
+        return self.peers[peer_id]
 
     def record_of(self, peer_id: str) -> PeerRecord | None:
         return activity.record if (activity := self.peers.get(peer_id)) else None

@@ -1,6 +1,6 @@
-"""Announces stored groups in this node's gossip shard, and answers peers' requests.
+"""Answers peers' requests.
 
-The requests are for bodies of stored groups, own groups as text, and lists of stored groups; confirmations come as
+They are for bodies of stored groups, own groups as text, and lists of stored groups; confirmations come as
 requests, too. Only the sender of a group can sign its text form, which peers with another tokenizer request.
 """
 
@@ -20,15 +20,14 @@ from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, PendingConfirmations
+from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, RetryQueue
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.reputation import Behaviour
-from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ftis_node.config.home import Home
-    from ftis_node.gossip import Gossip
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
@@ -49,10 +48,10 @@ class Confirmations:
 
     def __init__(self, registry: PeerRegistry) -> None:
         self._registry = registry
-        self.confirmed_ids: dict[bytes, None] = {}
+        self.confirmed_ids = LruDict[bytes, None](MAX_CONFIRMED)
         self.num_confirmed = 0
-        self._pairs: dict[tuple[str, bytes], None] = {}
-        self.pending = PendingConfirmations(first_wait_s=REANNOUNCE_S)
+        self._pairs = LruDict[tuple[str, bytes], None](MAX_PAIRS)
+        self.pending = RetryQueue[bytes](first_wait_s=REANNOUNCE_S)
         self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
@@ -61,49 +60,26 @@ class Confirmations:
         if (peer_id, group_id) not in self._pairs:
             peer.confirmed += 1
             self._pairs[peer_id, group_id] = None
-            if len(self._pairs) > MAX_PAIRS:
-                del self._pairs[next(iter(self._pairs))]
         if group_id in self.confirmed_ids:
             return False
         self.confirmed_ids[group_id] = None
-        self.pending.confirmed(group_id)
+        self.pending.discard(group_id)
         self.num_confirmed += 1
-        if len(self.confirmed_ids) > MAX_CONFIRMED:
-            del self.confirmed_ids[next(iter(self.confirmed_ids))]
         return True
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class Announcer:
-    """Builds announcements and publishes them in this node's gossip shard."""
-
-    context: NodeContext
-    about: NodeDescription
-    gossip: Gossip
-
-    def __post_init__(self) -> None:
-        self._shard = shard_of(self.context.peer_id, self.context.manifest.wire.announcement_shards)
-
-    async def may_batch(self) -> bool:
-        """Return whether an announcement may have further groups in `more`."""
-        return await self.gossip.all_read_batches()
-
-    async def announce(self, announcement: Announcement) -> bool:
-        """Announce an own group, with those in `more`. Return False if the network is down."""
-        return await self.gossip.announce(announcement.to_bytes(), shard=self._shard)
-
-    def announcement_of(self, held: HeldGroup) -> Announcement:
-        """Return the announcement of a stored group, as token ids: the buffer stores only ids of our tokenizer."""
-        return Announcement(
-            id=held.id,
-            number=held.number,
-            envelope_bytes=held.num_bytes,
-            num_tokens=held.num_tokens,
-            tokenizer=self.about.tokenizer_prefix,
-            policy_version=held.policy_version,
-            created_at=held.created_at,
-            sender=None if held.own else held.sender,
-        )
+def announcement_of(held: HeldGroup, about: NodeDescription) -> Announcement:
+    """Return the announcement of a stored group, as token ids: the buffer stores only ids of our tokenizer."""
+    return Announcement(
+        id=held.id,
+        number=held.number,
+        envelope_bytes=held.num_bytes,
+        num_tokens=held.num_tokens,
+        tokenizer=about.tokenizer_prefix,
+        policy_version=held.policy_version,
+        created_at=held.created_at,
+        sender=None if held.own else held.sender,
+    )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -114,12 +90,12 @@ class PeerRequestHandler:
     """
 
     context: NodeContext
+    about: NodeDescription
     task: Task
     tokenizer: PromptTokenizer
     reader: ReplayReader
     home: Home
     disk: DiskThread
-    announcer: Announcer
     peers: PeerManager
     registry: PeerRegistry
     counters: NodeCounters
@@ -173,7 +149,7 @@ class PeerRequestHandler:
                 since=request.since,
                 limit=MAX_ANSWERS,
             )
-            return [self.announcer.announcement_of(held).to_bytes() for held in found]
+            return [announcement_of(held, self.about).to_bytes() for held in found]
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
         """Note that this node sent the group to a peer."""

@@ -189,8 +189,8 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     model = f"{parts.source.name} ({size(sum(path.stat().st_size for path in parts.source.weights_files))})"
     components: dict[str, Generation | Learning | Gossip] = {}
     if settings.generates or settings.learns:
-        components |= {"generation": parts.generation, "learner": parts.learner}
-    components["gossip"] = parts.gossip
+        components |= {"generator": parts.generation, "learner": parts.learner}
+    components["network"] = parts.gossip
     waited_for = [*components]
 
     async def start(name: str, part: Generation | Learning | Gossip) -> None:
@@ -220,10 +220,9 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
 
 def _waiting(waited_for: Sequence[str], model: str) -> str:
     """Return the progress line, as `loading m (3.2 MB) into generator and learner; connecting`; "" for no wait."""
-    names = {"generation": "generator", "learner": "learner"}
-    workers = " and ".join(names[name] for name in waited_for if name in names)
-    doing = [f"loading {model} into {workers}"] if workers else []
-    return "; ".join([*doing, *(["connecting"] if "gossip" in waited_for else [])])
+    workers = " and ".join(name for name in waited_for if name != "network")
+    loading = [f"loading {model} into {workers}"] if workers else []
+    return "; ".join(loading + ["connecting"] * ("network" in waited_for))
 
 
 async def _stop(parts: NodeComponents) -> None:

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def run_until_stopped(
-    settings: NodeSettings, plan: RunPlan, home: Home, *, steps: int | None, on_progress: OnProgress = unwatched
+    settings: NodeSettings, plan: RunPlan, home: Home, *, on_progress: OnProgress = unwatched
 ) -> None:
-    """Run a node in this process until its steps are done, or SIGINT or SIGTERM arrives.
+    """Run a node in this process until its budget is used up, or SIGINT or SIGTERM arrives.
 
     The start calls `on_progress` with each component that it waits for.
 
@@ -49,20 +49,14 @@ def run_until_stopped(
             check_finished(home, settings)
             log_block(log, lines)
             return
-        work = _run(settings, plan, home, steps=steps, on_progress=on_progress, watchdog=watchdog)
+        work = _run(settings, plan, home, on_progress=on_progress, watchdog=watchdog)
         asyncio.run(until_signalled(work, on_fault=watchdog.log_fault))
 
 
 async def _run(
-    settings: NodeSettings,
-    plan: RunPlan,
-    home: Home,
-    *,
-    steps: int | None,
-    on_progress: OnProgress,
-    watchdog: Watchdog,
+    settings: NodeSettings, plan: RunPlan, home: Home, *, on_progress: OnProgress, watchdog: Watchdog
 ) -> None:
-    observed, parts = MonitoringApi(), None
+    observed, parts, steps = MonitoringApi(), None, settings.budget.learn_steps
     try:
         with watchdog.watching():
             async with (

@@ -19,16 +19,16 @@ from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.publish import PublishLoop, ReannounceLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.status import HealthReporter, StatusLoop, WorkerReporter
+from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
-from ftis_node.node.peers.serve import Announcer, PeerRequestHandler
+from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluation import Evaluator, OwnStats
-from ftis_node.node.training.group_limits import BufferLimits, BufferReporter
+from ftis_node.node.training.group_limits import BufferLimits
 from ftis_node.node.training.step_gate import StepSelection, TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
@@ -60,7 +60,6 @@ class Wiring:
     """
 
     announcements = _shared(AnnouncementHandler)
-    announcer = _shared(Announcer)
     backfill = _shared(BackfillLoop)
     evaluator = _shared(Evaluator)
     limits = _shared(BufferLimits)
@@ -148,14 +147,9 @@ class Wiring:
         return self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
-        workers = self.make(WorkerReporter)
         watchdog = watchdog or Watchdog(self.node.context.settings.observe)
         return self.make(
-            StatusLoop,
-            workers=workers,
-            health=self.make(HealthReporter, workers=workers, watchdog=watchdog),
-            buffer=self.make(BufferReporter),
-            http_refused=Counter() if http_refused is None else http_refused,
+            StatusLoop, watchdog=watchdog, http_refused=Counter() if http_refused is None else http_refused
         )
 
     def step_gate(self) -> TimedStepGate:

@@ -37,10 +37,9 @@ CARD_FILE: Final = "README.md"
 MANIFEST_FILE: Final = "run.toml"
 REPRODUCE: Final = """## Reproduce
 
-`{manifest}` is the manifest of the run. Save it and run:
+`{manifest}` is the manifest of the run. Save it, install ftis-node {version}, and run:
 
 ```
-pip install ftis-node=={version}
 ftis-node join --run {manifest} --model {base}{weights} --seed {seed} --steps {step}"""
 MODEL_CARD: Final = """---
 {metadata}

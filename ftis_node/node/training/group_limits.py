@@ -12,23 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
-from ftis_node.replay.reader import ReplayReader
-from ftis_node.telemetry.status import BudgetStatus, ReplayStatus, amount
 
 if TYPE_CHECKING:
-    from ftis_node.config.home import Home
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.lifecycle import Candidate
-    from ftis_node.replay.reader import BufferFigures
+    from ftis_node.replay.reader import ReplayReader
 
 log = logging.getLogger(__name__)
 
@@ -127,43 +123,6 @@ class GenerateBudget:
                 )
             with waiting_for("nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"):
                 await self._changed.wait()
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class BufferReporter:
-    """Builds the status sections on the buffer and the budget."""
-
-    context: NodeContext
-    home: Home
-    reader: ReplayReader
-    disk: DiskThread
-    slots: SlotPool
-
-    async def counts(self) -> BufferFigures:
-        """Count over the whole buffer. This is slow, so it runs in the disk thread, on a separate connection."""
-        return await self.disk(self._count)
-
-    def _count(self) -> BufferFigures:
-        with closing(ReplayReader(self.home.replay)) as reader:
-            return reader.figures()
-
-    def status(self, counts: BufferFigures) -> ReplayStatus:
-        return ReplayStatus(
-            waiting=self.slots.waiting,
-            ready=counts.ready,
-            taken=counts.taken,
-            released=counts.released,
-            tokens=counts.tokens,
-            disk_bytes=counts.disk_bytes,
-        )
-
-    def budget(self, counts: BufferFigures) -> BudgetStatus:
-        limits = self.context.settings.budget
-        return BudgetStatus(
-            generate_tokens=amount(counts.tokens_own, limits.generate_tokens),
-            learn_steps=amount(self.context.state.step, limits.learn_steps),
-            learn_tokens=amount(self.reader.trained_tokens(), limits.learn_tokens),
-        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.reputation import Behaviour
@@ -63,22 +64,19 @@ class RunningMean:
 
 
 class PeerWeights:
-    """Bounded table of peer weights; beyond the bound it drops the peers that were measured longest ago."""
+    """Table of peer weights; above `MAX_PEERS` it drops the peers that were measured longest ago."""
 
     def __init__(self) -> None:
         self._own = RunningMean()
-        self._peers: dict[str, RunningMean] = {}
+        self._peers = LruDict[str, RunningMean](MAX_PEERS)
 
     def note(self, agreement: Mapping[str, float], among_own: float | None) -> None:
         """Add the measurements of a step: agreement by peer id, and the agreement between the own halves."""
         if among_own is not None:
             self._own.add(among_own)
         for peer_id, value in agreement.items():
-            mean = self._peers.pop(peer_id, None) or RunningMean()
+            mean = self._peers[peer_id] = self._peers.get(peer_id) or RunningMean()
             mean.add(value)
-            self._peers[peer_id] = mean
-        while len(self._peers) > MAX_PEERS:
-            del self._peers[next(iter(self._peers))]
 
     def weight(self, peer_id: str) -> float:
         """Return the weight of a peer, in [MIN_WEIGHT, 1]."""

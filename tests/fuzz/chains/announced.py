@@ -60,12 +60,16 @@ def _hear(made: World, items: Sequence[Item]) -> None:
 async def _repair(made: World) -> None:
     repair = made.wiring.backfill
     for member in made.members:
-        await repair.catch_up(member.peer_id)
+        repair.catch_up(member.peer_id)
     async with asyncio.TaskGroup() as tasks:
-        repair._fill_gaps(tasks)
+        repair._begin_queries(tasks)
+    async with asyncio.TaskGroup() as tasks:
+        repair._fill_gaps(tasks, [member.peer_id for member in made.members])
     for peer_id in await repair._silent_members():
-        await repair._query_silent(peer_id)
-    repair._report_progress()
+        repair.catch_up(peer_id)
+    async with asyncio.TaskGroup() as tasks:
+        repair._begin_queries(tasks)
+    repair._note_progress()
 
 
 def seeds() -> list[bytes]:

@@ -45,7 +45,7 @@ async def chain(items: Sequence[Item]) -> None:
                 await loop._read_record(identity.peer_id)
         loop._report_changes([one.peer_id for one in HOSTILE])
         async with asyncio.TaskGroup() as tasks:
-            made.wiring.backfill._fill_gaps(tasks)
+            made.wiring.backfill._fill_gaps(tasks, [one.peer_id for one in HOSTILE])
         for one in HOSTILE:
             made.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, SEEDS_MADE_AT))
             made.wiring.announcements._pulls(one.peer_id)

@@ -70,12 +70,12 @@ async def chain(items: Sequence[Item]) -> None:
 
 
 async def _once(loop: FollowLoop) -> None:
-    heard = await loop._poll()
-    if heard is not None and loop._should_fetch(heard):
-        await loop._fetch(heard)
-        if loop._newest is not None and loop._newest.version == heard.offer.version:
-            loop._held.for_engine(heard.offer.version)
-            await loop._serve_guarded(heard.offer.version, before=0)
+    offer, signed = await loop._poll()
+    if offer is not None and loop._should_fetch(offer):
+        await loop._fetch(offer, signed)
+        if loop._newest is not None and loop._newest.version == offer.version:
+            loop._held.for_engine(offer.version)
+            await loop._serve_guarded(offer.version, before=0)
         loop._held.find()
 
 

@@ -94,11 +94,11 @@ def _mend(message: Any, number: int) -> None:
 
 def _show(made: World) -> None:
     for group in made.parts.reader.list_groups(limit=50):
-        story = read_group_history(made.home, group.id)
-        assert story is not None
-        lines = [*map(text_of, group_lines(story, with_tokens=True)), *group_screen(story)]
+        history = read_group_history(made.home, group.id)
+        assert history is not None
+        lines = [*map(text_of, group_lines(history, with_tokens=True)), *group_screen(history)]
         assert all(text.isprintable() for text in lines), lines
-        json.dumps(group_document(story), allow_nan=False)
+        json.dumps(group_document(history), allow_nan=False)
         assert all(span.text.isprintable() for span in group_row(group, {}))
         assert all(line.isprintable() for line in _table([group], now=0.0))
         json.dumps(asdict(group), allow_nan=False, default=bytes.hex)

@@ -17,7 +17,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError
 from ftis_node.lab.experiment import trial as trial_room
-from ftis_node.lab.experiment.pairs import Pair, PairMember
+from ftis_node.lab.experiment.pairs import Pair, TrialMember
 from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.trial import run_trial
@@ -50,7 +50,7 @@ def experiment(tiny_models: dict[str, Path]) -> Experiment:
         base=base.model_copy(
             update={"step": step, "eval": base.eval.model_copy(update={"every_steps": 1, "limit": 32})}
         ),
-        pairs=(Pair("size", tuple(PairMember(name, str(path)) for name, path in tiny_models.items())),),
+        pairs=(Pair("size", tuple(TrialMember(name, str(path)) for name, path in tiny_models.items())),),
         methods=("ftis",),
         task_spec="arithmetic:add",
         eval_specs=("arithmetic:add", "arithmetic:sub"),
@@ -301,14 +301,14 @@ def test_honest_nodes_make_up_for_a_liars_share_where_the_run_says_so(experiment
 
 def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny_models: dict[str, Path]) -> None:
     model = str(tiny_models["s"])
-    pair = Pair("peft", (PairMember("full", model), PairMember("lora", model, lora=True)))
+    pair = Pair("peft", (TrialMember("full", model), TrialMember("lora", model, lora=True)))
     full, adapter = run_trial(only(experiment, pairs=(pair,), steps=1)).members
     assert full.trainable_parameters == full.parameters
     assert adapter.trainable_parameters < adapter.parameters / 2
 
 
 def test_a_missing_model_is_named(experiment: Experiment, tmp_path: Path) -> None:
-    pair = Pair("size", (PairMember("a", str(tmp_path / "nothing")), PairMember("b", str(tmp_path / "nothing"))))
+    pair = Pair("size", (TrialMember("a", str(tmp_path / "nothing")), TrialMember("b", str(tmp_path / "nothing"))))
     with pytest.raises(ModelError, match="nothing"):
         run_trial(only(experiment, pairs=(pair,)))
 
@@ -328,6 +328,6 @@ def test_results_are_kept_and_not_made_again(experiment: Experiment, tmp_path: P
 
 
 def test_a_trial_that_fails_ends_the_experiment_with_its_reason(experiment: Experiment, tmp_path: Path) -> None:
-    pair = Pair("size", (PairMember("a", str(tmp_path / "nothing")), PairMember("b", str(tmp_path / "nothing"))))
+    pair = Pair("size", (TrialMember("a", str(tmp_path / "nothing")), TrialMember("b", str(tmp_path / "nothing"))))
     with pytest.raises(FtisError, match="nothing"):
         run_trials([only(experiment, pairs=(pair,))], tmp_path, jobs=1, watch=lambda fraction, what: None)

@@ -10,12 +10,12 @@ from ftis_node.config.delay import Delay
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.pairs import Pair, PairMember, resolve_pair
+from ftis_node.lab.experiment.pairs import Pair, TrialMember, resolve_pair
 from ftis_node.lab.experiment.specs import NO_DELAY
-from ftis_node.lab.experiment.trial import TrialMember, _settings
+from ftis_node.lab.experiment.trial import _settings
 from ftis_node.lab.experiment.trial_matrix import Experiment, _given, parse_method
 
-PAIR = Pair("size", (PairMember("s", "/models/s"), PairMember("m", "/models/m")))
+PAIR = Pair("size", (TrialMember("s", "/models/s"), TrialMember("m", "/models/m")))
 EXPERIMENT = Experiment(
     base=load_manifest("arithmetic-compare"),
     pairs=(PAIR,),

@@ -10,12 +10,13 @@ import pytest
 
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
+from ftis_node.node.peers.serve import announcement_of
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
-from ftis_node.swarm.delivery import PendingConfirmations
-from ftis_node.swarm.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.delivery import RetryQueue
+from ftis_node.swarm.rate_limits import RateLimiter
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 from tests.waiting import eventually
 
@@ -53,13 +54,20 @@ def pulling(node: StubNode, answers: list[bytes]) -> tuple[Wiring, list[Backfill
     return Wiring(node.parts), requests
 
 
+async def catch_up(wiring: Wiring, peer_id: str = PEER) -> None:
+    """Query a member for what was missed, as the backfill loop does."""
+    wiring.backfill.catch_up(peer_id)
+    async with asyncio.TaskGroup() as tasks:
+        wiring.backfill._begin_queries(tasks)
+
+
 @pytest.mark.parametrize("ahead_s", [0.0, 50.0, 3600.0])
 async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ahead_s: float) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, PAGE)]
         wiring, requests = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
-        await wiring.backfill.catch_up(PEER)
+        await catch_up(wiring)
         assert requests
         skew_s = alice.parts.context.settings.validation.max_clock_skew_s
         assert max(question.since for question in requests) <= time.time() + skew_s
@@ -78,10 +86,10 @@ async def test_a_peer_whose_answers_are_all_of_no_use_is_left_alone_for_a_while(
     async with swarm.node(1) as alice:
         answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, 9)]
         wiring, requests = pulling(alice, answers)
-        await wiring.backfill.catch_up(PEER)  # for everybody's groups
+        await catch_up(wiring)  # for everybody's groups
         requests.clear()
         for _ in range(4):
-            await wiring.backfill.catch_up(PEER)
+            await catch_up(wiring)
         assert len(requests) == num_requests
 
 
@@ -92,7 +100,7 @@ async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_pat
         reset_at = int(time.time()) - 10
         alice.parts.buffer._db.execute("INSERT INTO totals (name, value) VALUES ('reset_at', ?)", (reset_at,))
         wiring, requests = pulling(alice, [])
-        await wiring.backfill.catch_up(PEER)
+        await catch_up(wiring)
         assert requests and all(question.since >= reset_at for question in requests)
 
 
@@ -102,8 +110,8 @@ async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(t
         wiring, requests = pulling(alice, [])
         wiring.announcements.tracker_of(PEER).note(1, at=0.0)
         wiring.announcements.tracker_of(PEER).note_tail(2**63 - 1)
-        (gap,) = wiring.announcements.tracker_of(PEER).gaps
-        await wiring.backfill._fill(PEER, gap, [PEER])
+        async with asyncio.TaskGroup() as tasks:
+            wiring.backfill._fill_gaps(tasks, [PEER])
         assert [(question.first_number, question.last_number) for question in requests] == [(2, 2**63 - 1)]
 
 
@@ -112,12 +120,12 @@ async def test_a_malformed_announcement_in_answer_after_answer_costs_once(tmp_pa
     async with swarm.node(1) as alice:
         wiring, _ = pulling(alice, [dated(announced(1), FAR_MS)])
         for _ in range(8):
-            await wiring.backfill.catch_up(PEER)
+            await catch_up(wiring)
             wiring.backfill._pauses.succeeded(PEER)  # the pause after answers of no use is over
         assert alice.parts.counters.refused["announcement_malformed"] == 8
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
         other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
-        await other.backfill.catch_up(PEER)
+        await catch_up(other)
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 2}, "another fault"
 
 
@@ -134,7 +142,7 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) ->
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         ear = alice.wiring.announcements
-        ear._limiter = AnnounceRateLimiter(max_per_minute=3)
+        ear._limiter = RateLimiter(max_per_minute=3)
         (batch,) = join_announcements([announced(number) for number in range(1, 8)])
         ear._take(GossipMessage(PEER, batch.to_bytes()))
         assert len(ear.queue) == 3
@@ -164,7 +172,7 @@ async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.counters.refused[reason])
@@ -182,12 +190,12 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
     swarm.loses = lambda sender, receiver, kind, said: sender == 1 and kind == "announced"
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         await asyncio.sleep(0.3)
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=3600)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=3600)
         await swarm.publish(alice, 1)
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
         assert kept is not None
-        said = alice.wiring.announcer.announcement_of(kept)
+        said = announcement_of(kept, alice.parts.about)
         ((_, data),) = alice.parts.reader.all_groups()
         sound = open_envelope(data)
         bad = Envelope(sound.id, sound.body, bytes(64)).to_bytes() if how == "signature" else data

@@ -11,7 +11,7 @@ import pytest
 from bench.stubs.stub_node import stub_group
 from ftis_node.node.loops import publish
 from ftis_node.records.envelope import open_announcement, seal_group
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Accepted
@@ -70,7 +70,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
     swarm.loses = lambda sender, receiver, kind, said: receiver == 2 and kind == "announced" and said.attempt < 2
     async with swarm.node(1) as alice, liar(swarm, gives=gives):
         counters, confirmations = alice.parts.counters, alice.parts.confirmations
-        confirmations.pending = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
+        confirmations.pending = RetryQueue[bytes](first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
         await alice.wiring.deliver_loop._release()
@@ -157,14 +157,12 @@ async def test_what_one_senders_values_raise_keeps_no_confirmation_from_another(
         _raise_for(monkeypatch, loop._window, method, odd.peer_id)
         groups = [_accepted(identity, swarm) for identity in (odd, honest)]
         await loop.confirm(groups, source=source.peer_id)
-        assert sent == [(honest.peer_id, [groups[1].announced_id])]
+        await eventually(lambda: sent == [(honest.peer_id, [groups[1].announced_id])])
         assert faults == [(odd.peer_id, Place.CONFIRM)], "its sender is charged, not the peer that sent the body"
         for identity in (odd, honest):
-            loop.announcements.reminders.add(identity.peer_id, bytes(32))
-            loop._gathered.add(identity.peer_id, bytes([1]) * 32)
-        loop.announcements.reminded.set()
-        loop._has_gathered.set()
-        await eventually(lambda: len([peer_id for peer_id, _ in sent if peer_id == honest.peer_id]) == 3)
+            loop.announcements.to_confirm.add(identity.peer_id, bytes(32))
+        loop.announcements.has_to_confirm.set()
+        await eventually(lambda: [peer_id for peer_id, _ in sent] == [honest.peer_id] * 2)
 
 
 def _accepted(identity: Identity, swarm: LightSwarm) -> Accepted:

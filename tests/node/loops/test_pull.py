@@ -16,15 +16,17 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip import Fetched, FetchOutcome
-from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import confirmations, publish, pull, pull_slots
+from ftis_node.node.peers.serve import announcement_of
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import open_backfill_request
-from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.topology import shard_of
+from ftis_node.telemetry.events import read_events
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -170,6 +172,24 @@ async def test_a_newcomer_gets_from_others_what_its_sender_no_longer_gives(tmp_p
             assert bob.gossip.counters.bodies_out == 3
 
 
+async def test_the_end_of_a_long_catch_up_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "MIN_MISSED", 6)
+    fetch = LoopbackGossip.fetch
+
+    async def slow(gossip: LoopbackGossip, peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
+        await asyncio.sleep(0.3)
+        return await fetch(gossip, peer_id, ids, **how)
+
+    monkeypatch.setattr(LoopbackGossip, "fetch", slow)
+    swarm, events = LightSwarm(tmp_path, manifest_of()), Home(tmp_path / "2").events
+    async with swarm.node(1) as alice:
+        await swarm.publish(alice, 8)
+        async with swarm.node(2):
+            (event,) = await eventually(lambda: read_events(events, name="caught_up"))
+        assert event["num_groups"] == 8
+        assert event["duration_s"] > 0
+
+
 async def test_a_gap_between_numbers_is_asked_for(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
@@ -253,7 +273,7 @@ async def test_a_silent_member_is_asked_while_another_one_does_not_answer(
 
         monkeypatch.setattr(bob.gossip, "request_backfill", one_stuck)
         async with swarm.node(3, directory_period_s=150):
-            await eventually(lambda: stuck in bob.wiring.backfill._querying)
+            await eventually(lambda: stuck in bob.wiring.backfill._slots)
             await swarm.publish(alice, 2)
             await eventually(lambda: held(bob) == 2)
 
@@ -296,7 +316,7 @@ async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == ASKED or (kind == ANNOUNCED and said.attempt == 0)
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.2)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.2)
         await swarm.publish(alice, 2)
         await eventually(lambda: held(bob) == 2)
         await eventually(lambda: alice.parts.confirmations.num_confirmed == 2)
@@ -333,11 +353,11 @@ async def test_only_what_is_announced_again_is_confirmed_again(tmp_path: Path) -
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
         assert kept is not None
-        said = alice.wiring.announcer.announcement_of(kept)
-        await alice.wiring.announcer.announce(said)
+        said = announcement_of(kept, alice.parts.about)
+        await alice.gossip.announce(said.to_bytes(), shard=alice.parts.context.shard)
         await asyncio.sleep(0.3)
         assert bob.gossip.counters.confirmed_out == 1, "it may be late on its way: its sender was told"
-        await alice.wiring.announcer.announce(replace(said, attempt=1))
+        await alice.gossip.announce(replace(said, attempt=1).to_bytes(), shard=alice.parts.context.shard)
         await eventually(lambda: bob.gossip.counters.confirmed_out == 2)
 
 
@@ -361,7 +381,7 @@ async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> No
 async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
         bob.parts.new_peers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.counters.refused["reward_mismatch"])
@@ -380,7 +400,7 @@ async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_
         nodes = [await stack.enter_async_context(swarm.node(number, pull_all_max_peers=0)) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
-            node.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.3)
+            node.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.3)
             await swarm.publish(node, 2)
         await eventually(lambda: sum(node.parts.confirmations.num_confirmed for node in nodes) == 16)
         await asyncio.sleep(0.5)

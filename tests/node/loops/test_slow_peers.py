@@ -13,6 +13,7 @@ from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
+from ftis_node.swarm.delivery import RetryQueue
 from tests.node.loops.test_pull import ANNOUNCED, ASKED, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
@@ -126,6 +127,25 @@ async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
             assert answers.total() < len(slow), "the slow ones were queried first"
 
 
+async def test_what_a_slow_newcomer_has_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node needs no foreign groups for a step, so it queries no silent member; and nothing is announced again."""
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1, directory_period_s=150) as alice:
+        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=3600.0)
+        await swarm.publish(alice, 3)
+        request = LoopbackGossip.request_backfill
+
+        async def request_slowly(gossip: LoopbackGossip, peer_id: str, question: bytes, *, timeout_s: float) -> Fetched:
+            await asyncio.sleep(min(timeout_s, 0.5))
+            if timeout_s < 0.5:
+                return Fetched((), FetchOutcome.TIMED_OUT)
+            return await request(gossip, peer_id, question, timeout_s=timeout_s)
+
+        monkeypatch.setattr(LoopbackGossip, "request_backfill", request_slowly)
+        async with swarm.node(2, directory_period_s=150) as bob:
+            await eventually(lambda: held(bob) == 3)
+
+
 async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the_pulls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,26 +159,24 @@ async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the
         assert held(bob) == 2
 
 
-@pytest.mark.parametrize("is_again", [False, True], ids=["gathered", "repeated"])
 async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_again: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirmations, "WINDOW_S", 0.05)
+    monkeypatch.setattr(pull_slots, "QUICK_S", 1.0)
     swarm, stuck, other = LightSwarm(tmp_path, manifest_of()), identity_of(4).peer_id, identity_of(5).peer_id
     async with swarm.node(2) as bob:
         sent = add_stuck_confirmation(bob, monkeypatch, stuck)
         loop = bob.wiring.pull._confirmations
-        queue = loop.announcements.reminders if is_again else loop._gathered
-        event = loop.announcements.reminded if is_again else loop._has_gathered
-        queue.add(stuck, bytes(32))
-        event.set()
-        await eventually(lambda: stuck in sent)
-        queue.add(other, bytes(32))
-        event.set()
-        await eventually(lambda: other in sent)
-        await eventually(lambda: sent.count(stuck) == 2 and not loop._sending)
+        announcements = bob.wiring.announcements
+        for sender in (stuck, other):
+            announcements.to_confirm.add(sender, bytes(32))
+            announcements.has_to_confirm.set()
+            await eventually(lambda sender=sender: sender in sent)
+        assert loop._slots.pace_of(stuck) is Pace.UNKNOWN, "its confirmation is in flight"
+        await eventually(lambda: sent.count(stuck) == 2 and stuck not in loop._slots)
         assert loop._slots.pace_of(stuck) is Pace.SLOW
-        assert sent.count(stuck) == 2 and not queue.take(), "once more, with the time that a slow peer has"
+        assert sent.count(stuck) == 2 and not len(announcements.to_confirm), "once more, with the time of slow peers"
 
 
 async def test_records_that_the_directory_does_not_give_delay_neither_others_nor_the_own_one(
@@ -186,33 +204,63 @@ async def test_records_that_the_directory_does_not_give_delay_neither_others_nor
         await eventually(lambda: (record := record_of(identity_of(1).peer_id)) is not None and record.last_number == 1)
 
 
+async def test_a_record_is_read_wherever_it_is_among_many_that_the_directory_does_not_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, alice_id = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), identity_of(1).peer_id
+    async with swarm.node(1), swarm.node(2, directory_period_s=150) as bob:
+        get_record = bob.gossip.get_record
+        await eventually(lambda: bob.parts.registry.peers)
+        await asyncio.sleep(0.1)
+
+        async def get_or_hang(peer_id: str) -> bytes | None:
+            return await (get_record(peer_id) if peer_id == alice_id else asyncio.Future())
+
+        monkeypatch.setattr(bob.gossip, "get_record", get_or_hang)
+        loop = bob.wiring.directory_loop
+        order = [*SLOW[:8], alice_id, *SLOW[8:]]
+        bob.parts.registry.seen(alice_id).record, loop._late = None, dict.fromkeys(order)
+        for _ in range(2):
+            loop._members = set(order)
+            await loop._read_records(limit_s=0.05)
+        assert bob.parts.registry.record_of(alice_id) is not None
+
+
 def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:
     slots = QuerySlots(2)
     assert slots.pace_of("p") is Pace.UNKNOWN
-    assert slots.note("p", took_s=0.01, is_answered=True) is Pace.QUICK
-    assert slots.note("p", took_s=pull_slots.QUICK_S, is_answered=False) is Pace.SLOW
-    assert slots.note("p", took_s=0.01, is_answered=False) is Pace.UNKNOWN, "it broke at once, which says nothing"
-    assert slots.note("p", took_s=9.0, is_answered=True) is Pace.SLOW
+    for took_s, is_answered, pace in (
+        (0.01, True, Pace.QUICK),
+        (pull_slots.QUICK_S, False, Pace.SLOW),
+        (0.01, False, Pace.UNKNOWN),  # it broke at once, which says nothing
+        (9.0, True, Pace.SLOW),
+    ):
+        slots.note("p", took_s=took_s, is_answered=is_answered)
+        assert slots.pace_of("p") is pace
 
 
-async def test_a_slot_of_each_pace_is_free_while_those_of_the_others_are_held() -> None:
-    slots, limits = QuerySlots(1), []
+def test_a_slot_of_each_pace_is_free_while_those_of_the_others_are_held() -> None:
+    slots = QuerySlots(1)
     slots.note("quick", took_s=0.0, is_answered=True)
     slots.note("slow", took_s=9.0, is_answered=True)
-    async with slots.of("slow") as slow_s, slots.of("quick") as quick_s, slots.of("new") as new_s:
-        limits += [slow_s, quick_s, new_s]
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05), slots.of("another new one"):
-                pass
+    peers = ("slow", "slow", "quick", "new", "newer")
+    assert [slots.take(peer) for peer in peers] == [True, False, True, True, False]
+    limits = [slots.limit_s(peer) for peer in ("slow", "quick", "new")]
     assert limits == [pull_slots.SLOW_S, pull_slots.QUICK_S, pull_slots.QUICK_S]
-    async with asyncio.timeout(1), slots.of("another new one"):
-        pass
+    slots.release("new")
+    assert slots.take("newer")
 
 
-def test_a_turn_is_one_of_a_few_of_each_pace() -> None:
-    slots, busy = QuerySlots(1), dict[str, Pace]()
-    slots.note("slow", took_s=9.0, is_answered=True)
-    assert [peer for peer in ("slow", "slow", "new", "newer") if slots.takes_turn(busy, peer)] == ["slow", "new"]
+def test_a_query_that_shows_that_its_peer_is_slow_is_repeated_once() -> None:
+    slots = QuerySlots(1)
+    assert slots.take("p")
+    slots.note("p", took_s=0.01, is_answered=True)
+    assert not slots.turned_slow("p")
+    for is_first in (True, False):
+        slots.note("p", took_s=pull_slots.QUICK_S, is_answered=False)
+        assert slots.turned_slow("p") is is_first
+        slots.release("p")
+        assert slots.take("p")
 
 
 def test_a_thousand_peers_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

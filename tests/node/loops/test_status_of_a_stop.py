@@ -36,9 +36,10 @@ class SlowLearner(NullLearner):
     def __init__(self, *, reports: str = "") -> None:
         super().__init__(0)
         self.reports = reports
-        self.may_end, self.may_save = asyncio.Event(), asyncio.Event()
+        self.has_begun, self.may_end, self.may_save = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
+        self.has_begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -77,7 +78,8 @@ async def test_a_stopped_node_waits_for_its_learner(
     with components(tmp_path, settings=SETTINGS, learner=learner, **scorers()) as node:
         await prepare(node, monkeypatch)
         work = asyncio.create_task(until_signalled(run_node(node, steps=None, observed=observed)))
-        await eventually(lambda: observed.newest().node.state == "running")
+        await learner.has_begun.wait()
+        assert observed.newest().node.state == "running"
         status = observed.status
         assert status is not None
         assert status.latest.node.waits_for == ""
@@ -100,7 +102,8 @@ async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learne
     with components(tmp_path, settings=SETTINGS, learner=learner, **scorers()) as node:
         done = await prepare(node, monkeypatch)
         work = asyncio.create_task(run_node(node, steps=None, observed=observed))
-        await eventually(lambda: observed.newest().node.state == "running")
+        await learner.has_begun.wait()
+        assert observed.newest().node.state == "running"
         status = observed.status
         assert status is not None
         done.set()

@@ -76,7 +76,7 @@ async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path)
     with _trained_node(tmp_path) as wiring:
         loop, state = wiring.directory_loop, wiring.node.context.state
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(loop._watch_members(tasks))
+            watching = tasks.create_task(loop._watch_members())
             for step in (5, 6):
                 state.step = step
                 while not wiring.peer_table.swarm().peers or wiring.peer_table.swarm().peers[0].step != step:  # noqa: ASYNC110

@@ -16,6 +16,7 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import HOME_SCHEMA, mark_schema
+from ftis_node.config.limits import AccessSection
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.peers.store import PeerStore
@@ -474,7 +475,7 @@ def test_a_turned_bit_in_the_schema_of_the_buffer_ends_no_node(home: Home) -> No
 
 def test_a_turned_bit_in_the_schema_of_the_peers_ends_no_node(home: Home) -> None:
     """SQLite's error message has the name, which is no text: reading the message raises UnicodeDecodeError."""
-    store, standings = PeerStore(home.peers), ReputationTable()
+    store, standings = PeerStore(home.peers), ReputationTable(AccessSection())
     standings.note("peer", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(standings)
     store.close()
@@ -482,7 +483,7 @@ def test_a_turned_bit_in_the_schema_of_the_peers_ends_no_node(home: Home) -> Non
     overwrite(home.peers, data.index(b"CREATE TABLE peers") + len(b"CREATE TABLE "), b"peers (\xf7")
     heal(home)
     assert [event["file"] for event in told(home, "recovered")] == ["peers.sqlite"]
-    store, standings = PeerStore(home.peers), ReputationTable()
+    store, standings = PeerStore(home.peers), ReputationTable(AccessSection())
     store.load(standings, now=1e9)
     store.save(standings)
     store.close()
@@ -528,14 +529,14 @@ def test_lines_that_are_no_events_are_skipped_and_reported_once(home: Home) -> N
     "reasons", ["CAST(x'7b226c696564ff' AS TEXT)", "'{\"false_claim\": []}'", "'{\"false_claim\": 1e999}'", "'[7]'"]
 )
 def test_peers_whose_texts_are_none_keep_their_standing(home: Home, reasons: str) -> None:
-    store, standings = PeerStore(home.peers), ReputationTable()
+    store, standings = PeerStore(home.peers), ReputationTable(AccessSection())
     for number in range(3):
         standings.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(standings)
     store.close()
     execute(home.peers, f"UPDATE peers SET reasons = {reasons} WHERE peer_id = 'peer1'")
     heal(home)
-    again, store = ReputationTable(), PeerStore(home.peers)
+    again, store = ReputationTable(AccessSection()), PeerStore(home.peers)
     store.load(again, now=1e9)
     store.close()
     assert (
@@ -547,14 +548,14 @@ def test_peers_whose_texts_are_none_keep_their_standing(home: Home, reasons: str
 
 
 def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
-    store, standings = PeerStore(home.peers), ReputationTable()
+    store, standings = PeerStore(home.peers), ReputationTable(AccessSection())
     for number in range(200):
         standings.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(standings)
     store.close()
     overwrite(home.peers, 4 * PAGE, noise(PAGE))
     heal(home)
-    again, store = ReputationTable(), PeerStore(home.peers)
+    again, store = ReputationTable(AccessSection()), PeerStore(home.peers)
     store.load(again, now=1e9)
     store.close()
     assert 80 <= len(again) < 200
@@ -562,7 +563,7 @@ def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
 
 
 def test_a_peer_book_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    store, standings = PeerStore(home.peers), ReputationTable()
+    store, standings = PeerStore(home.peers), ReputationTable(AccessSection())
     standings.note("peer", Behaviour.FALSE_CLAIM, now=1e9)
     with hold(home.peers):
         store.save(standings)
@@ -646,10 +647,10 @@ def test_a_home_that_has_trained_nothing_knows_its_run_by_its_last_status(home: 
 
 
 def test_a_clock_that_is_set_back_makes_no_ban_longer(home: Home) -> None:
-    store, standings = PeerStore(home.peers), ReputationTable()
+    store, standings = PeerStore(home.peers), ReputationTable(AccessSection())
     standings.ban("peer", 600.0, now=1e9)
     store.save(standings)
-    again = ReputationTable()
+    again = ReputationTable(AccessSection())
     store.load(again, now=1e9 - 7200)
     store.close()
     assert again.is_banned("peer", now=1e9 - 7200)

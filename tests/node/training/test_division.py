@@ -142,7 +142,7 @@ def prompts_of(folder: Path, division: Division | None, *, num: int) -> Counter[
         folder, identity=HONEST, manifest=ADVANTAGE, domain_task=domain, division=division, tokenizer=_PlainTokenizer()
     ) as node:
         loop = Wiring(node).generate_loop
-        found = Counter(loop._next_prompt().item.ref.task for _ in range(num))
+        found = Counter(loop._next_prompt()[0].ref.task for _ in range(num))
         assert not events_of(node, "prompt_skipped"), "a problem that is passed over is not too long"
     return found
 
@@ -169,6 +169,6 @@ def test_nodes_with_horizontal_prompts_answer_the_same_ones_after_a_restored_ide
         with components(folder, identity=identity, manifest=manifest, **changes) as node:
             node.buffer.raise_last_number(last_number)
             loop = Wiring(node).generate_loop
-            return [loop._next_prompt().item.ref for _ in range(20)]
+            return [loop._next_prompt()[0].ref for _ in range(20)]
 
     assert next_prompts(tmp_path / "one", HONEST, skipped) == next_prompts(tmp_path / "other", LIAR, 0)
