@@ -220,7 +220,8 @@ class Battle:
             "peers": (len(parts.registry.peers), 4096),
             "later": (len(node.wiring.pull._later), 8192),
             "asking": (len(node.wiring.pull._slots._asking), NODE_SETTINGS.swarm.pulls_in_flight),
-            "inbox": (len(node.gossip._queue._waiting), 8192),  # type: ignore[attr-defined]
+            "inbox": (node.gossip._queue._queue.qsize(), 8192),  # type: ignore[attr-defined]
+            "to confirm": (len(ear.to_confirm), 1 << 14),
             "arrivals": (node.wiring.intake._known.arrivals.qsize(), 64),
             "strangers' arrivals": (node.wiring.intake._new_peers.arrivals.qsize(), 64),
             "reasons": (len(parts.counters.refused), 128),

@@ -82,7 +82,7 @@ def test_the_battle_sees_a_fault_that_the_guard_catches() -> None:
 
 
 def test_the_battle_sees_a_loop_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    broken = patch.object(BackfillLoop, "_report_progress", _fails_later(BackfillLoop._report_progress))
+    broken = patch.object(BackfillLoop, "_note_progress", _fails_later(BackfillLoop._note_progress))
     with broken, pytest.raises((AssertionError, ExceptionGroup)) as caught:
         play(STEPS_IN_ONE_LIFE, seed=4, quiet=True)
     first = caught.value.__context__ if isinstance(caught.value, ExceptionGroup) else caught.value
