@@ -63,7 +63,7 @@ def test_a_broken_line_in_a_data_file_is_named(capsys: pytest.CaptureFixture[str
     file.write_text(json.dumps({"question": "1+1?", "answer": "two\n#### 2"}) + '\n{"question": "no answer"}\n')
     code, line = join(capsys, tmp_path, "--model", str(model), "--task", f"gsm8k:{file}")
     assert code == 2
-    assert "train.jsonl:2" in line
+    assert "train.jsonl: row 2" in line
 
 
 def test_a_bad_manifest_key(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
