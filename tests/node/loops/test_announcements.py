@@ -93,6 +93,19 @@ async def test_a_peer_whose_answers_are_all_of_no_use_is_left_alone_for_a_while(
         assert len(requests) == num_requests
 
 
+async def test_a_member_that_is_queried_for_a_gap_is_caught_up_with_afterwards(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        wiring, requests = pulling(alice, [])
+        assert wiring.backfill._slots.take(PEER)
+        await catch_up(wiring)
+        assert not requests
+        wiring.backfill._slots.release(PEER)
+        async with asyncio.TaskGroup() as tasks:
+            wiring.backfill._begin_queries(tasks)
+        assert requests
+
+
 async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_path: Path) -> None:
     """Answers of no use would pause the peers that give them."""
     swarm = LightSwarm(tmp_path, manifest_of())

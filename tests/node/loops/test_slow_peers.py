@@ -99,11 +99,12 @@ async def test_gaps_of_a_slow_sender_do_not_delay_the_gap_of_another(
         await eventually(lambda: bob.parts.registry.peers)
         await asyncio.sleep(0.2)
         answers = add_slow_members(bob, monkeypatch, SLOW[:1])
+        await eventually(lambda: answers.total() == 1 and SLOW[0] not in bob.wiring.backfill._slots)
         for number in range(1, 128, 2):
             bob.wiring.announcements.tracker_of(SLOW[0]).note(number, at=time.monotonic())
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
-        assert answers.total() <= 4, "its gaps were queried first"
+        assert answers.total() <= 5, "its gaps were queried first"
 
 
 async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
