@@ -218,8 +218,8 @@ class BackfillLoop:
                     if not self._slots.turned_slow(peer_id):  # else a later turn queries the gap
                         is_final = peer_id == sender and outcome is FetchOutcome.COMPLETE
                         self.announcements.tracker_of(sender).note_query(gap, is_final=is_final)
-                if work.failed or self._slots.pace_of(peer_id) is Pace.SLOW:
-                    return  # one gap in a turn of a slow peer
+                if work.failed or self._slots.pace_of(peer_id) is Pace.SLOW or not self._may_ask(peer_id):
+                    return  # one gap in a turn of a slow peer, or of one that failed
         finally:
             self._filling.remove(sender)
             self._release(peer_id)

@@ -42,13 +42,15 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
     return message.SerializeToString()
 
 
-def pulling(node: StubNode, answers: list[bytes]) -> tuple[Wiring, list[BackfillRequest]]:
+def pulling(
+    node: StubNode, answers: list[bytes], *, outcome: FetchOutcome = FetchOutcome.COMPLETE
+) -> tuple[Wiring, list[BackfillRequest]]:
     """Loops whose questions get these answers, and the questions."""
     requests: list[BackfillRequest] = []
 
     async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
         requests.append(open_backfill_request(question))
-        return Fetched(tuple(answers), FetchOutcome.COMPLETE)
+        return Fetched(tuple(answers), outcome)
 
     node.parts.gossip.request_backfill = answer  # type: ignore[method-assign]
     return Wiring(node.parts), requests
@@ -104,6 +106,25 @@ async def test_a_member_that_is_queried_for_a_gap_is_caught_up_with_afterwards(t
         async with asyncio.TaskGroup() as tasks:
             wiring.backfill._begin_queries(tasks)
         assert requests
+
+
+async def fill_gaps(wiring: Wiring, members: list[str]) -> None:
+    """Query the gaps of all senders once, as the backfill loop does."""
+    async with asyncio.TaskGroup() as tasks:
+        wiring.backfill._fill_gaps(tasks, members)
+
+
+async def test_a_peer_that_fails_is_queried_for_one_gap_only(tmp_path: Path) -> None:
+    """Each further one would count as a try of that gap."""
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        wiring, requests = pulling(alice, [], outcome=FetchOutcome.UNREACHABLE)
+        tracker = wiring.announcements.tracker_of(PEER)
+        for number in (1, 3, 5, 7):
+            tracker.note(number, at=time.monotonic())
+        await fill_gaps(wiring, [PEER])
+        assert len(requests) == 1
+        assert sorted(gap.tries for gap in tracker.gaps) == [0, 0, 1]
 
 
 async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_path: Path) -> None:
