@@ -197,7 +197,8 @@ class BackfillLoop:
                 peer_id = self._holder_of(sender, gaps[0], members)
                 if peer_id is not None and self._slots.take(peer_id):
                     self._filling.add(sender)
-                    filling = self._fill(sender, gaps[:GAPS_PER_TURN], peer_id=peer_id)
+                    alike = [gap for gap in gaps if bool(gap.tries) == bool(gaps[0].tries)]  # the same peers can help
+                    filling = self._fill(sender, alike[:GAPS_PER_TURN], peer_id=peer_id)
                     tasks.create_task(filling, name=f"backfill-gaps-{sender[-6:]}")
 
     def _holder_of(self, sender: str, gap: SequenceGap, members: Sequence[str]) -> str | None:

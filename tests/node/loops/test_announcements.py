@@ -127,6 +127,28 @@ async def test_a_peer_that_fails_is_queried_for_one_gap_only(tmp_path: Path) -> 
         assert sorted(gap.tries for gap in tracker.gaps) == [0, 0, 1]
 
 
+async def test_a_gap_is_queried_at_its_sender_first_whatever_the_newest_gap_needs(tmp_path: Path) -> None:
+    swarm, other = LightSwarm(tmp_path, manifest_of()), identity_of(3).peer_id
+    async with swarm.node(1) as alice:
+        wiring, asked = Wiring(alice.parts), list[tuple[str, int | None]]()
+
+        async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
+            asked.append((peer_id, open_backfill_request(question).first_number))
+            return Fetched((), FetchOutcome.COMPLETE)
+
+        alice.parts.gossip.request_backfill = answer  # type: ignore[method-assign]
+        tracker = wiring.announcements.tracker_of(PEER)
+        for number in (1, 3, 5):
+            tracker.note(number, at=time.monotonic())
+        tracker.note_query(tracker.gaps[0], is_final=False)
+        await fill_gaps(wiring, [other])
+        await fill_gaps(wiring, [other])
+        await fill_gaps(wiring, [other])
+        await fill_gaps(wiring, [PEER, other])
+        assert asked == [(other, 4)] * 3 + [(PEER, 2)]
+        assert not tracker.gaps
+
+
 async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_path: Path) -> None:
     """Answers of no use would pause the peers that give them."""
     swarm = LightSwarm(tmp_path, manifest_of())
