@@ -89,6 +89,8 @@ class ReannounceLoop:
     async def _announce_again(self) -> None:
         pending, now = self.confirmations.pending, time.monotonic()
         for group_id, attempt in pending.due(now=now):
+            if group_id in self.confirmations.confirmed_ids:
+                continue  # while an earlier one was announced
             held = self.reader.held(group_id)
             if held is None or held.created_at < time.time() - self.context.manifest.step.max_age_s:
                 continue  # too old for every peer

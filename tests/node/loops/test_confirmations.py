@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,29 @@ async def test_a_stranger_that_was_sent_the_group_is_believed(tmp_path: Path) ->
         await eventually(lambda: alice.parts.counters.confirmations_unproven == 1)
         assert list(alice.parts.confirmations.confirmed_ids) == [first]
         await stranger.close()
+
+
+async def test_a_group_that_is_confirmed_while_another_is_announced_again_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice:
+        confirmations, announced = alice.parts.confirmations, list[bytes]()
+        await swarm.publish(alice, 2)
+        first, second = alice.parts.reader.own_ready()
+        confirmations.pending = RetryQueue[bytes](first_wait_s=1.0)
+        for group_id in (first, second):
+            confirmations.pending.put(group_id, now=-math.inf)
+
+        async def announce(payload: bytes, *, shard: int) -> bool:
+            announced.append(open_announcement(payload).id)
+            confirmations.confirm(identity_of(2).peer_id, second)
+            return True
+
+        monkeypatch.setattr(alice.gossip, "announce", announce)
+        await alice.wiring.reannounce_loop._announce_again()
+        assert announced == [first]
+        assert len(confirmations.pending) == 1
 
 
 async def test_a_group_that_a_peer_confirms_again_counts_once_for_it(tmp_path: Path) -> None:
