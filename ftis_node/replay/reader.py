@@ -304,7 +304,7 @@ class ReplayReader:
             totals[f"tokens_{origin}"] += num_tokens
             totals[f"trained_{origin}"] += num_groups if reason == ReleaseReason.TRAINED else 0
             tokens += num_tokens if state != State.RELEASED else 0
-            envelope_bytes += num_bytes
+            envelope_bytes += num_bytes or 0  # none before an upgrade has filled the column
         return BufferFigures(
             ready=states[State.READY],
             taken=states[State.TAKEN],

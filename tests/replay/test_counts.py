@@ -84,6 +84,22 @@ def test_a_buffer_of_an_older_version_is_read_and_then_upgraded(tmp_path: Path) 
         assert not db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' OR name = 'counts'").fetchall()
 
 
+def test_a_buffer_whose_sizes_are_not_filled_in_is_read_and_then_completed(tmp_path: Path) -> None:
+    """An upgrade is cut off after it has added the column, or an older version writes to the upgraded file."""
+    path = tmp_path / "replay.sqlite"
+    with closing(ReplayBuffer(path)) as buffer:
+        _live(buffer, rounds=1)
+    with closing(ReplayReader(path)) as reader:
+        counted = reader.figures()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE groups SET num_bytes = NULL")
+    with closing(ReplayReader(path)) as reader:
+        assert (reader.figures().ready, reader.figures().envelope_bytes) == (counted.ready, 0)
+        assert reader.kept_bytes() == reader.ready_foreign_bytes() == 0
+    with closing(ReplayBuffer(path)), closing(ReplayReader(path)) as reader:
+        assert reader.figures().envelope_bytes == counted.envelope_bytes > 0
+
+
 def test_own_rewards_are_of_the_newest_own_groups_in_whatever_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
