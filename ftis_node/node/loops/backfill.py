@@ -117,7 +117,7 @@ class BackfillLoop:
 
     def catch_up(self, peer_id: str) -> None:
         """Query a member for its missed groups soon; query the first few new members for the groups of all senders."""
-        if peer_id not in self._due:  # if the peer has a slot, then after that query
+        if peer_id not in self._due and self._may_ask(peer_id):  # if the peer has a slot, then after that query
             is_new = peer_id not in self._caught_up
             self._due[peer_id] = is_new and self._everybodys.take(1.0, now=time.monotonic())
             self._has_due.set()

@@ -114,6 +114,17 @@ async def fill_gaps(wiring: Wiring, members: list[str]) -> None:
         wiring.backfill._fill_gaps(tasks, members)
 
 
+async def test_banned_members_do_not_use_up_the_questions_for_the_groups_of_all_senders(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        wiring, requests = pulling(alice, [])
+        for number in range(10, 20):
+            alice.parts.peers.ban(identity_of(number).peer_id)
+            await catch_up(wiring, identity_of(number).peer_id)
+        await catch_up(wiring)
+        assert [request.sender for request in requests] == [None]
+
+
 async def test_a_peer_that_fails_is_queried_for_one_gap_only(tmp_path: Path) -> None:
     """Each further one would count as a try of that gap."""
     swarm = LightSwarm(tmp_path, manifest_of())
