@@ -14,6 +14,7 @@ import typer
 
 from ftis_node.cli.options import print_line
 from ftis_node.errors import ConfigError, FtisError
+from ftis_node.telemetry.health_summary import plural
 from ftis_node.telemetry.terminal_text import printable, wrapped
 
 if TYPE_CHECKING:
@@ -68,5 +69,7 @@ def _repaint(document: Any, screen: Callable[[Any, int], Iterable[str]]) -> None
     width = size.columns - 1
     is_error = isinstance(document, FtisError)
     lines = wrapped(f"{document}; trying again", width) if is_error else list(screen(document, width))
-    shown = [*lines[: size.lines - 2], f"{time.strftime('%H:%M:%S')}, updated until ctrl-C"]
+    shown = lines[: size.lines - 2]
+    rest = f"; {plural(hidden, 'more line')} below" if (hidden := len(lines) - len(shown)) else ""
+    shown.append(f"{time.strftime('%H:%M:%S')}, updated until ctrl-C{rest}")
     sys.stdout.write(REPAINT + "".join(f"{line}{REST_OF_LINE}\n" for line in shown) + REST_OF_SCREEN)

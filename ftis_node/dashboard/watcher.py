@@ -92,10 +92,11 @@ class Watcher:
 
         The first snapshot of a long event log takes seconds; `with_history=False` skips it.
         """
-        problem, is_held = "", self._home.is_held()
+        problem, is_held = "", False
         try:
+            is_held = self._home.is_held()
             self._status, self._peers = read_status(self._home), tuple(read_document(self._home, "/peers"))
-        except (FtisError, OSError, ValueError, TypeError) as error:  # also a damaged document
+        except (FtisError, OSError, ValueError, TypeError) as error:  # also a damaged document, or a read-only home
             problem = str(error)
         if with_history:
             self._reader.poll()

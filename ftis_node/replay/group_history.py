@@ -101,7 +101,9 @@ class PromptResolver:
 
         if not self._home.run_toml.exists():
             raise ConfigError("the home has no run.toml")
-        spec = parse_spec(str(read_toml(self._home.run_toml)["task"]))
+        if (task := read_toml(self._home.run_toml).get("task")) is None:
+            raise ConfigError("the home's run.toml names no task")
+        spec = parse_spec(str(task))
         return load_task(spec.with_paths(remembered_paths(self._home)), split=split)
 
 

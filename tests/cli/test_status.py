@@ -4,6 +4,7 @@ both; `swarm` shows its view in each form."""
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -232,6 +233,22 @@ def test_the_swarm_is_a_table_json_or_a_line_of_json_each_time(
     assert run(["swarm", "--home", str(tmp_path), "--json", "--watch"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [[view], {"error": "the node does not answer"}]
+
+
+def test_watching_a_swarm_on_a_small_terminal_says_what_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tuple(SwarmRow(f"12D3KooWpeer{n:04}", f"n{n}", "full", "org/tiny", 1, "1", 0.0, 60.0) for n in range(9))
+    looks = [[SwarmView(RunSummary("ab" * 16), 1.0, rows).as_dict()]]
+    monkeypatch.setattr(swarm_command, "read_document", lambda home, path: looks.pop() if looks else _interrupt())
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("LINES", "8")
+    assert run(["swarm", "--watch", "--home", str(tmp_path)]) == 0
+    painted = capsys.readouterr().out
+    assert "n3 " in painted and "n4 " not in painted
+    assert re.search(r"ctrl-C; \d+ more lines below", painted)
 
 
 def _interrupt() -> Any:

@@ -232,16 +232,21 @@ def lora_layers(causal_lm: Any) -> dict[str, Any]:
     return {name: module for name, module in causal_lm.named_modules() if isinstance(module, LoraLayer)}
 
 
+@torch.no_grad()
 def initialize_adapter(causal_lm: Any) -> None:
     """Draw the adapter's first weights. Those beside a meta weight, which peft leaves on the meta device, get memory.
 
-    All ranks draw the same weights, and a learner of one process draws them too.
+    They are those of a new linear layer on the CPU in float32, as peft's are, and zeros. So all ranks draw the same
+    weights, and so does a learner of one process, on any device and in any number format.
     """
     for layer in lora_layers(causal_lm).values():
-        for linear in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
+        first, second = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
+        for linear in (first, second):
             if linear.weight.is_meta:
                 linear.to_empty(device="cpu")
-        layer.reset_lora_parameters(ADAPTER, True)
+        drawn = nn.Linear(first.in_features, first.out_features, bias=False, device="cpu", dtype=torch.float32)
+        first.weight.copy_(drawn.weight)
+        second.weight.zero_()
 
 
 def own_tensors(policy: Policy) -> dict[str, Tensor]:

@@ -129,6 +129,17 @@ def test_one_seed_gives_one_adapter(model_folder, tmp_path):
     assert not torch.equal(adapter(3), adapter(4))
 
 
+def test_one_seed_gives_one_adapter_in_every_number_format(model_folder, tmp_path):
+    """It is drawn on the CPU in float32, so a GPU and a rank with an empty model have the same one."""
+    weights = {
+        dtype: load_policy(make_boot(model_folder, tmp_path, lora=LORA, dtype=dtype)).trainable()
+        for dtype in ("float32", "bfloat16")
+    }
+    assert any(value.any() for name, value in weights["float32"].items() if ".lora_A" in name)
+    for name, value in weights["float32"].items():
+        assert torch.equal(value.bfloat16(), weights["bfloat16"][name]), name
+
+
 def test_dropout_is_refused(model_folder, tmp_path):
     with pytest.raises(ConfigError, match="dropout must be 0"):
         load_policy(make_boot(model_folder, tmp_path, lora=LoraSection(rank=4, dropout=0.1)))

@@ -1,0 +1,21 @@
+"""The prompt of a stored group, made again from the home's run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.config.home import Home
+from ftis_node.records.group import PromptRef
+from ftis_node.replay.group_history import PromptResolver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_run_without_a_task_is_a_reason(tmp_path: Path) -> None:
+    """The dashboard ends with any other exception."""
+    home = Home(tmp_path)
+    home.run_toml.write_text('name = "no task"\n')
+    group: Any = SimpleNamespace(prompt_ref=PromptRef("arithmetic", "train", 1))
+    assert PromptResolver(home).resolve(group).missing == "the home's run.toml names no task"
