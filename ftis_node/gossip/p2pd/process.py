@@ -148,16 +148,19 @@ class P2pdProcess:
         variables = {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
         if on_one_core:
             variables["GOMAXPROCS"] = "1"
-        child = await asyncio.create_subprocess_exec(
-            str(p2pd_path()),
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=variables,
-            limit=MAX_LINE_BYTES,
-            start_new_session=True,  # the daemon handles Ctrl-C
-        )
+        try:
+            child = await asyncio.create_subprocess_exec(
+                str(p2pd_path()),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=variables,
+                limit=MAX_LINE_BYTES,
+                start_new_session=True,  # the daemon handles Ctrl-C
+            )
+        except OSError as error:
+            raise MachineError(f"{p2pd_path()} cannot be started: {error.strerror}; install hivemind again") from None
         process = cls(child)
         try:
             await process._wait_ready(timeout_s=timeout_s)

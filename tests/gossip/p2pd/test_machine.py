@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import MachineError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.gossip import parse_listen_address
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments, pin_ports
@@ -147,3 +147,11 @@ async def test_p2pd_ends_by_itself_if_no_daemon_connects(tmp_path: Path) -> None
             await process.ended()
     finally:
         await process.stop(timeout_s=0)
+
+
+async def test_a_p2pd_that_cannot_be_executed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "p2pd"
+    program.write_bytes(b"")
+    monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: program)
+    with pytest.raises(MachineError, match=f"{program} cannot be started: Permission denied; install hivemind again"):
+        await P2pdProcess.start([], timeout_s=1)
