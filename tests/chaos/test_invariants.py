@@ -207,6 +207,9 @@ def test_a_crash_a_stop_and_what_a_node_tells_are_no_violations() -> None:
     assert broken(at_rest(sound())) == []
     killed = replace(sound(), is_running=False, processes=(), status=(said := at_rest(sound()).status), command=said)
     assert broken(replace(killed, is_torn=True, leftovers={("run", 7): "run"})) == []
+    again = (event("taken", group=f"{US}-2", step=2), event("step", step=2, policy_version=2))
+    earlier = with_events(event("step_lost", step=3), *again)(killed)
+    assert "the status is truthful" not in names(earlier), "the status was saved before the learner's death"
     told = without(3)(with_events(event("recovered", file="replay.sqlite"))(sound()))
     assert broken(told) == [], "the node said that part of its buffer was lost"
     taken_up = with_events(

@@ -61,7 +61,8 @@ def _of_step(step: int, seen: Observation) -> Iterator[str]:
     if seen.is_running:
         lowest = min(lowest, seen.floor_step)
     elif not seen.ended_in_order:
-        lowest = 0  # what a killed node left is some seconds old
+        # What a killed node left is some seconds old, perhaps of before a learner's death that undid steps.
+        lowest, highest = 0, max((event["step"] for event in seen.events if event.name == "step"), default=highest)
     if not lowest <= step <= highest:
         yield f"step {step}; by the trail it is {lowest if lowest == highest else f'{lowest} to {highest}'}"
 
