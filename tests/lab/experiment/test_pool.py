@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 def write(name: str, folder: Path) -> None:
     report(name, 0.5)
+    while not (folder / "go").exists():
+        time.sleep(0.01)
     (folder / name).write_text(os.environ["OMP_NUM_THREADS"])
 
 
@@ -38,9 +41,10 @@ def test_every_call_is_made_on_one_core_and_reports_its_progress(tmp_path: Path)
 
     def watch(progress: Mapping[str, float], num_left: int) -> None:
         seen.append((dict(progress), num_left))
+        (tmp_path / "go").touch()  # so the third call has not begun at the first look
 
     call_in_processes(write, {name: (name, tmp_path) for name in "abc"}, jobs=2, watch=watch, failure="")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("abc", "1")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {**dict.fromkeys("abc", "1"), "go": ""}
     assert seen[-1][1] == 0
     assert {value for progress, _ in seen for value in progress.values()} == {0.0, 0.5}
 
