@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from ftis_node.swarm.pull_queue import PullQueue
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 NUM_OTHERS = 2  # members to ask for a group that its sender does not serve
 
 
-class RequestingPeer(Peer):
+class RequestingPeer(Peer, ABC):
     """One participant that sends requests; a subclass decides what it requests, and handles what it receives."""
 
     confirms = True
@@ -34,17 +35,17 @@ class RequestingPeer(Peer):
         self.busy_until: dict[str, float] = {}
         self.senders_with_gaps: dict[str, None] = {}  # to query at the next tick
 
+    @abstractmethod
     def receive(self, group: AnnouncedGroup, call: AnnouncementEvent, now: float) -> None:
         """Handle an announcement."""
-        raise NotImplementedError
 
+    @abstractmethod
     def accept(self, group: AnnouncedGroup, *, handed_over_by: Peer) -> bool:
         """Validate and store a body; return whether it was accepted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def act(self) -> None:
         """Start as many pulls as are needed and allowed."""
-        raise NotImplementedError
 
     def wake(self, delay_s: float) -> None:
         """Schedule `act`."""
