@@ -43,7 +43,6 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/backfill.py:BackfillLoop._catch_up",
         "node/loops/backfill.py:BackfillLoop._holder_of",
         "node/loops/backfill.py:BackfillLoop._follows",
-        "node/loops/backfill.py:BackfillLoop._may_ask",
     ),
     Place.CONFIRM: ("gossip/interface.py:Gossip.confirm",),
     Place.COUNT: (

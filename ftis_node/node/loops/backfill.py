@@ -269,8 +269,11 @@ class BackfillLoop:
 
     def _may_ask(self, peer_id: str) -> bool:
         """Return whether to query a member: not banned, and not in a pause after a failed request."""
-        may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
-        return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
+        may_ask = False
+        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
+            may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
+            may_ask = may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
+        return may_ask
 
     def _follows(self, peer_id: str) -> bool:
         num_shards = self.context.manifest.wire.announcement_shards

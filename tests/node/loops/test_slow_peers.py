@@ -14,6 +14,7 @@ from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
 from ftis_node.swarm.delivery import RetryQueue
+from ftis_node.swarm.peer_guard import Place
 from tests.node.loops.test_pull import ANNOUNCED, ASKED, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
@@ -126,6 +127,29 @@ async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
             present.append(alice.gossip.peer_id)
             await eventually(lambda: held(bob) == 3)
             assert answers.total() < len(slow), "the slow ones were queried first"
+
+
+async def test_an_error_about_one_member_ends_no_query_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150) as bob:
+        await eventually(lambda: bob.parts.registry.peers)
+        is_banned, bad = bob.parts.peers.is_banned, SLOW[0]
+
+        def raise_of_bad(peer_id: str) -> bool:
+            if peer_id == bad:
+                raise RuntimeError("unexpected")
+            return is_banned(peer_id)
+
+        monkeypatch.setattr(bob.parts.peers, "is_banned", raise_of_bad)
+        answers = add_slow_members(bob, monkeypatch, [bad])
+        bob.wiring.backfill.catch_up(bad)
+        for number in (1, 3):
+            bob.wiring.announcements.tracker_of(bad).note(number, at=time.monotonic())
+        await swarm.publish(alice, 3)
+        await eventually(lambda: held(bob) == 3 and bob.gossip.guard.num_faults[Place.CATCH_UP] >= 2)
+        assert answers[bad] == 0
 
 
 async def test_what_a_slow_newcomer_has_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
