@@ -126,7 +126,7 @@ async def run_node(
                 stop.phases = [[task for task in running if task.get_name() not in role_loops]]
                 await tasks.create_task(_until_done(wiring, last_step=steps), name="work")
                 await stop.begin()
-                lingering = tasks.create_task(_linger(node), name="peers that fetch the last groups")
+                lingering = tasks.create_task(serve_last_groups(wiring), name="peers that fetch the last groups")
                 saving = tasks.create_task(_save(node), name="the checkpoint of the last step")
                 stop.phases.insert(0, [saving, lingering])
                 await asyncio.wait([saving, lingering])
@@ -267,10 +267,11 @@ async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
         await close()
 
 
-async def _linger(node: NodeComponents) -> None:
-    """Serve for up to `swarm.shutdown_serve_s` after the last step, so that peers can fetch announced groups."""
+async def serve_last_groups(wiring: Wiring) -> None:
+    """Run for up to `swarm.shutdown_serve_s` after the last step, until a peer has confirmed each own group."""
+    node = wiring.node
     deadline = time.monotonic() + node.context.settings.swarm.shutdown_serve_s
-    while time.monotonic() < deadline and node.confirmations.num_confirmed < node.counters.groups_sent:
-        if not await node.gossip.members():
+    while time.monotonic() < deadline and await node.gossip.members():
+        if not wiring.publish_loop.num_unannounced and node.confirmations.num_confirmed >= node.counters.groups_sent:
             return
         await asyncio.sleep(POLL_INTERVAL_S)

@@ -129,6 +129,12 @@ class PublishLoop:
         self._window = SendWindow(window_s=WINDOW_S)
         self._gathered: list[Announcement] = []
         self._has_gathered = asyncio.Event()
+        self._num_begun = 0  # groups in validation, gathered, or in an announcement under way
+
+    @property
+    def num_unannounced(self) -> int:
+        """Return the number of scored groups that are not announced yet."""
+        return self.scored.qsize() + self._num_begun
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -143,6 +149,7 @@ class PublishLoop:
 
     async def publish(self, group: Group) -> ValidationResult:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
+        self._num_begun += 1
         group = replace(group, number=self.last_number + 1)
         envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)
         data = envelope.to_bytes()
@@ -151,6 +158,7 @@ class PublishLoop:
         if not isinstance(verdict, Accepted):
             log.error("an own group failed validation: %s", verdict.refusal.detail)
             self.slots.cancel()
+            self._num_begun -= 1
             return verdict
         self.last_number = group.number
         self.slots.fill()
@@ -187,3 +195,4 @@ class PublishLoop:
                 self.counters.groups_sent += 1
                 self.confirmations.pending.put(one.id, now=time.monotonic())
                 self.context.events.write("announced", group=one.id, number=one.number)
+        self._num_begun -= len(gathered)

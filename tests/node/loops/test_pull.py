@@ -17,6 +17,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
+from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import confirmations, publish, pull, pull_slots
 from ftis_node.node.peers.serve import announcement_of
@@ -136,6 +137,22 @@ async def test_confirmations_of_a_moment_go_together(
         assert sum(sent) == 20
         assert sent[:burst] == [1] * burst, "the first at once"
         assert len(sent) <= 5 + burst, "the others gathered"
+
+
+async def test_a_node_that_ends_announces_what_it_gathered_and_serves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "WINDOW_S", 1.0)
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1, shutdown_serve_s=60) as alice, swarm.node(2) as bob:
+        alice.gossip.reads_batches = bob.gossip.reads_batches = True
+        await swarm.publish(alice)
+        await eventually(lambda: alice.parts.confirmations.num_confirmed == 1)
+        for _ in range(2):
+            await alice.publish(stub_group(alice.parts.context.identity, swarm.manifest, RNG, num_tokens=4))
+        assert alice.parts.counters.groups_sent == 1, "two wait for the end of the window"
+        await serve_last_groups(alice.wiring)
+        assert alice.parts.confirmations.num_confirmed == alice.parts.counters.groups_sent == held(bob) == 3
 
 
 @pytest.mark.parametrize("all_read_batches", [True, False])
