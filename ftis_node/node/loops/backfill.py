@@ -236,11 +236,10 @@ class BackfillLoop:
 
     def _silent_since(self, peer_id: str) -> float:
         """Return when a member last announced a higher number or was queried; infinity if it is not to be queried."""
-        since = math.inf
         with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
             if peer_id not in self._slots and self._follows(peer_id) and self._may_ask(peer_id):
-                since = self.announcements.tracker_of(peer_id).at
-        return since
+                return self.announcements.tracker_of(peer_id).at
+        return math.inf
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
         """Send a request and handle the announcements in the answer.
@@ -269,11 +268,10 @@ class BackfillLoop:
 
     def _may_ask(self, peer_id: str) -> bool:
         """Return whether to query a member: not banned, and not in a pause after a failed request."""
-        may_ask = False
         with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
             may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
-            may_ask = may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
-        return may_ask
+            return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
+        return False
 
     def _follows(self, peer_id: str) -> bool:
         num_shards = self.context.manifest.wire.announcement_shards
