@@ -39,12 +39,12 @@ async def looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **swarm: Any)
         wiring, clock = Wiring(node), LoopClock(monkeypatch)
         await node.gossip.start()
         task = asyncio.create_task(wiring.shards_loop.run())
-        await clock.passes(0.0)
+        await clock.advance(0.0)
         assert len(node.context.state.read_shards) == NUM_SHARDS
 
         async def flood() -> None:
             wiring.announcements.announcements_by_shard[0] += 10**9
-            await clock.passes(SHARDS_INTERVAL_S)
+            await clock.advance(SHARDS_INTERVAL_S)
 
         yield node, flood
         task.cancel()

@@ -10,7 +10,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.learner.messages import StepReport
 from ftis_node.telemetry.status import EvalStatus
-from tests.small_swarm import EVERY_OTHER_STEP
+from tests.small_swarm import EVAL_EVERY_STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_nodes_curves_are_its_event_trail(small_swarm: SmallSwarm) -> None:
     assert curve(node, "eval/arithmetic/pass_at_1") == [
         (one["step"], pytest.approx(one["pass_at_1"])) for one in evaluations
     ]
-    assert [one["step"] for one in evaluations] == [0, *steps[EVERY_OTHER_STEP - 1 :: EVERY_OTHER_STEP]]
+    assert [one["step"] for one in evaluations] == [0, *steps[EVAL_EVERY_STEPS - 1 :: EVAL_EVERY_STEPS]]
     assert curve(node, "swarm/groups_sent")[-1][0] == steps[-1]
     assert len(curve(node, "generation/tokens_per_s")) == len(steps)
 
