@@ -40,7 +40,7 @@ SCENARIOS: Final = (
     "tests/node/http_api/test_otlp_node.py",
     "tests/node/test_domain_processes.py",
     "tests/node/test_faults.py::test_a_thread_that_fails_ends_the_whole_node",
-    "tests/node/test_limits.py::test_a_full_home_pauses_the_node_and_room_lets_it_go_on",
+    "tests/node/test_limits.py::test_a_full_home_pauses_the_node_until_there_is_space",
     "tests/node/test_poisoned.py",
     "tests/node/test_roles.py",
     "tests/node/test_stop.py",

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 SHORTEST_STOP_S, LONGEST_STOP_S = 3.0, 30.0
 COMES_BACK_S = 120.0  # a process that was killed is a new one; a busy machine takes its time
 SHOWN_BY = "tests/chaos/test_chaos.py::test_a_swarm_outlives_one_fault_of_each_sort"
-KILLED_WORKER = "tests/node/test_stop.py::test_a_worker_that_is_killed_costs_no_group"
-KILLED_DAEMON = "tests/node/test_stop.py::test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on"
+KILLED_WORKER = "tests/node/test_stop.py::test_a_killed_worker_loses_no_group"
+KILLED_DAEMON = "tests/node/test_stop.py::test_all_processes_end_with_a_killed_daemon_and_the_next_start_resumes"
 
 
 def _process(scene: Scene, role: str) -> psutil.Process:
