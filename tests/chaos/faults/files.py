@@ -200,7 +200,7 @@ def _saved(name: str, shown_by: str, inject: Callable[[Scene], None], promise: s
 
 
 BUFFER = "test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice"
-BOOK = "test_peers_that_can_be_read_keep_their_standing"
+BOOK = "test_readable_peers_keep_their_standing"
 SAVED = "The damaged file is kept aside, the buffer starts empty, and no step uses a group twice."
 BEHIND = "The event log shows the lost commits. The buffer starts empty: no group is used twice, no number given twice."
 FELL_BACK = "The checkpoint is set aside and the next older one is taken; its lost step is done again."
@@ -208,15 +208,15 @@ REFUSES = "It does not start, says in one line what to do (exit code 2), and tou
 FAULTS = (
     _saved("database-turned", BUFFER, partial(harm, name="replay.sqlite", how=turn_bytes), SAVED),
     _saved("database-cut", BUFFER, partial(harm, name="replay.sqlite", how=cut_off), SAVED),
-    _saved("wal-turned", "test_commits_that_a_write_ahead_log_lost_are_missed",
+    _saved("wal-turned", "test_lost_commits_of_the_write_ahead_log_are_detected",
            partial(harm, name="replay.sqlite-wal", how=turn_bytes), BEHIND),
-    _saved("wal-cut", "test_commits_that_a_write_ahead_log_lost_are_missed",
+    _saved("wal-cut", "test_lost_commits_of_the_write_ahead_log_are_detected",
            partial(harm, name="replay.sqlite-wal", how=cut_off), BEHIND),
     _saved("peers-turned", BOOK, partial(harm, name="peers.sqlite", how=turn_bytes),
            "The damaged file is kept aside; peers that can be read keep their standing."),
     _saved("peers-cut", BOOK, partial(harm, name="peers.sqlite", how=cut_off),
            "The damaged file is kept aside; peers that can be read keep their standing."),
-    _saved("trail-garbage", "test_lines_that_are_no_events_are_skipped_and_reported_once", harm_trail,
+    _saved("trail-garbage", "test_invalid_lines_of_the_event_log_are_skipped_and_reported_once", harm_trail,
            "Lines that are no events are left out by all readers, and one event counts them."),
     _saved("manifest-turned", "test_a_damaged_manifest_is_refused_until_the_run_is_named",
            partial(harm, name="run.toml", how=cut_off),
@@ -228,15 +228,15 @@ FAULTS = (
     Fault("all-checkpoints-cut", "files", REFUSES,
           CHECKPOINTS + "test_nothing_readable_is_an_error_not_a_new_beginning", harm_all_checkpoints, Ends.REFUSES,
           fits=trains),
-    Fault("key-turned", "files", REFUSES, HEAL + "test_a_turned_bit_in_the_key_is_no_other_peer",
+    Fault("key-turned", "files", REFUSES, HEAL + "test_a_flipped_bit_in_the_key_is_damage",
           harm_key, Ends.REFUSES),
     Fault("settings-damaged", "files", REFUSES,
           "tests/config/test_node.py::test_a_bad_file_is_named_in_one_line", harm_settings, Ends.REFUSES),
     Fault("database-busy", "files", "It waits for up to a minute, and no longer than the other program.",
-          HEAL + "test_a_buffer_that_another_program_holds_is_not_called_damaged",
+          HEAL + "test_a_buffer_that_another_program_holds_is_not_reported_as_damaged",
           partial(hold, name="replay.sqlite")),
     Fault("peers-busy", "files", "Bans and trust are saved when the file is free; nothing waits for it.",
-          HEAL + "test_a_peer_book_that_another_program_holds_is_saved_later", partial(hold, name="peers.sqlite")),
+          HEAL + "test_a_peers_file_that_another_program_holds_is_saved_later", partial(hold, name="peers.sqlite")),
     Fault("disk-full", "files", "It ends with one line (exit code 3), starts on no full disk, goes on where it was.",
           "tests/config/test_disk_room.py::test_what_is_told_of_it", fill_disk, Ends.REFUSES, missing=_cannot_mount),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a fault of a peer costs it: figures, a line in the trail, its standing; whoever it is, and whatever it sent."""
+"""The consequences of a peer's fault: counters, an event, a lower standing. They do not depend on its id or message."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_a_trusted_peer_is_paused_and_never_banned(node: NodeComponents, *, by_o
 
 
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
-def test_an_id_that_is_none_is_in_no_book(node: NodeComponents, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It would be written into a database and shown on screens."""
+def test_an_invalid_peer_id_is_not_stored(node: NodeComponents, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A stored id would be written into a database and shown on screens."""
     fail(node, peer_id, ValueError("bad"))
     (line,) = caplog.messages
     assert line.isprintable() and len(line) < 200
@@ -77,7 +77,7 @@ def test_an_id_that_is_none_is_in_no_book(node: NodeComponents, peer_id: str, ca
     assert event["peer"].isprintable()
 
 
-def test_an_error_that_no_text_can_be_made_of_is_swallowed(node: NodeComponents) -> None:
+def test_an_error_whose_text_cannot_be_made_is_counted(node: NodeComponents) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
