@@ -25,7 +25,7 @@ CONNECTING = {"open_connection", "open_unix_connection"}
 UNBOUNDED = {
     "generation/engines/torch_engine.py": "requests of the daemon, at most `groups_in_flight` and one load",
     "generation/engines/vllm_driver.py": "the same",
-    "doctor/doctor.py": "one answer for each check of the doctor",
+    "doctor/doctor.py": "one result for each check of the doctor",
     "telemetry/tracking.py": "`offer` checks the capacity first",
 }
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FAULTS = {
-    "ours": OutOfMemoryError("the model does not fit into memory for generation"),
+    "ftis": OutOfMemoryError("the model does not fit into memory for generation"),
     "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 594.00 MiB."),
-    "model": ModelError("the model folder is gone"),
+    "model": ModelError("the model folder is missing"),
 }
 choose_engine = worker.choose_engine
 

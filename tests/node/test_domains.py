@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from bench.stubs.stub_node import StubNode, stub_group
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -23,9 +20,8 @@ from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.records.group import PromptRef
-from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import read_events
+from tests.node.light_swarm import LightSwarm
 from tests.node.support import manifest_text
 from tests.waiting import eventually
 
@@ -33,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from bench.stubs.stub_node import StubNode
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.startup.run_plan import RunPlan
 
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
-RNG = np.random.default_rng(0)
 STEPS = 4
 
 pytestmark = pytest.mark.timeout(600)  # includes training the models
@@ -59,39 +55,6 @@ def manifest_of(share: float | None, **step: Any) -> RunManifest:
     )
 
 
-class LightSwarm:
-    """A swarm of light nodes, each with a number and a domain."""
-
-    def __init__(self, folder: Path, manifest: RunManifest) -> None:
-        self._folder = folder
-        self._manifest = manifest
-        self._swarm = LoopbackSwarm()
-
-    async def node(self, stack: AsyncExitStack, number: int, domain: str, **swarm: Any) -> StubNode:
-        """Start a node, which runs until the stack closes."""
-        home, identity = Home(self._folder / str(number)), Identity.from_seed(bytes([number]) * 32)
-        home.create()
-        manifest = self._manifest
-        gossip = self._swarm.join(
-            identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards
-        )
-        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "shutdown_serve_s": 0} | swarm)
-        node = StubNode(
-            home, identity, gossip, manifest=manifest, settings=settings, on_event=lambda *_: None, domain=domain
-        )
-        await node.start()
-        stack.push_async_callback(node.close)
-        return node
-
-    async def publish(self, node: StubNode, task: str, count: int) -> None:
-        """Publish groups of a task; return when they are announced."""
-        before = node.parts.counters.groups_sent
-        for index in range(count):
-            group = stub_group(node.parts.context.identity, self._manifest, RNG, num_tokens=4)
-            await node.publish(replace(group, prompt_ref=PromptRef(task, "train", index)))
-        await eventually(lambda: node.parts.counters.groups_sent == before + count)
-
-
 def domain_of(node: StubNode, peer: StubNode) -> str | None:
     """Return the domain in a peer's directory record; None before the node read the record."""
     record = node.parts.registry.record_of(peer.parts.context.peer_id)
@@ -100,9 +63,11 @@ def domain_of(node: StubNode, peer: StubNode) -> str | None:
 
 async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, light_manifest(None))
-    async with AsyncExitStack() as stack:
-        alice = await swarm.node(stack, 1, "")
-        honest, mallory = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, "gsm8k+\x1b[2J")
+    async with (
+        swarm.node(1) as alice,
+        swarm.node(2, domain=NEAR) as honest,
+        swarm.node(3, domain="gsm8k+\x1b[2J") as mallory,
+    ):
         await eventually(lambda: domain_of(alice, honest) is not None and domain_of(alice, mallory) is not None)
         assert (domain_of(alice, honest), domain_of(alice, mallory), domain_of(honest, alice)) == (NEAR, "", "")
         row = alice.parts.registry.peers[honest.parts.context.peer_id].as_dict()
@@ -118,14 +83,16 @@ async def test_groups_of_the_wanted_domain_are_pulled_though_others_have_filled_
     """The stock is 8 groups. Groups of the other domain fill it until the wanted domain has groups."""
     monkeypatch.setattr(AnnouncementHandler, "_is_assigned", lambda *_: False)
     swarm = LightSwarm(tmp_path, light_manifest(share))
-    async with AsyncExitStack() as stack:
-        reader = await swarm.node(stack, 1, NEAR, pull_policy="needed")
-        near, far = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, FAR)
+    async with (
+        swarm.node(1, domain=NEAR, pull_policy="needed") as reader,
+        swarm.node(2, domain=NEAR) as near,
+        swarm.node(3, domain=FAR) as far,
+    ):
         await eventually(lambda: domain_of(reader, near) is not None and domain_of(reader, far) is not None)
-        await swarm.publish(far, FAR, 12)
+        await swarm.publish(far, 12, task=FAR)
         tasks = reader.parts.reader.ready_foreign_tasks
         await eventually(lambda: tasks() == {FAR: 8})
-        await swarm.publish(near, NEAR, 12)
+        await swarm.publish(near, 12, task=NEAR)
         if pulled[0]:
             await eventually(lambda: tasks().get(NEAR) == pulled[0])
         await asyncio.sleep(1.5)  # the pull loop looks once more

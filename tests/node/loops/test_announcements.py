@@ -17,7 +17,8 @@ from ftis_node.records.envelope import Announcement, Envelope, join_announcement
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.rate_limits import RateLimiter
-from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
+from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
+from tests.node.loops.test_pull import quick
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Accepted
-from tests.node.loops.test_pull import RNG, LightSwarm, held, identity_of, manifest_of
+from tests.node.light_swarm import RNG, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def confirming_peer(swarm: LightSwarm, *, gives: Any = ()) -> AsyncIterator[LoopbackGossip]:
     """Join a peer that confirms each announcement when it receives it, and replies to each request with `gives`."""
-    gossip = swarm._swarm.join(
-        identity_of(NEW_PEER).peer_id,
-        run_id=swarm.manifest.run_id,
-        num_shards=swarm.manifest.wire.announcement_shards,
-    )
+    gossip = swarm.join(NEW_PEER)
 
     async def lookup(ids: Any) -> Any:
         return gives
@@ -92,7 +88,7 @@ async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp
     async with swarm.node(1) as alice:
         await swarm.publish(alice, 2)
         first, second = alice.parts.reader.own_ready()
-        new_peer = swarm._swarm.join(identity_of(NEW_PEER).peer_id, run_id=swarm.manifest.run_id)
+        new_peer = swarm.join(NEW_PEER)
         await new_peer.start()
         fetched = await new_peer.fetch(alice.parts.context.peer_id, [bytes(32), first])
         assert len(fetched.bodies) == 1

@@ -8,7 +8,7 @@ from bench.stubs.stub_node import stub_group
 from ftis_node.node.training import evaluation
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.telemetry.status import EvalStatus
-from tests.node.loops.test_pull import RNG, LightSwarm, held, manifest_of
+from tests.node.light_swarm import RNG, LightSwarm, held, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

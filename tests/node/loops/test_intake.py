@@ -208,13 +208,13 @@ async def test_an_error_during_a_cancellation_is_raised() -> None:
 
     async def fail() -> None:
         await gate.wait()
-        raise OSError("the disk is gone")
+        raise OSError("the disk failed")
 
     ending = asyncio.create_task(to_the_end(fail()))
     await asyncio.sleep(0)
     ending.cancel()
     gate.set()
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError, match="the disk failed"):
         await ending
 
 

@@ -3,99 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from bench.stubs.stub_node import StubNode, stub_group
+from bench.stubs.stub_node import stub_group
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import RunManifest
-from ftis_node.config.node import NodeSettings
-from ftis_node.errors import RecordError
 from ftis_node.gossip import Fetched, FetchOutcome
-from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
+from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import backfill, confirmations, publish, pull, pull_slots
 from ftis_node.node.peers.serve import announcement_of
-from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
-from ftis_node.records.identity import Identity
-from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.events import read_events
+from tests.node.light_swarm import ANNOUNCED, REQUESTED, RNG, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-
-RNG = np.random.default_rng(0)
-ANNOUNCED, REQUESTED = "announced", "backfill_requested"
-
-
-def manifest_of(**step: Any) -> RunManifest:
-    return RunManifest(name="light", task="gsm8k", step={"own_groups": 4, "foreign_groups": 4} | step)
-
-
-def identity_of(number: int) -> Identity:
-    return Identity.from_seed(bytes([number]) * 32)
-
-
-class LightSwarm:
-    """A swarm of light nodes with numbers; `loses` drops a message by sender, receiver, kind and content."""
-
-    def __init__(self, folder: Path, manifest: RunManifest) -> None:
-        self._folder = folder
-        self.manifest = manifest
-        self.loses: Callable[[int, int, str, Any], bool] = lambda *_: False
-        self.requests: list[tuple[int, int, bytes]] = []
-        self._swarm = LoopbackSwarm(loses=self._decide)
-        self._numbers = {identity_of(number).peer_id: number for number in range(64)}
-
-    @asynccontextmanager
-    async def node(self, number: int, **swarm: Any) -> AsyncIterator[StubNode]:
-        """Run a node with these settings of its section `swarm`."""
-        home, identity = Home(self._folder / str(number)), identity_of(number)
-        home.create()
-        gossip = self._swarm.join(
-            identity.peer_id, run_id=self.manifest.run_id, num_shards=self.manifest.wire.announcement_shards
-        )
-        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "shutdown_serve_s": 0} | swarm)
-        node = StubNode(
-            home, identity, gossip, manifest=self.manifest, settings=settings, on_event=lambda name, fields: None
-        )
-        await node.start()
-        try:
-            yield node
-        finally:
-            await node.close()
-
-    async def publish(self, node: StubNode, count: int = 1) -> None:
-        """Publish groups of a node; return when they are announced."""
-        before = node.parts.counters.groups_sent
-        for _ in range(count):
-            await node.publish(stub_group(node.parts.context.identity, self.manifest, RNG, num_tokens=4))
-        await eventually(lambda: node.parts.counters.groups_sent == before + count)
-
-    def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
-        numbers = self._numbers[sender], self._numbers[receiver]
-        for kind, parse in ((ANNOUNCED, open_announcement), (REQUESTED, open_backfill_request)):
-            try:
-                message = parse(payload)
-            except RecordError:
-                continue
-            return self.loses(*numbers, kind, message)
-        self.requests.append((*numbers, payload))
-        return self.loses(*numbers, "request", payload)
-
-
-def held(node: StubNode) -> int:
-    """Return the number of foreign groups in a node's buffer."""
-    return node.parts.reader.figures().groups_foreign
 
 
 @pytest.fixture(autouse=True)

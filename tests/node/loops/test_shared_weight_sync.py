@@ -100,12 +100,12 @@ async def test_weights_are_synced_without_a_file_or_fall_back_to_one(
         assert (parts.context.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
         status = await Wiring(parts).status_loop().refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
-    ways = [event["way"] for event in events if event["event"] == "served"]
+    paths = [event["way"] for event in events if event["event"] == "served"]
     reasons = [event["reason"] for event in events if event["event"] == "weight_sync_fallback"]
     assert not [event for event in events if event["event"] == "weight_sync_failed"]
-    assert status.generation.hand_over == ways[-1]
+    assert status.generation.hand_over == paths[-1]
     if refused:
         assert reasons == ["CUDA IPC cannot open a handle: CUDA error: invalid argument"]
-        assert set(ways) == {f"file ({reasons[0]})"}
+        assert set(paths) == {f"file ({reasons[0]})"}
     else:
-        assert (reasons, set(ways)) == ([], {"CUDA IPC"})
+        assert (reasons, set(paths)) == ([], {"CUDA IPC"})

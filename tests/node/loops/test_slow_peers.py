@@ -15,7 +15,7 @@ from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
-from tests.node.loops.test_pull import ANNOUNCED, REQUESTED, LightSwarm, held, identity_of, manifest_of
+from tests.node.light_swarm import ANNOUNCED, REQUESTED, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

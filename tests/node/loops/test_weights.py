@@ -65,7 +65,7 @@ def _same_model(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Engine(NullGeneration):
     """A generation worker that accepts all weights except files that begin with `refuses`."""
 
-    def __init__(self, refuses: bytes = b"bad") -> None:
+    def __init__(self, refuses: bytes = b"invalid") -> None:
         super().__init__(lambda: 0)
         self.versions: list[int] = []
         self._refuses = refuses
@@ -230,7 +230,7 @@ async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_p
     async with _pair(tmp_path) as pair:
         await pair.offer(1, b"valid")
         await eventually(lambda: pair.served == [1])
-        await pair.offer(2, b"bad weights: NaN")
+        await pair.offer(2, b"invalid weights: NaN")
         await eventually(lambda: pair.refused == {"proof": 1})
         assert pair.generator.context.state.policy_version == 1
         assert not (tmp_path / "generator/weights/followed/version-00000002").exists()

@@ -47,7 +47,7 @@ def test_a_fault_is_counted_with_the_peer_and_the_place(node: NodeComponents) ->
 def test_several_faults_end_in_a_ban(node: NodeComponents) -> None:
     for _ in range(FAULTS_TO_A_BAN):
         assert not node.peers.is_banned(PEER)
-        fail(node, PEER, ValueError("bad"))
+        fail(node, PEER, ValueError("invalid"))
     assert node.peers.is_banned(PEER)
 
 
@@ -57,7 +57,7 @@ def test_a_trusted_peer_is_paused_and_never_banned(node: NodeComponents, *, by_o
     if by_operator:
         node.peers.trust(peer_id)
     for _ in range(2 * FAULTS_TO_A_BAN):
-        fail(node, peer_id, ValueError("bad"))
+        fail(node, peer_id, ValueError("invalid"))
     assert not node.peers.is_banned(peer_id)
     assert not node.gossip.guard.may_work(peer_id)
     assert node.registry.peers[peer_id].refused[REASON] == 2 * FAULTS_TO_A_BAN
@@ -66,7 +66,7 @@ def test_a_trusted_peer_is_paused_and_never_banned(node: NodeComponents, *, by_o
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
 def test_an_invalid_peer_id_is_not_stored(node: NodeComponents, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
     """A stored id would be written into a database and shown on screens."""
-    fail(node, peer_id, ValueError("bad"))
+    fail(node, peer_id, ValueError("invalid"))
     (line,) = caplog.messages
     assert line.isprintable() and len(line) < 200
     assert node.counters.refused[REASON] == 1

@@ -16,8 +16,10 @@ def lines_of(messages: SwarmLogMessages, phase: SwarmPhase, reason: str, skew_s:
 def test_each_change_is_logged_once() -> None:
     messages = SwarmLogMessages()
     assert lines_of(messages, SwarmPhase.STARTING, "looking for peers") == []
-    (dead,) = lines_of(messages, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 3 s (refused\x1b[2J)")
-    assert "retrying in 3 s (refused [2J)" in dead
+    (standalone,) = lines_of(
+        messages, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 3 s (refused\x1b[2J)"
+    )
+    assert "retrying in 3 s (refused [2J)" in standalone
     assert lines_of(messages, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 60 s (timeout)") == []
     assert (
         len(lines_of(messages, SwarmPhase.STANDALONE, "1 peer connected, but no member of this run yet; looking now"))

@@ -60,7 +60,7 @@ def test_a_missing_tracker_is_refused_before_the_model_is_resolved(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     home = str(tmp_path / "home")
-    assert run(["join", "--model", "nobody/nothing", "--home", home, "--track", "tensorboard"]) == 2
+    assert run(["join", "--model", "org/missing", "--home", home, "--track", "tensorboard"]) == 2
     assert capsys.readouterr().err == (
         "ftis-node: the tracker 'tensorboard' is not installed: pip install tensorboard, "
         "or remove it from tracking.to\n"

@@ -243,7 +243,7 @@ class _ShortOfMemoryFactory(InProcessNodeFactory):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("faults", ["ours torch ours", "ours model"])
+@pytest.mark.parametrize("faults", ["ftis torch ftis", "ftis model"])
 async def test_a_generator_that_lacks_memory_at_its_next_starts_does_not_end_the_node_but_another_fault_does(
     tmp_path: Path, faults: str
 ) -> None:
@@ -264,7 +264,7 @@ async def test_a_generator_that_lacks_memory_at_its_next_starts_does_not_end_the
         assert ends_it, error
         first = first_of_ours(error)
         assert isinstance(first, ModelError)
-        assert str(first) == "the model folder is gone"
+        assert str(first) == "the model folder is missing"
     assert factory.num_freed == len(faults.split()) - ends_it
     num_starts = len(list(tmp_path.glob("start-*")))  # noqa: ASYNC240 - a few names
     assert num_starts == 2 + len(faults.split()) - ends_it
