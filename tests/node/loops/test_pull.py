@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between groups
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make periods short enough for tests."""
@@ -50,6 +53,7 @@ async def test_simultaneous_confirmations_are_sent_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, burst: int
 ) -> None:
     monkeypatch.setattr(confirmations, "BURST", burst)
+    monkeypatch.setattr(confirmations, "WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []
@@ -86,8 +90,9 @@ async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves
 
 @pytest.mark.parametrize("all_read_batches", [True, False])
 async def test_simultaneous_announcements_are_sent_together_if_all_members_read_batches(
-    tmp_path: Path, all_read_batches: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_read_batches: bool
 ) -> None:
+    monkeypatch.setattr(publish, "WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob, swarm.node(3) as carol:
         bob.gossip.reads_batches, carol.gossip.reads_batches = True, all_read_batches
