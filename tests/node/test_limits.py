@@ -12,7 +12,6 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.node.http_api.node_client import read_document
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from tests.gossip.helpers import settings as network
 from tests.models.tiny_models import save_tiny
@@ -37,10 +36,6 @@ def _used_bytes(node: RunningNode) -> int:
     return measure_usage(Home(node.home), keep_checkpoints=99).used_bytes
 
 
-def _status(node: RunningNode) -> Any:
-    return read_document(Home(node.home), "/status")
-
-
 def _paused(status: Any) -> Any:
     """Return the status if it reports the full home and the started groups are done; it lags behind the events."""
     is_paused = "the home is full" in status["limits"]["paused"] and status["replay"]["waiting"] <= 1
@@ -63,7 +58,7 @@ def test_a_full_home_pauses_the_node_until_there_is_space(tmp_path: Path) -> Non
         paused, *_ = node.wait_for(lambda: node.events("paused"), timeout_s=SOON_S)
         assert "the home is full" in paused["reason"]
         assert node.events("disk_reclaimed"), "paused without an attempt to reclaim space"
-        status = node.wait_for(lambda: _paused(_status(node)), timeout_s=SOON_S)
+        status = node.wait_for(lambda: _paused(node.status()), timeout_s=SOON_S)
         num_admitted = len(node.events("admitted"))
         assert status["limits"]["home_bytes"] < status["limits"]["home_limit_bytes"] == LIMIT_BYTES
         assert status["health"]["healthy"], "a probe would restart it"
@@ -73,7 +68,7 @@ def test_a_full_home_pauses_the_node_until_there_is_space(tmp_path: Path) -> Non
         (home / "backups" / "not-ours.bin").unlink()
         node.wait_for(lambda: len(node.events("admitted")) > num_admitted, timeout_s=SOON_S)
         assert node.events("resumed")
-        node.wait_for(lambda: _status(node)["limits"]["paused"] == "", timeout_s=SOON_S)
+        node.wait_for(lambda: node.status()["limits"]["paused"] == "", timeout_s=SOON_S)
         assert psutil.Process(node.process.pid).rlimit(psutil.RLIMIT_NOFILE)[0] >= 512
         node.stop()
 

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +26,7 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from tests.node.nodes import components
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -388,9 +388,7 @@ def test_more_connections_than_descriptors_do_not_end_the_server(tmp_path: Path,
                 assert _first_line(port).startswith(b"HTTP/1.1 200")
             for connection in many:
                 connection.close()
-            deadline = time.monotonic() + 20
-            while not _first_line(port).startswith(b"HTTP/1.1 200"):
-                assert time.monotonic() < deadline
+            wait_until(lambda: _first_line(port).startswith(b"HTTP/1.1 200"))
             assert server.poll() is None
         finally:
             server.kill()

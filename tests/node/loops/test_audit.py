@@ -101,10 +101,18 @@ class Rig:
         for group in offered:
             loop.offer(group)
         num_waiting = loop._waiting.qsize()
+        num_finished, audit = 0, loop._audit
+
+        async def audit_and_count(group: Accepted) -> None:
+            nonlocal num_finished
+            await audit(group)
+            num_finished += 1
+
+        loop._audit = audit_and_count  # type: ignore[method-assign]
         task = asyncio.create_task(loop.run())
-        await eventually(lambda: self.num_audits == before + num_waiting)
-        await asyncio.sleep(0.02)  # the disk's thread
+        await eventually(lambda: num_finished == num_waiting)
         task.cancel()
+        assert self.num_audits == before + num_waiting
 
 
 MakeRig = Callable[..., Rig]

@@ -323,10 +323,12 @@ async def test_a_validation_that_never_ends_makes_the_node_unhealthy(tmp_path: P
 
 async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, identity: Identity) -> None:
     """The lanes validate at the same time."""
-    scored = asyncio.Event()
+    scored, num_waiting = asyncio.Event(), 0
 
     class Slow(_Scorer):
         async def score(self, item: Any, texts: Any, *, cost: Any = None) -> Any:
+            nonlocal num_waiting
+            num_waiting += 1
             await scored.wait()
             return await super().score(item, texts, cost=cost)
 
@@ -335,7 +337,7 @@ async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, ide
         data = sealed(identity, 1)
         async with running(node) as intake, asyncio.TaskGroup() as tasks:
             both = [tasks.create_task(intake.submit(data, origin=origin)) for origin in ("knownPeer", "newPeer")]
-            await asyncio.sleep(0.05)  # both wait for their scores
+            await eventually(lambda: num_waiting == 2)
             scored.set()
         verdicts = [task.result() for task in both]
         assert sum(isinstance(verdict, Accepted) for verdict in verdicts) == 1

@@ -6,7 +6,6 @@ tensors through the daemon into the engine.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from ftis_node.node.startup.wiring import Wiring
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,8 +67,7 @@ class _Factory(InProcessNodeFactory):
             if step == 3:
                 assert self._client.pid is not None
                 os.kill(self._client.pid, signal.SIGKILL)
-                while (self._client.restarts, self._client.state) != (1, "ready"):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                await eventually(lambda: (self._client.restarts, self._client.state) == (1, "ready"))
             return await train([half_correct(group) for group in groups], step=step, **options)
 
         learner.train = kill_and_train  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, rate_text, render_view, swarm_row
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.nodes import components
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,13 +76,13 @@ def test_the_rate_of_groups_is_measured_between_two_records(tmp_path: Path) -> N
 async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
         loop, state = wiring.directory_loop, wiring.node.context.state
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(loop._watch_members())
             for step in (5, 6):
                 state.step = step
-                while not wiring.peer_table.swarm().peers or wiring.peer_table.swarm().peers[0].step != step:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                assert wiring.peer_table.swarm().peers[0].step == step
+                await eventually(
+                    lambda step=step: [peer.step for peer in wiring.peer_table.swarm().peers[:1]] == [step]
+                )
             watching.cancel()
 
 

@@ -13,8 +13,6 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.group_limits import SlotPool
@@ -138,15 +136,6 @@ def test_a_learner_alone_waits_for_foreign_groups_instead_of_own_ones(
 def test_an_empty_step_never_starts() -> None:
     needs = StepQuota(own=0, foreign=4, foreign_wait_s=0.0)
     assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
-
-
-def test_a_group_counts_as_confirmed_once() -> None:
-    registry = PeerRegistry()
-    confirmations = Confirmations(registry)
-    assert confirmations.confirm("a", b"1")
-    assert not confirmations.confirm("b", b"1")
-    assert confirmations.num_confirmed == 1
-    assert (registry.peers["a"].confirmed, registry.peers["b"].confirmed) == (1, 1)
 
 
 async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
