@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -58,8 +59,6 @@ def test_the_last_chunk_has_the_remaining_bytes(identity: Identity) -> None:
 
 
 def test_a_list_of_hashes_must_match_the_offer(identity: Identity) -> None:
-    import hashlib
-
     hashes = hash_chunks([b"a", b"b", b"c"])
     offer = make_offer(identity, chunks_sha256=hashlib.sha256(hashes).digest())
     assert offer.lists(hashes)
