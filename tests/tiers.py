@@ -72,7 +72,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "gpu": (
         "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_tensors_of_another_process",
         "tests/workers/test_page_locked.py::test_a_gpu_writes_and_reads_locked_pages",
-        "tests/workers/test_shared_weights.py::test_the_real_thing_between_two_processes_on_one_gpu",
+        "tests/workers/test_shared_weights.py::test_two_processes_share_weights_on_one_gpu",
         "tests/learner/model/test_learner_attention.py::test_attention_on_a_gpu_is_the_same",
     ),
 }
