@@ -87,13 +87,13 @@ def template(folder: Path, *more: Mapping[str, Any], files: tuple[str, ...] = ()
     return [one for one in documents(folder / "rendered.yaml") if one]
 
 
-def neutral(value: Any, names: Mapping[str, str]) -> Any:
+def comparable(value: Any, names: Mapping[str, str]) -> Any:
     """Return an object without its permitted differences: Helm's labels, names, the namespace, the order of items."""
     if isinstance(value, dict):
-        kept = {key: neutral(one, names) for key, one in value.items() if not LABELS_OF_HELM.fullmatch(key)}
+        kept = {key: comparable(one, names) for key, one in value.items() if not LABELS_OF_HELM.fullmatch(key)}
         return {key: one for key, one in kept.items() if key != "namespace"}
     if isinstance(value, list):
-        items = [neutral(one, names) for one in value]
+        items = [comparable(one, names) for one in value]
         has_no_order = all(isinstance(one, dict) and "image" not in one for one in items)
         return sorted(items, key=lambda one: json.dumps(one, sort_keys=True)) if has_no_order else items
     if isinstance(value, str):
@@ -102,9 +102,9 @@ def neutral(value: Any, names: Mapping[str, str]) -> Any:
     return value
 
 
-def compared(objects: list[dict[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
+def by_kind_and_name(objects: list[dict[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
     """Return the objects to compare, by kind and name; settings have separate tests."""
-    found = [neutral(one, names) for one in objects if one["kind"] not in ("Namespace", "ConfigMap")]
+    found = [comparable(one, names) for one in objects if one["kind"] not in ("Namespace", "ConfigMap")]
     for one in found:
         for claim in one.get("spec", {}).get("volumeClaimTemplates", []):
             claim |= {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
@@ -120,8 +120,8 @@ def settings_of(objects: list[dict[str, Any]]) -> str:
 @pytest.mark.skipif(program("kubectl") is None, reason="kubectl is not installed: `make kubernetes-tools`")
 @pytest.mark.parametrize(("overlay", "files"), [("gpu", ()), ("cpu", ("values-cpu.yaml",))])
 def test_the_chart_renders_the_objects_of_an_overlay(overlay: str, files: tuple[str, ...], tmp_path: Path) -> None:
-    rendered = compared(template(tmp_path, files=files), NAMES_OF_HELM)
-    expected = compared(kustomize(KUBERNETES / overlay, tmp_path), NAMES_OF_KUSTOMIZE)
+    rendered = by_kind_and_name(template(tmp_path, files=files), NAMES_OF_HELM)
+    expected = by_kind_and_name(kustomize(KUBERNETES / overlay, tmp_path), NAMES_OF_KUSTOMIZE)
     assert set(rendered) == set(expected)
     assert len(rendered) == 7
     for name, one in expected.items():
@@ -252,9 +252,9 @@ def test_each_pod_announces_the_port_of_its_service(tmp_path: Path) -> None:
 
 def test_the_objects_of_the_prometheus_operator_equal_those_of_the_other_folders(tmp_path: Path) -> None:
     objects = template(tmp_path, EVERYTHING)
-    monitor = neutral(of_kind(objects, "PodMonitor")["ftis-node"], {})
+    monitor = comparable(of_kind(objects, "PodMonitor")["ftis-node"], {})
     (other,) = documents(KUBERNETES / "pod-monitor" / "pod-monitor.yaml")
-    assert monitor["spec"] == neutral(other, {})["spec"]
+    assert monitor["spec"] == comparable(other, {})["spec"]
     labels = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     rule = of_kind(objects, "PrometheusRule")["ftis-node"]
@@ -297,20 +297,20 @@ def test_every_value_has_a_schema_and_a_use() -> None:
     (values,) = documents(CHART / "values.yaml")
     schema = json.loads((CHART / "values.schema.json").read_text())
     templates = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
-    for place in named(values):
+    for place in value_paths(values):
         inner = schema
         for part in place:
             inner = inner["properties"][part]
         assert re.search(rf"\b{place[-1]}\b", templates), place
 
 
-def named(values: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def value_paths(values: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield the path of each value. A table that a user fills, such as labels, counts as one value."""
     free = {"settings", "requests", "limits", "labels"}
     for key, value in values.items():
         yield (key,)
         if isinstance(value, dict) and key not in free:
-            yield from ((key, *rest) for rest in named(value))
+            yield from ((key, *rest) for rest in value_paths(value))
 
 
 def test_other_releases_have_other_names(tmp_path: Path) -> None:

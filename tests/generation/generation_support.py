@@ -196,7 +196,7 @@ def proof(version: int, value: float) -> WeightProof:
     return WeightProof(version=version, probe_ids=(1, 2, 3), logprobs=(value, value))
 
 
-async def one_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
+async def generate_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
     """Request a group of three completions."""
     request = GenerateRequest(
         prompt_ids=prompt_ids,

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from generation_fake_worker import UNANSWERED
-from generation_support import EOS_ID, PYTHON_PATH, MakeClient, one_group, proof, publish
+from generation_support import EOS_ID, PYTHON_PATH, MakeClient, generate_group, proof, publish
 
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerationResult
@@ -30,7 +30,7 @@ async def test_a_client_returns_the_completions_of_a_group(make_client: MakeClie
     await client.start()
     assert client.engine == "fake"
     assert client.state is WorkerState.READY
-    result = await one_group(client)
+    result = await generate_group(client)
     assert [completion.token_ids.tolist() for completion in result.completions] == [[4, 5, EOS_ID]] * 3
     assert result.completions[0].token_ids.dtype == np.int32
     assert result.completions[0].logprobs.tolist() == [-0.5] * 3
@@ -38,7 +38,7 @@ async def test_a_client_returns_the_completions_of_a_group(make_client: MakeClie
     assert client.restarts == 0
 
     async def has_token_rate() -> bool:
-        await one_group(client)
+        await generate_group(client)
         return client.tokens_per_s > 0
 
     await eventually(has_token_rate)  # the worker reports its tokens
@@ -61,10 +61,10 @@ def test_a_reply_keeps_the_versions_of_each_completion() -> None:
 async def test_the_policy_version_follows_each_hand_over(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
-    versions = [(await one_group(client)).policy_version]
+    versions = [(await generate_group(client)).policy_version]
     for version in (1, 2, 5):
         await client.update_weights(publish(tmp_path, version, str(-version)), proof(version, -version))
-        result = await one_group(client)
+        result = await generate_group(client)
         assert result.policy_version == result.policy_version_newest == client.policy_version
         versions.append(client.policy_version)
     assert versions == [0, 1, 2, 5]
@@ -106,7 +106,7 @@ async def test_foreign_weights_that_fail_leave_the_previous_ones(
     with pytest.raises(ModelError):
         await client.try_weights(publish(tmp_path, 2, content), proof(2, -3.5))
     assert client.policy_version == (before or 0)
-    assert (await one_group(client)).policy_version == (before or 0)
+    assert (await generate_group(client)).policy_version == (before or 0)
     assert client.restarts == (0 if content == "damaged" else 1), "a restart removes weights that were loaded"
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
@@ -147,7 +147,7 @@ async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(
     assert len(problems) == 2
     assert client.pid != pid
     assert (client.restarts, client.policy_version) == (1, 1)
-    assert (await one_group(client)).policy_version == 1
+    assert (await generate_group(client)).policy_version == 1
     assert "given version 1" in str(client._supervisor._last_error)
 
 
@@ -178,10 +178,10 @@ async def test_damaged_weights_leave_the_old_ones_also_after_a_restart(make_clie
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     with pytest.raises(ModelError, match="damaged"):
         await client.update_weights(publish(tmp_path, 2, "damaged"), proof(2, -2.0))
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.restarts == 1)
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
 
 
 async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(
@@ -196,14 +196,14 @@ async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(
     Path(weights.path).unlink()  # noqa: ASYNC240 - at once
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.restarts == 1)
-    assert (await one_group(client)).policy_version == client.policy_version == 0
+    assert (await generate_group(client)).policy_version == client.policy_version == 0
     assert len(problems) == 1
     assert problems[0].startswith("serves the model as it came, until there are new weights: ")
 
     await client.update_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))  # step 1, trained again
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.restarts == 2)
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
     assert len(problems) == 1
 
 
@@ -216,18 +216,18 @@ async def test_a_worker_that_dies_during_a_hand_over_restarts_with_the_new_weigh
     with pytest.raises(WorkerDiedError, match="no heartbeat"):
         await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.wait_ready()
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
 
 
 async def test_a_worker_that_hangs_is_restarted(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
-    call = asyncio.create_task(one_group(client, prompt_ids=(UNANSWERED,)))
+    call = asyncio.create_task(generate_group(client, prompt_ids=(UNANSWERED,)))
     await eventually((tmp_path / "unanswered").exists)
     os.kill(client.pid, signal.SIGSTOP)
     with pytest.raises(WorkerDiedError, match="no heartbeat"):
         await call
-    assert len((await one_group(client)).completions) == 3
+    assert len((await generate_group(client)).completions) == 3
     assert client.restarts == 1
 
 
@@ -236,14 +236,14 @@ async def test_a_broken_engine_is_restarted_and_reported(make_client: MakeClient
     client = make_client(on_problem=problems.append)
     await client.start()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
-    call = asyncio.create_task(one_group(client, prompt_ids=(UNANSWERED,)))
+    call = asyncio.create_task(generate_group(client, prompt_ids=(UNANSWERED,)))
     await eventually((tmp_path / "unanswered").exists)
     (tmp_path / "new-broken").write_text("lost its core")
     (tmp_path / "new-broken").rename(tmp_path / "broken")
     with pytest.raises(WorkerDiedError, match="is started again, because its engine lost its core"):
         await call
     (tmp_path / "broken").unlink()
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
     assert problems == ["is started again, because its engine lost its core"]
     assert client.restarts == 1
 
@@ -252,8 +252,8 @@ async def test_a_group_that_takes_too_long_fails_alone(make_client: MakeClient) 
     client = make_client(request_timeout_s=2.0)  # enough for the next group, also on a busy machine
     await client.start()
     with pytest.raises(WorkerTaskError, match="did not answer the generation request within 2.0 s"):
-        await one_group(client, prompt_ids=(UNANSWERED,))
-    assert len((await one_group(client)).completions) == 3
+        await generate_group(client, prompt_ids=(UNANSWERED,))
+    assert len((await generate_group(client)).completions) == 3
     assert client.restarts == 0
 
 

@@ -19,8 +19,8 @@ from generation_support import (
     NEVER,
     SETTINGS,
     MakeClient,
+    generate_group,
     make_request,
-    one_group,
     proof,
     publish,
     save_model,
@@ -205,7 +205,7 @@ async def test_the_time_limit_of_a_request_excludes_sleep(make_client: MakeClien
     await client.sleep()
     await client.sleep()  # no-op
     assert client.is_asleep
-    waiting = asyncio.create_task(one_group(client))
+    waiting = asyncio.create_task(generate_group(client))
     await asyncio.sleep(2.3)
     assert not waiting.done()
     await client.wake()
@@ -218,11 +218,11 @@ async def test_new_weights_wake_the_client_even_if_they_are_damaged(make_client:
     await client.start()
     await client.sleep()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
-    assert (await one_group(client)).policy_version == 1
+    assert (await generate_group(client)).policy_version == 1
     await client.sleep()
     with pytest.raises(ModelError, match="damaged"):
         await client.update_weights(publish(tmp_path, 2, "damaged"), proof(2, -2.0))
-    assert (await one_group(client)).policy_version == 1
+    assert (await generate_group(client)).policy_version == 1
     assert not client.is_asleep
 
 
@@ -238,7 +238,7 @@ async def test_a_worker_that_dies_asleep_is_restarted_on_waking(
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.state is WorkerState.BACKING_OFF)
-    waiting = asyncio.create_task(one_group(client))
+    waiting = asyncio.create_task(generate_group(client))
     await asyncio.sleep(0.5)  # ten times the delay before a restart
     assert (client.state, client.restarts) == (WorkerState.BACKING_OFF, 0)
     await client.sleep()  # no-op

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from generation_fake_worker import checksum_of
-from generation_support import SETTINGS, MakeClient, one_group, proof, publish
+from generation_support import SETTINGS, MakeClient, generate_group, proof, publish
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
 from ftis_node.generation.weight_loader import WeightLoader, known
@@ -85,7 +85,7 @@ def lines(folder: Path, name: str) -> list[str]:
 
 async def served(client: GenerationClient) -> tuple[int, int, int]:
     """Return the version of a new group, the version of the client, and the number of restarts."""
-    return (await one_group(client)).policy_version, client.policy_version, client.restarts
+    return (await generate_group(client)).policy_version, client.policy_version, client.restarts
 
 
 async def test_shared_weights_are_served_without_a_file(learner: Learner, client: GenerationClient) -> None:
@@ -227,7 +227,7 @@ async def test_wake_restores_discarded_weights(client: GenerationClient, tmp_pat
     weights = share(1, "-1") if way == "shared" else publish(tmp_path, 1, "-1")
     await client.update_weights(weights, proof(1, -1.0))
     await client.sleep(discard=True)
-    waiting = asyncio.create_task(one_group(client))
+    waiting = asyncio.create_task(generate_group(client))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await client.wake()

@@ -81,16 +81,16 @@ def find_core(client: GenerationClient) -> psutil.Process:
     return core
 
 
-async def assert_gone(processes: list[psutil.Process], *, within_s: float = 3.0) -> None:
-    """Assert that none of the processes runs. Ends those that do, so that a failed test leaves none."""
+async def assert_ended(processes: list[psutil.Process], *, within_s: float = 3.0) -> None:
+    """Assert that none of the processes runs. Kill those that do, so that a failed test leaves none."""
     try:
-        await eventually(lambda: not any(map(runs, processes)), within_s=within_s)
+        await eventually(lambda: not any(map(is_running, processes)), within_s=within_s)
     finally:
-        for process in filter(runs, processes):
+        for process in filter(is_running, processes):
             process.kill()
 
 
-def runs(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
     """Return whether the process is more than a zombie."""
     try:
         return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -98,15 +98,15 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
-async def in_flight(client: GenerationClient) -> list[asyncio.Task[Any]]:
+async def start_groups(client: GenerationClient) -> list[asyncio.Task[Any]]:
     """Start three loops that request group after group. Returns after the first group."""
     made: list[Any] = []
-    tasks = [asyncio.create_task(make_group_again_and_again(client, made)) for _ in range(3)]
+    tasks = [asyncio.create_task(make_groups_until_error(client, made)) for _ in range(3)]
     await eventually(lambda: bool(made))
     return tasks
 
 
-async def make_group_again_and_again(client: GenerationClient, made: list[Any]) -> None:
+async def make_groups_until_error(client: GenerationClient, made: list[Any]) -> None:
     """Request groups until one raises."""
     while True:
         made.append(await make_group(client, max_tokens=VLLM_SETTINGS.max_model_len - len(PROMPT)))
@@ -145,18 +145,18 @@ async def test_a_separate_core_that_is_killed_or_stopped_is_restarted(tmp_path: 
             assert {completion.policy_version_newest for completion in group.completions} <= {1, 2}
         await assert_serves(client, learner, version=2)
 
-        processes, tasks = processes_of(client), await in_flight(client)
+        processes, tasks = processes_of(client), await start_groups(client)
         find_core(client).kill()
         await assert_all_died(tasks, within_s=STALL_S, match="its engine ")
         assert len(problems) == 1
         assert problems[0].startswith("is started again, because its engine ")
-        await assert_gone(processes)
+        await assert_ended(processes)
         await assert_serves(client, learner, version=2)
 
-        processes, tasks = processes_of(client), await in_flight(client)
+        processes, tasks = processes_of(client), await start_groups(client)
         find_core(client).suspend()
         await assert_all_died(tasks, within_s=2 * STALL_S, match=f"made no progress for {STALL_S:.0f} s")
-        await assert_gone(processes)
+        await assert_ended(processes)
         await assert_serves(client, learner, version=2)
 
         processes = processes_of(client)
@@ -164,7 +164,7 @@ async def test_a_separate_core_that_is_killed_or_stopped_is_restarted(tmp_path: 
         find_core(client).kill()
         await eventually(lambda: client.state is not WorkerState.READY, within_s=5.0)
         assert problems[1:] == ["is started again, because its engine lost vLLM's engine core: its process ended"]
-        await assert_gone(processes)
+        await assert_ended(processes)
         assert client.is_alive
     finally:
         await client.stop()
@@ -182,10 +182,10 @@ async def test_a_core_inside_the_worker_restarts_and_is_given_up_over_nan_weight
         await client.start()
         assert client.engine == "vllm"
         await client.update_weights(*publish(tmp_path, learner, version=1))
-        processes, tasks = processes_of(client), await in_flight(client)
+        processes, tasks = processes_of(client), await start_groups(client)
         os.kill(client.pid, signal.SIGKILL)
         await assert_all_died(tasks, within_s=2.0, match="was killed")
-        await assert_gone(processes)
+        await assert_ended(processes)
         await assert_serves(client, learner, version=1)
         assert (client.restarts, problems) == (1, [])
 
@@ -226,4 +226,4 @@ def test_the_processes_of_vllm_end_with_a_killed_daemon(tmp_path: Path) -> None:
         below = worker.children(recursive=True)
         assert len([process for process in below if "resource_tracker" not in " ".join(process.cmdline())]) >= 2
         daemon.kill()
-        asyncio.run(assert_gone([worker, *below]))
+        asyncio.run(assert_ended([worker, *below]))
