@@ -1,4 +1,4 @@
-"""What `join` makes of the memory plan on machines that people have: turns, shares, GPUs, refusals."""
+"""The placement that `join` derives from the memory plan: time sharing, shares of a GPU, assigned GPUs, refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PEER_ID = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 
 
 def settings(**changes: Any) -> NodeSettings:
-    """128 completions side by side, by vLLM."""
+    """Return settings with vLLM and 128 concurrent completions, updated by `changes`."""
     generation = {"max_batch": 128} | changes.pop("generation", {})
     return NodeSettings.model_validate({"model": "m", "engine": "vllm", "generation": generation} | changes)
 
@@ -64,11 +64,11 @@ def planned(shape: ModelShape, *gpus_gib: float, **changes: Any) -> Any:
 
 
 def of_learner(made: MemoryPlan) -> dict[str, Any]:
-    """What a plan says of how the learner computes."""
+    """Return the plan's settings of the learner's computation."""
     return {"recompute_activations": made.recompute_activations, "head_chunk_tokens": made.head_chunk_tokens}
 
 
-def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
+def test_on_a_shared_gpu_the_engine_has_the_plans_share_and_cache() -> None:
     made = planned(HALF_B, 24)
     assert made.placement == "shared"
     assert arranged(HALF_B, 24) == WorkerPlacement(
@@ -80,12 +80,12 @@ def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
     )
 
 
-def test_in_a_split_the_learner_s_tensors_keep_to_what_the_engine_leaves() -> None:
+def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine() -> None:
     made = planned(HALF_B, 24)
     of_generator = sum(value for name, value in made.parts.items() if name.startswith("generator"))
     assert made.learner_share is not None
-    room = made.usable_bytes - of_generator - made.parts["learner: context"]
-    assert 0 <= room - made.learner_share * 24 * GIB < 0.001 * 24 * GIB
+    free = made.usable_bytes - of_generator - made.parts["learner: context"]
+    assert 0 <= free - made.learner_share * 24 * GIB < 0.001 * 24 * GIB
     assert made.learner_share * 24 * GIB >= made.peak_bytes - of_generator - made.parts["learner: context"]
     for other in (planned(THREE_B, 24, lora=True), planned(HALF_B, 24, 24), planned(HALF_B), planned(THREE_B, 4)):
         assert (other.placement != "shared", other.learner_share) == (True, None)
@@ -94,7 +94,7 @@ def test_in_a_split_the_learner_s_tensors_keep_to_what_the_engine_leaves() -> No
 
 
 @pytest.mark.parametrize(
-    ("gpus", "changes", "way"),
+    ("gpus", "changes", "transport"),
     [
         ((24,), {}, "ipc"),
         ((24,), {"memory": {"placement": "time_shared"}}, "ipc"),
@@ -109,11 +109,13 @@ def test_in_a_split_the_learner_s_tensors_keep_to_what_the_engine_leaves() -> No
         ((), {}, "file"),
     ],
 )
-def test_how_weights_cross_follows_from_the_plan(gpus: tuple[int, ...], changes: dict[str, Any], way: str) -> None:
-    assert arranged(HALF_B, *gpus, **changes).hand_over == way
+def test_the_transport_of_weights_follows_from_the_plan(
+    gpus: tuple[int, ...], changes: dict[str, Any], transport: str
+) -> None:
+    assert arranged(HALF_B, *gpus, **changes).hand_over == transport
 
 
-def test_where_both_do_not_fit_they_take_turns() -> None:
+def test_workers_that_do_not_fit_together_share_time() -> None:
     made = planned(THREE_B, 24, lora=True)
     assert made.placement == "time_shared"
     assert arranged(THREE_B, 24, lora=True) == WorkerPlacement(
@@ -137,7 +139,7 @@ def test_where_both_do_not_fit_they_take_turns() -> None:
         ("vllm", "time_shared", (24, 24), False, False),
     ],
 )
-def test_the_setting_goes_before_the_plan_on_one_device(
+def test_the_setting_overrides_the_plan_on_one_device(
     engine: str, placement: str, gpus_gib: tuple[float, ...], takes_turns: bool, can_sleep: bool
 ) -> None:
     made = arranged(HALF_B, *gpus_gib, engine=engine, memory={"placement": placement})
@@ -149,7 +151,7 @@ def test_the_plan_follows_the_setting() -> None:
     assert planned(THREE_B, 24, lora=True, memory={"placement": "shared"}).placement == "does_not_fit"
 
 
-def test_two_gpus_are_one_each_unless_configured() -> None:
+def test_each_worker_has_one_of_two_gpus_unless_configured() -> None:
     first = arranged(HALF_B, 80, 24)
     assert (first.generator_gpus, first.learner_gpus, first.takes_turns) == ((0,), (1,), False)
     swapped = arranged(HALF_B, 80, 24, learner={"gpus": [0]})
@@ -199,7 +201,7 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
         (2, {"learner": {"processes": 3}}, "learner.processes asks for 3 GPUs: this node sees 2"),
     ],
 )
-def test_gpus_that_cannot_be_had_are_refused(num_gpus: int, changes: dict[str, Any], problem: str) -> None:
+def test_an_impossible_assignment_of_gpus_is_refused(num_gpus: int, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         assign_gpus(num_gpus, settings(**changes))
 
@@ -216,7 +218,7 @@ def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
     assert (alone.fits, together.fits) == (False, True)
     for part in ("learner: weights", "learner: Adam's moments"):
         assert together.parts[part] == alone.parts[part] / 2
-    # Gathered: embedding (tied) and two of 36 layers, in bfloat16; a gradient of the larger, in both formats.
+    # Gathered: the tied embedding and two of 36 layers in bfloat16, and a gradient of the larger in both formats.
     root = THREE_B.embedding_parameters
     layer = -(-(THREE_B.num_parameters - root) // 36)
     workload = Workload.of(settings(learner=small), RUN, on_gpu=True)
@@ -226,7 +228,7 @@ def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
     assert together.parts["learner: gradients"] == alone.parts["learner: gradients"] / 2 + 6 * max(root, layer)
 
 
-def test_a_plan_for_one_gpu_seats_both_there() -> None:
+def test_both_workers_are_assigned_to_a_single_gpu() -> None:
     assert assign_gpus(1, settings()) == GpuAssignment((0,), (0,))
 
 
@@ -241,38 +243,38 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line() -> None:
     assert "\n" not in line
 
 
-def test_where_nothing_would_do_the_line_says_so() -> None:
+def test_without_a_change_that_fits_the_error_suggests_a_smaller_model() -> None:
     with pytest.raises(MachineError, match="use a smaller model or a larger device"):
         arranged(THREE_B, 4)
 
 
-def test_a_warning_goes_on_with_turns_and_a_share_that_can_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_with_check_warn_a_model_that_does_not_fit_is_time_shared(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         made = arranged(THREE_B, 4, memory={"check": "warn"})
     assert [record.message for record in caplog.records][0].startswith("m does not fit on the GPU")
     assert (made.takes_turns, made.can_sleep, made.memory_share) == (True, True, USABLE_SHARE)
 
 
-def test_host_memory_that_looks_short_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_little_host_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         made = place_workers_on(Machine((), GIB // 2), HALF_B, settings(), RUN)
     assert made == WorkerPlacement()
     assert "memory may be short: m seems to need" in caplog.text
 
 
-def test_without_a_shape_there_is_no_plan_and_the_engine_has_its_own_defaults() -> None:
+def test_without_a_shape_there_is_no_plan_and_the_engine_uses_its_defaults() -> None:
     assert arranged(None, 24) == WorkerPlacement(takes_turns=True, can_sleep=True, hand_over="ipc")
     assert arranged(None, 24, 24) == WorkerPlacement(generator_gpus=(0,), learner_gpus=(1,), hand_over="pinned")
 
 
-def test_a_share_that_was_set_leaves_the_cache_to_vllm() -> None:
+def test_with_an_explicit_share_vllm_sizes_the_cache() -> None:
     made = arranged(HALF_B, 24, generation={"gpu_memory_utilization": 0.4})
     assert (made.memory_share, made.cache_bytes) == (0.4, None)
 
 
 @pytest.fixture
-def torch_sees(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """GiB of the cards whose properties torch is made to give; none to begin with."""
+def gpus_of_torch(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the list of GPU sizes in GiB that torch reports; empty at first."""
     cards: list[float] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cards))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
@@ -285,7 +287,7 @@ def torch_sees(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def flags(tmp_path: Path, number: int | None = None, parallel: int | None = None, **more: Any) -> NodeSettings:
-    """The settings of `join --gpus NUMBER --tensor-parallel PARALLEL`."""
+    """Return the settings of `join --gpus NUMBER --tensor-parallel PARALLEL`."""
     given = {"model": "m", "engine": "vllm", "gpus": number, "generation": generation_settings(parallel)}
     return load_node_settings(tmp_path / "node.toml", **given | more)
 
@@ -293,7 +295,7 @@ def flags(tmp_path: Path, number: int | None = None, parallel: int | None = None
 @pytest.mark.parametrize(
     ("cards", "number", "parallel", "generator", "learner"),
     [
-        ([80], 1, None, (), ()),  # of one card nothing need be named
+        ([80], 1, None, (), ()),  # a single card is not assigned explicitly
         ([80, 80], 1, None, (0,), (0,)),
         ([80, 80], None, None, (0,), (1,)),
         ([80, 80], 2, None, (0,), (1,)),
@@ -303,9 +305,9 @@ def flags(tmp_path: Path, number: int | None = None, parallel: int | None = None
         ([80] * 4, 4, 2, (0, 1), (2, 3)),
     ],
 )
-def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
+def test_the_generator_has_its_parallel_gpus_and_the_learner_the_others(
     tmp_path: Path,
-    torch_sees: list[float],
+    gpus_of_torch: list[float],
     monkeypatch: pytest.MonkeyPatch,
     cards: list[float],
     number: int | None,
@@ -313,7 +315,7 @@ def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
     generator: tuple[int, ...],
     learner: tuple[int, ...],
 ) -> None:
-    torch_sees[:] = cards
+    gpus_of_torch[:] = cards
     monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
     given = flags(tmp_path, number, parallel, lora=True)
     source = ModelSource("m", tmp_path)
@@ -347,9 +349,9 @@ def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
         ([80] * 2, 3, None, {"role": "learner"}, "--gpus 3: this node sees 2 GPUs"),
     ],
 )
-def test_gpus_that_a_node_cannot_have_are_the_user_s_error(
+def test_an_impossible_number_of_gpus_is_a_config_error(
     tmp_path: Path,
-    torch_sees: list[float],
+    gpus_of_torch: list[float],
     monkeypatch: pytest.MonkeyPatch,
     cards: list[float],
     number: int | None,
@@ -357,7 +359,7 @@ def test_gpus_that_a_node_cannot_have_are_the_user_s_error(
     more: dict[str, Any],
     problem: str,
 ) -> None:
-    torch_sees[:] = cards
+    gpus_of_torch[:] = cards
     monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
     source = ModelSource("m", tmp_path)
     with pytest.raises(ConfigError, match=problem) as refused:
@@ -370,8 +372,8 @@ def test_gpus_that_a_node_cannot_have_are_the_user_s_error(
     assert "\n" not in str(refused.value)
 
 
-def test_a_node_with_one_worker_gives_it_all_of_its_gpus(tmp_path: Path, torch_sees: list[float]) -> None:
-    torch_sees[:] = [80] * 4
+def test_a_single_worker_has_all_gpus_of_the_node(tmp_path: Path, gpus_of_torch: list[float]) -> None:
+    gpus_of_torch[:] = [80] * 4
     given = flags(tmp_path, 3, role="learner")
     assert (place_single_worker(given).learner_gpus, given.learner.num_processes) == ((0, 1, 2), 3)
     given = flags(tmp_path, 2, 2, role="generator", roles={"follow": PEER_ID})
@@ -379,13 +381,13 @@ def test_a_node_with_one_worker_gives_it_all_of_its_gpus(tmp_path: Path, torch_s
     assert place_single_worker(flags(tmp_path, role="learner")) == WorkerPlacement()
 
 
-def test_what_a_worker_sees_is_named_as_this_process_sees_it() -> None:
+def test_the_visible_gpus_of_a_worker_are_a_subset_of_this_process() -> None:
     assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "3"}) == {}
     assert visible_gpus((1, 0), {}) == {"CUDA_VISIBLE_DEVICES": "1,0"}
     assert visible_gpus((1,), {"CUDA_VISIBLE_DEVICES": "2, GPU-7"}) == {"CUDA_VISIBLE_DEVICES": "GPU-7"}
 
 
-def test_the_machine_is_looked_at_and_a_shape_that_cannot_be_read_is_told(
+def test_an_unreadable_shape_is_logged_and_gives_no_plan(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unreadable(source: Any) -> Any:
@@ -398,7 +400,7 @@ def test_the_machine_is_looked_at_and_a_shape_that_cannot_be_read_is_told(
     assert "mixture of experts" in caplog.text
 
 
-def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
+def test_the_boot_messages_contain_the_placement(tmp_path: Path) -> None:
     made = WorkerPlacement(takes_turns=True, can_sleep=True, memory_share=0.5, cache_bytes=GIB, learner_share=0.25)
     source = ModelSource(name="m", folder=tmp_path)
     tokenizer = PromptTokenizer(make_tokenizer(), name="tiny")
@@ -411,7 +413,9 @@ def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
     assert (learning.takes_turns, learning.memory_share) == (True, 0.25)
 
 
-def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learner_boot_contains_the_plans_recomputation_and_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(makers, "pick_device", lambda device: "cuda")
     source = ModelSource(name="m", folder=tmp_path)
 
@@ -429,10 +433,10 @@ def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypa
     assert booted(139, learner={"recompute_activations": False}) == (False, False, 2048)
     assert learner_boot(
         settings(), RUN, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
-    ).recompute_activations, "without a plan the smaller is taken"
+    ).recompute_activations, "without a plan activations are recomputed"
 
 
-def test_the_first_change_that_fits_is_the_advice() -> None:
+def test_the_advice_is_the_first_change_that_fits() -> None:
     changes = (
         MemorySuggestion("learner.optimizer_states = 8bit", "does_not_fit", peak_bytes=1, fits=False),
         MemorySuggestion("dtype = bfloat16", "shared", peak_bytes=1, fits=True),
