@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.memory import choice as memory_choice
@@ -28,11 +27,10 @@ from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import ModelSource, published_qwen25
 from ftis_node.models.loading import Accelerator
 from tests.documented import cards
+from tests.memory.planning import GIB, RUN, machine
 
 ROOT = Path(__file__).parents[2]
-GIB = 1 << 30
 QWEN = {name.removeprefix("Qwen2.5-"): shape for name, shape in published_qwen25().items()}
-RUN = load_manifest("gsm8k-ftis")
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +40,6 @@ def _bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(**changes: Any) -> NodeSettings:
     return NodeSettings.model_validate({"model": "m", "engine": "vllm"} | changes)
-
-
-def machine(*gpus_gib: float, host_gib: float = 64) -> Machine:
-    return Machine(tuple(int(gib * GIB) for gib in gpus_gib), int(host_gib * GIB))
 
 
 def chosen(

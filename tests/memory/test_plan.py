@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
 from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, Machine, MemoryPlan, plan
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
-from ftis_node.models import ModelShape, published_qwen25, shape_of
-from tests.models.test_model_shape import QWEN_05B, QWEN_3B
+from ftis_node.models import ModelShape, published_qwen25
+from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, machine
 
-GIB = 1 << 30
-HALF_B, THREE_B = shape_of(QWEN_05B), shape_of(QWEN_3B)
+if TYPE_CHECKING:
+    from ftis_node.config.manifest import RunManifest
+
 SEVEN_B = published_qwen25()["Qwen2.5-7B"]
-RUN = load_manifest("gsm8k-ftis")  # 760 tokens, groups of 12
 
 
 def settings(**changes: Any) -> NodeSettings:
@@ -32,8 +31,7 @@ def settings(**changes: Any) -> NodeSettings:
 def planned(
     shape: ModelShape, *gpus_gib: float, run: RunManifest = RUN, host_gib: float = 64, **changes: Any
 ) -> MemoryPlan:
-    machine = Machine(tuple(int(gib * GIB) for gib in gpus_gib), int(host_gib * GIB))
-    return plan(shape, machine, settings(**changes), run)
+    return plan(shape, machine(*gpus_gib, host_gib=host_gib), settings(**changes), run)
 
 
 def small_steps(**changes: Any) -> dict[str, Any]:

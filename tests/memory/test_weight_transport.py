@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.learner_memory import Workload, learner_memory
-from ftis_node.memory.plan import Machine, plan
+from ftis_node.memory.plan import plan
 from ftis_node.memory.weight_transport import is_wsl, transport_of
-from ftis_node.models import published_qwen25
 from ftis_node.node.storage.disk_space import num_versions
+from tests.memory.planning import RUN, THREE_B, machine
 
 if TYPE_CHECKING:
     from ftis_node.workers.shared_weights import Way
 
 ONE_GPU = {"on_gpu": True, "shares_gpu": True, "serves_adapters": False}
 NOWHERE = Path("/nowhere")
-GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -65,24 +63,23 @@ def test_wsl_is_recognized_by_the_kernel_release(tmp_path: Path) -> None:
 
 
 def test_mapped_weights_need_no_staging_memory() -> None:
-    shape, run = published_qwen25()["Qwen2.5-3B"], load_manifest("gsm8k-ftis")
     by: dict[str, Any] = {}
     for transport in ("auto", "pinned"):
         settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"weight_sync": transport}})
-        workload = Workload.of(settings, run, on_gpu=True)
-        sizes = (141 * GIB,), (80 * GIB, 80 * GIB)
-        plans = [plan(shape, Machine(size, 200 * GIB), settings, run) for size in sizes]
-        by[transport] = learner_memory(shape, workload).hand_over, *plans
+        workload = Workload.of(settings, RUN, on_gpu=True)
+        sizes = (141,), (80, 80)
+        plans = [plan(THREE_B, machine(*size, host_gib=200), settings, RUN) for size in sizes]
+        by[transport] = learner_memory(THREE_B, workload).hand_over, *plans
     staged, one_gpu, two_gpus = by["auto"]
     assert staged == 0
-    assert by["pinned"][0] == 2 * shape.embedding_parameters
+    assert by["pinned"][0] == 2 * THREE_B.embedding_parameters
     assert two_gpus == by["pinned"][2], "weights are mapped on one GPU only"
     assert one_gpu.placement == "shared"
     assert one_gpu.peak_bytes <= by["pinned"][1].peak_bytes
     merged = NodeSettings.model_validate(
         {"model": "m", "engine": "vllm", "lora": True, "generation": {"adapters": "merge"}}
     )
-    assert not Workload.of(merged, run, on_gpu=True).maps_weights, "merged weights do not exist in the learner"
+    assert not Workload.of(merged, RUN, on_gpu=True).maps_weights, "merged weights do not exist in the learner"
 
 
 def test_a_node_that_maps_weights_keeps_fewer_versions_on_disk() -> None:
