@@ -22,7 +22,7 @@ EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 SCENARIOS: Final = (
     "tests/attacks",
     "tests/chaos/test_chaos.py",
-    "tests/chaos/test_observe.py",
+    "tests/chaos/test_observation.py",
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
     "tests/injection/test_full_node.py",

@@ -1,6 +1,6 @@
-"""Members that misbehave: one joins, does its worst to the victim, and goes. The attacks one by one: tests/attacks/.
+"""Malicious members: one joins, attacks the victim, and leaves. tests/attacks/ tests each attack alone.
 
-Here they are done to a node that is one of a swarm and has other troubles besides, so a few of each sort are enough.
+Here the victim is part of a swarm with other faults.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from ftis_node.records.group import Group
-    from tests.chaos.scene import Scene
+    from tests.chaos.fault_context import FaultContext
 
 DAY_S = 86400.0
 REFUSED_WITHIN_S = 90.0
-NUM_GROUPS = 12  # more than it takes to be banned
+NUM_GROUPS = 12  # more than a ban needs
 NUM_ANNOUNCEMENTS = 3000
 NUM_STREAMS = 12
-NUM_GHOSTS = 100
-GHOST_LIFE_S = 60.0
+NUM_UNREAL = 100
+UNREAL_LIFE_S = 60.0
 MAX_TOKENS = 6  # of the swarm's completions
 FOUR_GIB = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A hostile member that is connected to its victim, and dice."""
+    """A malicious member that is connected to its victim, with a random generator."""
 
     member: Member
     victim: Victim
@@ -56,11 +56,11 @@ class Attack:
     note: Callable[[str], None]
 
     async def until_banned(self) -> None:
-        """Waits for the victim to have had enough."""
+        """Wait until the victim has banned the member."""
         await self.victim.until(lambda: self.victim.is_banned(self.member.peer_id), within_s=REFUSED_WITHIN_S)
 
     def group(self) -> Group:
-        """One in good form, short enough for the swarm."""
+        """Return a valid group, short enough for the swarm."""
         return self.member.group(num_tokens=MAX_TOKENS)
 
 
@@ -68,7 +68,7 @@ def _wrong_logprobs(value: float, group: Group) -> Group:
     return spoil(group, logprobs=np.full_like(group.completions[1].logprobs, value))
 
 
-LIES: dict[str, Callable[[Group], Group]] = {
+FALSE_CLAIMS: dict[str, Callable[[Group], Group]] = {
     "wrong rewards": lambda group: spoil(group, reward=1.0),
     "NaN for log-probs": partial(_wrong_logprobs, float("nan")),
     "positive log-probs": partial(_wrong_logprobs, 0.5),
@@ -78,31 +78,33 @@ LIES: dict[str, Callable[[Group], Group]] = {
 }
 
 
-async def lie(attack: Attack) -> None:
-    """Good envelopes, lies inside."""
-    name = attack.rng.choice(sorted(LIES))
+async def offer_false_claims(attack: Attack) -> None:
+    """Offer groups with false content in valid envelopes."""
+    name = attack.rng.choice(sorted(FALSE_CLAIMS))
     attack.note(name)
-    await attack.member.offer(*(LIES[name](attack.group()) for _ in range(NUM_GROUPS)), within_s=REFUSED_WITHIN_S)
+    await attack.member.offer(
+        *(FALSE_CLAIMS[name](attack.group()) for _ in range(NUM_GROUPS)), within_s=REFUSED_WITHIN_S
+    )
     await attack.until_banned()
 
 
-RUBBISH: dict[str, Callable[[], bytes]] = {
+INVALID_BODIES: dict[str, Callable[[], bytes]] = {
     "random bytes": lambda: os.urandom(500),
     "a varint of 4 GiB": lambda: b"\x0a\xff\xff\xff\xff\x0f" + bytes(99),
 }
 
 
-async def hand_over_rubbish(attack: Attack) -> None:
-    """Bodies that are none."""
-    name = attack.rng.choice(sorted(RUBBISH))
+async def serve_invalid_bodies(attack: Attack) -> None:
+    """Serve bodies that are no envelopes."""
+    name = attack.rng.choice(sorted(INVALID_BODIES))
     attack.note(name)
-    claims = {one: attack.member.claim(one, RUBBISH[name]()) for one in _ids(NUM_GROUPS)}
+    claims = {one: attack.member.claim(one, INVALID_BODIES[name]()) for one in _ids(NUM_GROUPS)}
     await attack.member.announce_until_requested(claims, within_s=REFUSED_WITHIN_S)
     await attack.until_banned()
 
 
-async def announce_rubbish(attack: Attack) -> None:
-    """Announcements that cannot be read."""
+async def send_invalid_announcements(attack: Attack) -> None:
+    """Send announcements that cannot be parsed."""
 
     async def is_banned() -> bool:
         await attack.member.gossip.announce(b"\xffrandom" + os.urandom(4))
@@ -111,8 +113,8 @@ async def announce_rubbish(attack: Attack) -> None:
     await attack.victim.until(is_banned, within_s=REFUSED_WITHIN_S)
 
 
-async def announce_without_end(attack: Attack) -> None:
-    """Thousands of groups that are nowhere to be had."""
+async def flood_with_announcements(attack: Attack) -> None:
+    """Announce thousands of groups that cannot be fetched."""
     attack.note(f"{NUM_ANNOUNCEMENTS} announcements")
     for one in _ids(NUM_ANNOUNCEMENTS):
         claim = attack.member.claim(one, b"", envelope_bytes=100, number=2**62)
@@ -121,10 +123,10 @@ async def announce_without_end(attack: Attack) -> None:
 
 
 async def hold_streams(attack: Attack) -> None:
-    """Requests that begin and never end, and one with a length of 4 GiB."""
+    """Open requests that never end, and one with a length of 4 GiB."""
 
     async def hold(length: int) -> None:
-        with suppress(OSError, EOFError, P2pdError):  # cut, or not opened any more: both are right
+        with suppress(OSError, EOFError, P2pdError):  # the victim cuts the stream or refuses it
             async with attack.member.stream(RpcService.FETCH) as (reader, writer):
                 writer.write(HEADER.pack(Frame.REQUEST, length))
                 await reader.read()
@@ -134,31 +136,31 @@ async def hold_streams(attack: Attack) -> None:
         await asyncio.gather(*map(hold, lengths))
 
 
-async def list_ghosts(attack: Attack) -> None:
-    """Members in the directory that do not exist."""
-    member, expires_at = attack.member, time.time() + GHOST_LIFE_S
-    run_id, ghosts = member.maker.manifest.run_id, [Identity.generate() for _ in range(NUM_GHOSTS)]
+async def list_unreal_members(attack: Attack) -> None:
+    """Store members in the directory that do not exist."""
+    member, expires_at = attack.member, time.time() + UNREAL_LIFE_S
+    run_id, unreal = member.maker.manifest.run_id, [Identity.generate() for _ in range(NUM_UNREAL)]
     payload = pack_member(["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWNobody"], num_shards=1)
-    attack.note(f"{NUM_GHOSTS} of them")
+    attack.note(f"{NUM_UNREAL} members")
     await member.link.directory._node.store_many(
-        [bucket_key(run_id, bucket_of(one.peer_id)) for one in ghosts],
-        [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in ghosts],
+        [bucket_key(run_id, bucket_of(one.peer_id)) for one in unreal],
+        [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in unreal],
         expires_at,
-        subkeys=[one.peer_id for one in ghosts],
+        subkeys=[one.peer_id for one in unreal],
     )
 
 
-def inject(scene: Scene, *, attack: Callable[[Attack], Awaitable[None]]) -> None:
-    """Joins as a new member, attacks, and goes."""
-    asyncio.run(_inject(scene, attack))
+def inject(context: FaultContext, *, attack: Callable[[Attack], Awaitable[None]]) -> None:
+    """Join as a new member, attack, and leave."""
+    asyncio.run(_inject(context, attack))
 
 
-async def _inject(scene: Scene, attack: Callable[[Attack], Awaitable[None]]) -> None:
-    model = scene.swarm.models["s"]
-    maker, victim = _maker(model, scene.swarm.folder / "run.toml"), Victim(scene.node.process)
+async def _inject(context: FaultContext, attack: Callable[[Attack], Awaitable[None]]) -> None:
+    model = context.swarm.models["s"]
+    maker, victim = _maker(model, context.swarm.folder / "run.toml"), Victim(context.node.process)
     with tempfile.TemporaryDirectory(prefix="ftis") as sockets:
         async with joined(Path(sockets) / "m", maker, victim) as member:
-            await attack(Attack(member, victim, scene.rng, scene.note))
+            await attack(Attack(member, victim, context.rng, context.note))
 
 
 @cache
@@ -172,21 +174,22 @@ def _ids(count: int) -> Iterable[bytes]:
 
 def _fault(name: str, promise: str, attack: Callable[[Attack], Awaitable[None]], shown_by: str) -> Fault:
     shown_by = f"tests/attacks/{shown_by}"
-    hurt = partial(inject, attack=attack)
-    return Fault(name=name, kind="members", promise=promise, shown_by=shown_by, inject=hurt, fits=trains)
+    return Fault(name, "members", promise, shown_by, partial(inject, attack=attack), fits=trains)
 
 
 FAULTS = (
-    _fault("liar", "Groups that lie are refused by the lie's name, none is trained on, their maker is banned.", lie,
+    _fault("false-claims", "Groups with false claims are rejected with the reason, and their sender is banned.",
+           offer_false_claims,
            "test_contents.py::test_a_lie_is_refused_by_its_name"),
-    _fault("rubbish-bodies", "What is no envelope is refused, and who hands it over is banned.", hand_over_rubbish,
+    _fault("invalid-bodies", "Bodies that are no envelopes are rejected, and their sender is banned.",
+           serve_invalid_bodies,
            "test_bodies.py::test_rubbish_for_a_body_is_refused_and_its_giver_banned"),
-    _fault("rubbish-announcements", "They are counted, not written down one by one; who makes them is banned.",
-           announce_rubbish, "test_floods.py::test_rubbish_for_announcements_is_counted_and_bans"),
-    _fault("flood", "Announcements without end cost neither memory nor disk; others are heard meanwhile.",
-           announce_without_end, "test_floods.py::test_twenty_thousand_announcements_of_nothing_end_in_a_ban"),
-    _fault("held-streams", "Requests that never end are cut, and others are served meanwhile.", hold_streams,
+    _fault("invalid-announcements", "They are counted, not logged one by one, and their sender is banned.",
+           send_invalid_announcements, "test_floods.py::test_rubbish_for_announcements_is_counted_and_bans"),
+    _fault("flood", "Many announcements cost neither memory nor disk. Others are received meanwhile.",
+           flood_with_announcements, "test_floods.py::test_twenty_thousand_announcements_of_nothing_end_in_a_ban"),
+    _fault("open-streams", "Requests that never end are cut. Others are served meanwhile.", hold_streams,
            "test_streams.py::test_streams_beyond_ones_own_are_told_busy_or_cut"),
-    _fault("ghosts", "Members that do not exist hide nobody.", list_ghosts,
+    _fault("unreal-members", "Members that do not exist hide no real member.", list_unreal_members,
            "test_unreal_members.py::test_a_thousand_members_that_do_not_exist_hide_nobody"),
 )  # fmt: skip

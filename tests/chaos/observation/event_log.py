@@ -1,11 +1,11 @@
-"""A node's event trail as a watcher remembers it: every line once, also where the file is cut or changed afterwards.
+"""A node's event log, read repeatedly: every line is kept once, even if the file is truncated or changed later.
 
-The watcher reads all files each time and knows a line by its content. A line that is new but stands before known ones
-was changed by somebody else than the node; such lines are counted and not believed.
+Each read covers all files and recognizes a line by its content. A new line before known lines was not written by the
+node. Such lines are counted and ignored.
 
-The history of steps that counts: a crash takes the learner back to its newest checkpoint; steps after that are done
-again, by other groups perhaps. What they did the first time is as if it had not been: the weights do not know it. So
-the last attempt of each step counts, and none of a step that was not tried again yet.
+After a crash the learner resumes at its newest checkpoint and repeats the later steps, perhaps with other groups. The
+weights do not contain the first attempt. So the effective history has only the last attempt of each step, and no step
+that was not repeated yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-BEGINNINGS = frozenset({"start", "step_lost"})  # after these the learner stands at its checkpoint
+RESTARTS = frozenset({"start", "step_lost"})  # after these the learner resumes at its checkpoint
 FIELDS = {
     "start": ("peer",),
     "admitted": ("group", "own", "sender", "number", "policy_version"),
@@ -29,12 +29,12 @@ FIELDS = {
     "step": ("step", "policy_version"),
     "served": ("version",),
     "recovered": ("file",),
-}  # of each event, what an invariant looks at: a line without it is damaged
+}  # the fields of each event that an invariant reads; a line without one is damaged
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line; of its fields those that an invariant looks at."""
+    """One line, with the fields that an invariant reads."""
 
     name: str
     time: float = 0.0
@@ -45,6 +45,7 @@ class Event:
 
 
 def parse(line: bytes) -> Event | None:
+    """Return the event of a line, or None if the line is no event."""
     try:
         found = json.loads(line)
         name = present_name(str(found["event"]))
@@ -54,32 +55,32 @@ def parse(line: bytes) -> Event | None:
         return None
 
 
-GARBAGE = b"\xfb"  # the first byte of lines that the fault `trail-garbage` made of events
+GARBAGE = b"\xfb"  # the first byte of the lines that the fault `event-log-garbage` wrote
 
 
 @dataclass
 class EventLogMemory:
-    """All events that were ever seen in the trail at `path`, in their order."""
+    """All events that were read from the event log at `path`, in order."""
 
     path: Path
     events: list[Event] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)  # lines with an end that are no events
-    num_changed: int = 0  # lines that are not what they were
-    is_torn: bool = False  # the newest file does not end with the end of a line
+    damaged: list[str] = field(default_factory=list)  # complete lines that are no events
+    num_changed: int = 0  # known lines with another content
+    is_torn: bool = False  # the newest file does not end with a newline
     _seen: set[int] = field(default_factory=set)
 
-    def look(self) -> None:
-        """Reads the trail."""
+    def read(self) -> None:
+        """Read all files of the event log."""
         lines = [line for file in event_log_files(self.path) for line in _lines(file) if not line.startswith(GARBAGE)]
         self.is_torn = bool(lines) and not lines[-1].endswith(b"\n")
-        whole = lines[:-1] if self.is_torn else lines
-        known = [hash(line) in self._seen for line in whole]
+        complete = lines[:-1] if self.is_torn else lines
+        known = [hash(line) in self._seen for line in complete]
         first_new = len(known) - known[::-1].index(True) if True in known else 0
         self.num_changed = known[:first_new].count(False)
-        for line in whole[first_new:]:
-            self._take(line)
+        for line in complete[first_new:]:
+            self._add(line)
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         self._seen.add(hash(line))
         if (event := parse(line)) is None:
             self.damaged.append(line[:120].decode(errors="replace").rstrip())
@@ -90,34 +91,36 @@ class EventLogMemory:
 def _lines(file: Path) -> list[bytes]:
     try:
         return file.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:  # turned over a moment ago
+    except FileNotFoundError:  # rotated a moment ago
         return []
 
 
 @dataclass
 class History:
-    """`groups` by the step that took them, `reports` by step. `noted`: the last step that was reported, counted or not.
-    `saved`: that of the newest complete checkpoint.
+    """The groups and the report of each step.
 
-    `is_settling`: a life has begun, and not yet taken groups: it stands at a checkpoint that the trail does not name.
+    `reported` is the last reported step, effective or not. `saved` is the step of the newest complete checkpoint.
+    `is_resuming`: the learner has restarted and has taken no groups yet. Its checkpoint is not in the event log.
     """
 
     groups: dict[int, list[str]] = field(default_factory=dict)
     reports: dict[int, Event] = field(default_factory=dict)
-    noted: int = 0
+    reported: int = 0
     saved: int = 0
-    is_settling: bool = False
-    _open: int | None = None  # the step whose groups are being noted
+    is_resuming: bool = False
+    _open: int | None = None  # the step whose groups are being logged
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The lowest and the highest step that the node may stand at, as far as the trail and its checkpoint tell."""
-        return (min(self.saved, self.noted), max(self.saved, self.noted)) if self.is_settling else (self.noted,) * 2
+        """The lowest and the highest possible step of the node, by its event log and checkpoint."""
+        if self.is_resuming:
+            return min(self.saved, self.reported), max(self.saved, self.reported)
+        return self.reported, self.reported
 
     def add(self, event: Event) -> None:
-        """The trail's next event."""
-        if event.name in BEGINNINGS:
-            self._open, self.is_settling = None, True
+        """Add the next event."""
+        if event.name in RESTARTS:
+            self._open, self.is_resuming = None, True
         elif event.name == "taken":
             self._take(event["step"], event["group"])
         elif event.name == "step":
@@ -127,27 +130,28 @@ class History:
         if self._open != step:
             self._drop_from(step)
             self.groups[step] = []
-            self._open, self.is_settling = step, False
+            self._open, self.is_resuming = step, False
         self.groups[step].append(group)
 
     def _report(self, step: int, event: Event) -> None:
-        tried_now = self._open == step or self.is_settling  # while settling: by the life before, which did not tell
-        self._drop_from(step + 1 if tried_now else step)
+        # While resuming, the report is of a step that the former process finished without logging it.
+        is_current = self._open == step or self.is_resuming
+        self._drop_from(step + 1 if is_current else step)
         self.reports[step] = event
-        self.noted, self._open = step, None
+        self.reported, self._open = step, None
 
     def _drop_from(self, step: int) -> None:
-        """Both are in the order of their steps, so that thousands of steps cost no more than there are to drop."""
+        """Both are ordered by step, so the cost depends only on the number of dropped steps."""
         for kept in (self.groups, self.reports):
             while kept and (last := next(reversed(kept))) >= step:
                 del kept[last]
 
 
-def counted(events: Iterable[Event], *, saved: int) -> History:
-    """The history of `events`, of a node whose newest complete checkpoint is that of step `saved` (0: none)."""
+def effective_history(events: Iterable[Event], *, saved: int) -> History:
+    """Return the effective history of `events`. `saved` is the step of the newest complete checkpoint (0: none)."""
     history = History(saved=saved)
     for event in events:
         history.add(event)
-    if history.is_settling:
+    if history.is_resuming:
         history._drop_from(saved + 1)
     return history

@@ -1,4 +1,4 @@
-"""The line before a node: it carries, it can be cut for one caller or for all, and it can be slow."""
+"""The proxy of a node forwards bytes, can be cut for one client or for all, and can delay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.line import Line
+from tests.chaos.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +21,8 @@ DELAY_S = 0.2
 
 
 @pytest.fixture
-def line() -> Iterator[Line]:
-    """A line to a server that says everything back."""
+def proxy() -> Iterator[Proxy]:
+    """Yield a proxy of an echo server."""
     with socket.create_server((HERE, 0)) as server:
 
         def echo(connection: socket.socket) -> None:
@@ -34,28 +34,28 @@ def line() -> Iterator[Line]:
             while True:
                 try:
                     connection, _ = server.accept()
-                except OSError:  # closed: the test is over
+                except OSError:  # the test has closed the server
                     return
                 threading.Thread(target=echo, args=(connection,), daemon=True).start()
 
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()
-        with Line.open(to=(HERE, server.getsockname()[1])) as line:
-            yield line
+        with Proxy.open(to=(HERE, server.getsockname()[1])) as proxy:
+            yield proxy
         server.shutdown(socket.SHUT_RDWR)
         thread.join(timeout=LIMIT_S)
 
 
 @contextmanager
-def caller(line: Line, *, host: str) -> Iterator[socket.socket]:
-    """A connection through the line that comes from `host`."""
-    port = int(line.address.rpartition("/")[2])
+def client(proxy: Proxy, *, host: str) -> Iterator[socket.socket]:
+    """Yield a connection through the proxy with the source address `host`."""
+    port = int(proxy.address.rpartition("/")[2])
     with socket.create_connection((HERE, port), timeout=LIMIT_S, source_address=(host, 0)) as connection:
         yield connection
 
 
 def answers(connection: socket.socket, text: bytes = b"hello") -> bool:
-    """Whether what is said comes back."""
+    """Return whether the server echoes the text."""
     try:
         connection.sendall(text)
         return connection.recv(64) == text
@@ -63,36 +63,36 @@ def answers(connection: socket.socket, text: bytes = b"hello") -> bool:
         return False
 
 
-def test_a_cut_breaks_what_comes_from_there_and_nothing_else(line: Line) -> None:
-    with caller(line, host=HERE) as one, caller(line, host=OTHER) as other:
+def test_a_cut_affects_connections_from_that_host_only(proxy: Proxy) -> None:
+    with client(proxy, host=HERE) as one, client(proxy, host=OTHER) as other:
         assert answers(one) and answers(other)
-        line.cut(OTHER)
-        assert other.recv(1) == b"" or pytest.fail("something came")
+        proxy.cut(OTHER)
+        assert other.recv(1) == b""
         assert answers(one)
-        with caller(line, host=OTHER) as again:
-            assert not answers(again), "no new one either"
-        line.mend(OTHER)
-        with caller(line, host=OTHER) as again:
+        with client(proxy, host=OTHER) as again:
+            assert not answers(again), "new connections are refused too"
+        proxy.restore(OTHER)
+        with client(proxy, host=OTHER) as again:
             assert answers(again)
 
 
-def test_a_cut_for_all_ends_with_its_mending(line: Line) -> None:
-    line.cut()
-    with caller(line, host=HERE) as one:
+def test_a_cut_for_all_hosts_ends_with_restore(proxy: Proxy) -> None:
+    proxy.cut()
+    with client(proxy, host=HERE) as one:
         assert not answers(one)
-    line.mend()
-    with caller(line, host=HERE) as one:
+    proxy.restore()
+    with client(proxy, host=HERE) as one:
         assert answers(one)
 
 
-def test_a_slow_line_is_late_both_ways_and_keeps_the_order(line: Line) -> None:
-    line.delay(DELAY_S)
-    with caller(line, host=HERE) as one:
+def test_a_delay_applies_in_both_directions_and_keeps_the_order(proxy: Proxy) -> None:
+    proxy.delay(DELAY_S)
+    with client(proxy, host=HERE) as one:
         started_at = time.monotonic()
         for number in range(20):
             one.sendall(bytes([number]))
-        come = b""
-        while len(come) < 20:
-            come += one.recv(64)
-        assert come == bytes(range(20))
+        received = b""
+        while len(received) < 20:
+            received += one.recv(64)
+        assert received == bytes(range(20))
         assert 2 * DELAY_S <= time.monotonic() - started_at

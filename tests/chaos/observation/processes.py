@@ -1,7 +1,7 @@
-"""Which processes a node has, which outlived it, and what lies about in its folders.
+"""The processes of a node, its orphaned processes, and the files that it left behind.
 
-A node's processes are its daemon and everything under it. A process that once was under it, or names its home or its
-sockets, and is under it no more, has outlived its time. So has a file with a temporary name that nobody is writing.
+The processes of a node are its daemon and all descendants. An orphan is a former descendant, or a process with the
+node's home or sockets in its command line, that is no descendant now.
 """
 
 from __future__ import annotations
@@ -31,33 +31,29 @@ ROLES = {
     "EngineCore": "engine core",
 }
 TEMPORARY_NAMES = ("**/.*.incomplete-*", "**/*.tmp", "**/*.new", "**/*.part", "**/*-journal")
-KERNELS_UNIX_SOCKETS = Path("/proc/net/unix")
-
+KERNEL_UNIX_SOCKETS = Path("/proc/net/unix")
 
 Identity: TypeAlias = tuple[int, int]
 
 
 class Watched(Protocol):
-    """What is asked of a node: `swarm.SwarmNode` has it."""
+    """The part of a node that an observation needs, such as `swarm.SwarmNode`."""
 
     name: str
     home: Path
 
     @property
     def is_running(self) -> bool:
-        """Whether its daemon lives."""
+        """Whether the daemon runs."""
 
     @property
     def pid(self) -> int:
-        """The daemon's process id, or that of its last life."""
+        """The process id of the current or last daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process; pid and time of birth, in the kernel's ticks since the machine's start, say for ever which.
-
-    A zombie has ended and nobody took note.
-    """
+    """One process. `born_at` is its start time in kernel ticks since boot. A zombie has ended without a `wait`."""
 
     role: str
     pid: int
@@ -69,12 +65,12 @@ class Process:
 
     @property
     def identity(self) -> Identity:
-        """Process ids are used again; this is not."""
+        """A unique key: process ids are reused, but not with the same start time."""
         return self.pid, self.born_at
 
 
 def family_of(node: Watched) -> tuple[Process, ...]:
-    """The node's daemon, where it lives, and everything under it."""
+    """Return the daemon and all descendants; nothing if the daemon does not run."""
     if not node.is_running:
         return ()
     with suppress(psutil.NoSuchProcess):
@@ -84,24 +80,24 @@ def family_of(node: Watched) -> tuple[Process, ...]:
     return ()
 
 
-def strays_of(node: Watched, former: Collection[Process], family: Collection[Process]) -> dict[Identity, str]:
-    """What outlived its time, by identity: in words, with its role where that is known."""
+def orphans_of(node: Watched, former: Collection[Process], family: Collection[Process]) -> dict[Identity, str]:
+    """Return a description of each orphan by identity, with the role if it is known."""
     present = {process.identity for process in family}
-    strays = {process.identity: f"{process.role} (pid {process.pid})" for process in former if _lives(process)}
+    orphans = {process.identity: f"{process.role} (pid {process.pid})" for process in former if _is_running(process)}
     marks = "|".join(re.escape(str(folder)) for folder in (node.home, Home(node.home).sockets))
-    names_one = re.compile(f"({marks})(/|$)")
+    names_node = re.compile(f"({marks})(/|$)")
     for process in psutil.process_iter(["pid", "cmdline"]):
         words, pid = process.info["cmdline"] or [], process.info["pid"]
-        if any(names_one.search(word) for word in words) and (born_at := _born_at(pid)) is not None:
-            strays.setdefault((pid, born_at), " ".join(words)[:120])
-    return {identity: words for identity, words in strays.items() if identity not in present}
+        if any(names_node.search(word) for word in words) and (born_at := _born_at(pid)) is not None:
+            orphans.setdefault((pid, born_at), " ".join(words)[:120])
+    return {identity: text for identity, text in orphans.items() if identity not in present}
 
 
 def leftovers_of(node: Watched) -> dict[tuple[str, int], str]:
-    """Files that a dead life may have left, by path and inode: temporary names, sockets that nobody listens on.
+    """Return the leftover files by path and inode: temporary files, and sockets without a listener.
 
-    Of a node that does not run, the folder of its sockets and its weights in memory are left over as such. The weights
-    that a generator was fetching are kept on purpose, to go on with: those of one version.
+    If the node does not run, the folder of its sockets and its weights in memory are leftovers too. Partially fetched
+    weights of one version are no leftover, because the generator resumes the fetch.
     """
     home = Home(node.home)
     found = {Path(path) for pattern in TEMPORARY_NAMES for path in _named(pattern, node.home)}
@@ -118,7 +114,7 @@ def leftovers_of(node: Watched) -> dict[tuple[str, int], str]:
 
 
 def weights_in_memory(home: Path) -> Path:
-    """Where a node of this home keeps published weights, when there is room (workers/weight_store.py)."""
+    """Return the folder in memory for the published weights of this home, see ftis_node/workers/weight_store.py."""
     digest = hashlib.sha256(str(home.absolute()).encode()).hexdigest()[:16]
     return MEMORY_DISK / f"ftis-{os.getuid()}-{digest}"
 
@@ -128,7 +124,7 @@ def by_role(processes: Collection[Process]) -> Mapping[str, list[Process]]:
 
 
 def role_of(process: psutil.Process, *, daemon_pid: int) -> str:
-    """`daemon`, one of `ROLES`, or `other`. Raises psutil.NoSuchProcess."""
+    """Return `daemon`, one of `ROLES`, or `other`. Raises psutil.NoSuchProcess."""
     if process.pid == daemon_pid:
         return "daemon"
     words = [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
@@ -151,21 +147,21 @@ def _process(process: psutil.Process, *, daemon_pid: int) -> Process | None:
     return None
 
 
-def _lives(process: Process) -> bool:
+def _is_running(process: Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return _born_at(process.pid) == process.born_at and psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def _born_at(pid: int) -> int | None:
-    """Field 22 of the kernel's line on the process; None where there is no such process. A moved clock leaves it be."""
+    """Return field 22 of /proc/PID/stat, or None. It does not depend on the wall clock."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return None
 
 
 def _named(pattern: str, folder: Path) -> list[str]:
-    """Not by pathlib's `glob`, which fails where a folder goes while it is looked through."""
+    """Use the module `glob`, because `Path.glob` fails if a folder disappears during the search."""
     return glob.glob(str(folder / pattern), recursive=True, include_hidden=True)
 
 
@@ -175,5 +171,5 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _is_dead_socket(path: Path) -> bool:
     with suppress(FileNotFoundError):
-        return stat.S_ISSOCK(path.lstat().st_mode) and str(path) not in KERNELS_UNIX_SOCKETS.read_text()
+        return stat.S_ISSOCK(path.lstat().st_mode) and str(path) not in KERNEL_UNIX_SOCKETS.read_text()
     return False

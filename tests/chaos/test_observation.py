@@ -1,4 +1,4 @@
-"""The invariants on a real node: nothing is wrong with it, killed and started again; what is made wrong is seen."""
+"""The invariants on a real node: kills and restarts violate none, and made-up errors are found."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.home import Home
-from tests.chaos.invariants.checks import broken, check, snapshot
-from tests.chaos.observing.observe import saved_steps
-from tests.chaos.observing.processes import family_of, leftovers_of, strays_of
+from tests.chaos.invariants.checks import check, findings, snapshot
+from tests.chaos.observation.processes import family_of, leftovers_of, orphans_of
+from tests.chaos.observation.watch import saved_steps
 from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tests.chaos.invariants.checks import Violation
-    from tests.chaos.observing.observe import Observation
+    from tests.chaos.observation.watch import Observation
 
 START_S = 240.0
-ASIDE_S = 0.2  # given to what will not pass by itself
+SETTLE_S = 0.2  # the made-up errors do not pass by themselves
 
 
 @dataclass(eq=False)
 class OneNode:
-    """A node by itself, as the swarm's nodes are watched."""
+    """A single node, with the interface that an observation needs."""
 
     home: Path
     process: RunningNode
@@ -51,7 +51,7 @@ class OneNode:
         return len(self.process.events("step"))
 
     def learner_pid(self) -> int | None:
-        """None between two learners."""
+        """Return the pid of the learner, or None while there is none."""
         return next((process.pid for process in family_of(self) if process.role == "learner worker"), None)
 
     def wait_for_steps(self, more: int) -> None:
@@ -61,7 +61,7 @@ class OneNode:
 
 @dataclass
 class Past:
-    """A short life with two crashes: what was seen, and what was found wrong."""
+    """A node after two crashes: its last observation, and the violations after each event."""
 
     node: OneNode
     last: Observation
@@ -70,8 +70,8 @@ class Past:
 
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Iterator[Past]:
-    """A node whose learner is killed, then its daemon; started again and stopped in order."""
-    folder = tmp_path_factory.mktemp("watched")
+    """Kill a node's learner, then its daemon; start the node again and stop it in order."""
+    folder = tmp_path_factory.mktemp("observed")
     run = write_manifest(folder / "run.toml", foreign_wait_s=0.5)
     command = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
     found: dict[str, list[Violation]] = {}
@@ -84,29 +84,29 @@ def past(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Pat
         process.wait_for(lambda: node.learner_pid() not in (learner, None), timeout_s=START_S)
         node.wait_for_steps(2)
         before, seen = seen, snapshot(node)
-        found["its learner was killed"] = check(before, seen, None)
+        found["learner killed"] = check(before, seen, None)
         os.kill(node.pid, signal.SIGKILL)
         process.process.wait()
         before, seen = seen, snapshot(node)
-        found["it was killed"] = check(before, seen, None)
+        found["daemon killed"] = check(before, seen, None)
     with started(folder / "node", *command) as node.process:
         node.wait_for_steps(2)
         before, seen = seen, snapshot(node)
-        found["it was started again"] = check(before, seen, None)
+        found["restarted"] = check(before, seen, None)
         node.process.stop()
         before, seen = seen, snapshot(node)
-        found["it was stopped"] = check(before, seen, None)
+        found["stopped"] = check(before, seen, None)
         yield Past(node, seen, found)
 
 
 @pytest.mark.timeout(600)
-def test_a_real_node_that_is_killed_and_started_again_breaks_nothing(past: Past) -> None:
+def test_kills_and_restarts_of_a_real_node_violate_no_invariant(past: Past) -> None:
     assert {when: list(map(str, violations)) for when, violations in past.found.items() if violations} == {}
     assert past.last.buffer is not None and past.last.buffer.rows
     assert past.last.newest_saved > 0
 
 
-def _row(query: str) -> Callable[[Home], object]:
+def _execute(query: str) -> Callable[[Home], object]:
     def change(home: Home) -> object:
         connection = sqlite3.connect(home.replay)
         connection.execute(query)
@@ -117,63 +117,63 @@ def _row(query: str) -> Callable[[Home], object]:
     return change
 
 
-def _socket(home: Home) -> object:
+def _leave_socket(home: Home) -> object:
     home.sockets.mkdir()
-    return _socket_at(home.sockets / "dead.sock")
+    return _make_dead_socket(home.sockets / "dead.sock")
 
 
-def _socket_at(path: Path) -> None:
+def _make_dead_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
 
 
-def _stray(home: Home) -> subprocess.Popen[bytes]:
+def _start_orphan(home: Home) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "input()", "--home", str(home.root)], stdin=subprocess.PIPE)
 
 
-def _line(line: str) -> Callable[[Home], object]:
+def _append(line: str) -> Callable[[Home], object]:
     def change(home: Home) -> object:
-        with home.events.open("a") as trail:
-            return trail.write(line.format(last=saved_steps(home.root)[-1]) + "\n")
+        with home.events.open("a") as events:
+            return events.write(line + "\n")
 
     return change
 
 
-def _used_again(home: Home) -> object:
+def _use_again(home: Home) -> object:
     first = next(line for line in home.events.read_text().splitlines() if '"taken"' in line)
-    return _line('{{"time":1,"event":"taken","group":"GROUP","step":{last}9}}'.replace("GROUP", group_of(first)))(home)
+    later_step = int(f"{saved_steps(home.root)[-1]}9")
+    taken = {"time": 1, "event": "taken", "group": json.loads(first)["group"], "step": later_step}
+    return _append(json.dumps(taken))(home)
 
 
-def group_of(line: str) -> str:
-    return str(json.loads(line)["group"])
-
-
-def _other_step(home: Home) -> object:
-    said = json.loads(home.status.read_text())
-    said["learner"]["step"] += 1
-    return home.status.write_text(json.dumps(said))
+def _change_step(home: Home) -> object:
+    document = json.loads(home.status.read_text())
+    document["learner"]["step"] += 1
+    return home.status.write_text(json.dumps(document))
 
 
 OWN = "(SELECT id FROM groups WHERE own = 1 AND reason = 'trained' ORDER BY arrival LIMIT 1)"
-MADE_WRONG: dict[str, Callable[[Home], object]] = {
-    "no group is lost": _row(f"DELETE FROM groups WHERE id = {OWN}"),
-    "a group is in one state": _row(f"UPDATE groups SET state = 'ready' WHERE id = {OWN}"),
-    "trail and buffer agree on what a step used": _row(f"UPDATE groups SET step = step + 1 WHERE id = {OWN}"),
-    "no file is left": _socket,
-    "the status is truthful": _other_step,
-    "no process outlives its time": _stray,
-    "no group is used twice": _used_again,
-    "the trail can be read": _line("no event"),
+ERRORS: dict[str, Callable[[Home], object]] = {
+    "no group is lost": _execute(f"DELETE FROM groups WHERE id = {OWN}"),
+    "a group is in one state": _execute(f"UPDATE groups SET state = 'ready' WHERE id = {OWN}"),
+    "event log and buffer agree on the groups of a step": _execute(
+        f"UPDATE groups SET step = step + 1 WHERE id = {OWN}"
+    ),
+    "no leftover file": _leave_socket,
+    "the status is correct": _change_step,
+    "no orphan process": _start_orphan,
+    "no group is used twice": _use_again,
+    "the event log is readable": _append("no event"),
 }
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("invariant", MADE_WRONG)
-def test_what_is_made_wrong_with_it_is_seen(past: Past, invariant: str, tmp_path: Path) -> None:
-    assert invariant not in {wrong.invariant for wrong in broken(past.last)}
-    made = MADE_WRONG[invariant](Home(past.node.home))
+@pytest.mark.parametrize("invariant", ERRORS)
+def test_a_made_up_error_is_found(past: Past, invariant: str) -> None:
+    assert invariant not in {finding.invariant for finding in findings(past.last)}
+    made = ERRORS[invariant](Home(past.node.home))
     try:
-        now = snapshot(past.node, settle_s=ASIDE_S)
+        now = snapshot(past.node, settle_s=SETTLE_S)
     finally:
         if isinstance(made, subprocess.Popen):
             made.communicate(b"\n")
@@ -181,39 +181,42 @@ def test_what_is_made_wrong_with_it_is_seen(past: Past, invariant: str, tmp_path
 
 
 @dataclass(eq=False)
-class StandIn:
-    """This very process in the place of a node that runs."""
+class ThisProcess:
+    """The test process in place of a node's daemon."""
 
     home: Path
-    name: str = "stand-in"
+    name: str = "this-process"
     is_running: bool = True
     pid: int = field(default_factory=os.getpid)
 
 
-def test_weights_on_their_way_are_no_leftover_but_those_of_two_versions_are(tmp_path: Path) -> None:
-    node, partial = StandIn(tmp_path), tmp_path / "weights" / "followed" / "partial"
+def test_partial_weights_of_one_version_are_no_leftover_but_of_two_versions_are(tmp_path: Path) -> None:
+    node, partial = ThisProcess(tmp_path), tmp_path / "weights" / "followed" / "partial"
     partial.mkdir(parents=True)
     (partial / "ab.part").touch()
     assert leftovers_of(node) == {}
     (partial / "cd.part").touch()
-    assert {Path(words).name for words in leftovers_of(node).values()} == {"ab.part", "cd.part"}
+    assert {Path(path).name for path in leftovers_of(node).values()} == {"ab.part", "cd.part"}
 
 
-def test_a_socket_is_left_when_nobody_listens_and_a_process_when_it_is_under_no_daemon(tmp_path: Path) -> None:
-    node, sockets = StandIn(tmp_path), Home(tmp_path).sockets
+def test_a_socket_without_a_listener_is_a_leftover(tmp_path: Path) -> None:
+    node, sockets = ThisProcess(tmp_path), Home(tmp_path).sockets
     sockets.mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(sockets / "live.sock"))
         listener.listen()
-        _socket_at(sockets / "dead.sock")
-        assert [Path(words).name for words in leftovers_of(node).values()] == ["dead.sock"]
-    child = _stray(Home(tmp_path))
+        _make_dead_socket(sockets / "dead.sock")
+        assert [Path(path).name for path in leftovers_of(node).values()] == ["dead.sock"]
+
+
+def test_a_process_of_the_home_is_an_orphan_if_it_is_no_descendant_of_the_daemon(tmp_path: Path) -> None:
+    node, child = ThisProcess(tmp_path), _start_orphan(Home(tmp_path))
     try:
         family = family_of(node)
         assert {os.getpid(), child.pid} <= {process.pid for process in family}
-        assert strays_of(node, (), family) == {}, "it is under the daemon"
-        mine = [process for process in family if process.pid == child.pid]
-        assert [pid for pid, _ in strays_of(node, mine, ())] == [child.pid], "and here it is not"
+        assert orphans_of(node, (), family) == {}, "it is a descendant"
+        former = [process for process in family if process.pid == child.pid]
+        assert [pid for pid, _ in orphans_of(node, former, ())] == [child.pid], "it is no descendant"
     finally:
         child.communicate(b"\n")
-    assert strays_of(node, mine, ()) == {}, "it has ended"
+    assert orphans_of(node, former, ()) == {}, "it has ended"

@@ -1,7 +1,6 @@
-"""What a node's home holds at a moment when no process has it open, and what of it a restart has lost.
+"""The state of a home while no process uses it, and the losses between two states.
 
-`Kept` is read from copies: opening a database whose writer was killed would recover it, and that is the node's own
-work. `losses` is pure: two of them in, sentences out.
+The databases are read from copies, because opening one after a kill would recover it in place of the node.
 """
 
 from __future__ import annotations
@@ -28,8 +27,11 @@ SQLITE_FILES = ("", "-wal")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """`groups`: id of the body by (sender, running number); `steps`: those with a complete checkpoint."""
+class HomeState:
+    """The durable state of a home.
+
+    `groups`: id of the body by (sender, number). `steps`: those with a complete checkpoint. `events`: the event log.
+    """
 
     identity: bytes = b""
     groups: Mapping[tuple[str, int], str] = field(default_factory=dict)
@@ -40,20 +42,20 @@ class Kept:
 
     @property
     def newest_step(self) -> int:
-        """Of the complete checkpoints; 0 before the first."""
+        """The step of the newest complete checkpoint, or 0."""
         return max(self.steps, default=0)
 
-    def told_steps(self) -> list[int]:
-        """The steps of which the event trail tells, in its order."""
+    def logged_steps(self) -> list[int]:
+        """Return the steps in the event log, in order."""
         return [event["step"] for event in events_in(self.events) if event["event"] == "step"]
 
 
-def read_kept(root: Path) -> Kept:
-    """The home at `root`, whatever of it is there already; nothing in it is changed."""
+def read_home_state(root: Path) -> HomeState:
+    """Return the state of the home at `root`, which may be incomplete. No file is changed."""
     home = Home(root)
     groups, last_number = _read_groups(home.replay)
     steps = {int(path.name.rpartition("-")[2]) for path in home.checkpoints.glob("step-*") if is_complete(path)}
-    return Kept(
+    return HomeState(
         identity=home.identity.read_bytes() if home.identity.exists() else b"",
         groups=groups,
         last_number=last_number,
@@ -63,56 +65,56 @@ def read_kept(root: Path) -> Kept:
     )
 
 
-def events_in(trail: bytes) -> list[dict[str, object]]:
-    """The events of the complete lines."""
-    return [json.loads(line) for line in trail[: trail.rfind(b"\n") + 1].splitlines()]
+def events_in(event_log: bytes) -> list[dict[str, object]]:
+    """Return the events of the complete lines."""
+    return [json.loads(line) for line in event_log[: event_log.rfind(b"\n") + 1].splitlines()]
 
 
-def losses(before: Kept, after: Kept) -> list[str]:
-    """What was acknowledged before a cut and is not there after the restart; empty where nothing was lost."""
+def losses(before: HomeState, after: HomeState) -> list[str]:
+    """Return a description of each acknowledged state before a cut that is missing after the restart."""
     return [
         *_lost_identity(before, after),
         *_lost_groups(before.groups, after.groups),
         *_lost_events(before.events, after.events),
-        *(f"the ban of {peer} is forgotten" for peer in sorted(before.banned - after.banned)),
-        *(["the running number went back"] if after.last_number < before.last_number else []),
-        *(["the newest checkpoint went back"] if after.newest_step < before.newest_step else []),
+        *(f"the ban of {peer} is lost" for peer in sorted(before.banned - after.banned)),
+        *(["the sequence number fell"] if after.last_number < before.last_number else []),
+        *(["the newest checkpoint is older"] if after.newest_step < before.newest_step else []),
     ]
 
 
-def wrong_resumption(before: Kept, told_since: Iterable[int]) -> list[str]:
-    """What is wrong with where the steps go on, by what the trail tells since the restart.
+def resumption_errors(before: HomeState, steps_since: Iterable[int]) -> list[str]:
+    """Return the errors in the logged steps since the restart.
 
-    The first is the one after the newest complete checkpoint; or that checkpoint's own, where the cut came before the
-    trail could tell of it.
+    The first step follows the newest complete checkpoint. It may also be the step of that checkpoint, if the cut came
+    before the step was logged.
     """
-    expected, told = before.newest_step + 1, before.told_steps()
-    wrong = (
-        [f"step {max(told)} was told and its checkpoint was not complete"] if max(told, default=0) >= expected else []
-    )
-    for step in told_since:
-        if step not in (expected, expected - 1) or step in told:
-            wrong.append(f"step {step} came after the checkpoint of step {expected - 1}, told before: {step in told}")
-        expected, told = step + 1, [*told, step]
-    return wrong
+    expected, logged = before.newest_step + 1, before.logged_steps()
+    errors = []
+    if max(logged, default=0) >= expected:
+        errors.append(f"step {max(logged)} was logged without a complete checkpoint")
+    for step in steps_since:
+        if step not in (expected, expected - 1) or step in logged:
+            earlier = "logged" if step in logged else "not logged"
+            errors.append(f"step {step} came after the checkpoint of step {expected - 1}, {earlier} before")
+        expected, logged = step + 1, [*logged, step]
+    return errors
 
 
-def _lost_identity(before: Kept, after: Kept) -> list[str]:
-    return ["the identity is another"] if before.identity and before.identity != after.identity else []
+def _lost_identity(before: HomeState, after: HomeState) -> list[str]:
+    return ["the identity changed"] if before.identity and before.identity != after.identity else []
 
 
 def _lost_groups(before: Mapping[tuple[str, int], str], after: Mapping[tuple[str, int], str]) -> list[str]:
     lost = []
     for (sender, number), group in before.items():
         if (found := after.get((sender, number))) != group:
-            what = "is lost" if found is None else "is another body now"
-            lost.append(f"group {number} of {sender[-6:]} {what}")
+            lost.append(f"group {number} of {sender[-6:]} {'is lost' if found is None else 'has another body'}")
     return lost
 
 
 def _lost_events(before: bytes, after: bytes) -> list[str]:
-    whole = before[: before.rfind(b"\n") + 1]
-    return [] if after.startswith(whole) else ["the event trail lost or changed a line"]
+    complete = before[: before.rfind(b"\n") + 1]
+    return [] if after.startswith(complete) else ["the event log lost or changed a line"]
 
 
 def _read_groups(path: Path) -> tuple[dict[tuple[str, int], str], int]:
@@ -120,7 +122,7 @@ def _read_groups(path: Path) -> tuple[dict[tuple[str, int], str], int]:
     groups = {}
     for sender, number, envelope, group_id in rows:
         body = open_envelope(envelope).body
-        assert hashlib.sha256(body).digest() == group_id, "the buffer has a group under another id"
+        assert hashlib.sha256(body).digest() == group_id, "the buffer has a group with another id"
         groups[sender, number] = group_id.hex()
     totals = dict(_rows(path, "SELECT name, value FROM totals"))
     return groups, totals.get("last_number", 0)
@@ -132,8 +134,8 @@ def _read_banned(path: Path) -> frozenset[str]:
 
 
 def _rows(path: Path, query: str) -> list[tuple[object, ...]]:
-    """Of a copy of the database with its journal; none where it has not got that table yet."""
-    with tempfile.TemporaryDirectory(prefix="ftis-kept-") as folder:
+    """Query a copy of the database with its write-ahead log; return nothing if the table does not exist yet."""
+    with tempfile.TemporaryDirectory(prefix="ftis-home-state-") as folder:
         for suffix in SQLITE_FILES:
             if (source := path.with_name(path.name + suffix)).exists():
                 shutil.copy(source, Path(folder) / source.name)
