@@ -31,7 +31,7 @@ SCENARIOS: Final = (
     "tests/bench/test_gpu_check.py::test_hand_over_runs_where_they_are_not_installed",
     "tests/lab/test_hdee.py",
     "tests/lab/experiment/test_order_of_methods.py",
-    "tests/lab/test_tiny.py::test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake",
+    "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
     "tests/learner/model/test_learner_kernels.py::test_compiled_layers_give_the_same_step",
     "tests/learner/distributed/test_learner_shards.py::test_two_ranks_hold_their_rows_and_never_the_whole",
     "tests/learner/distributed/test_learner_shards.py::test_files_that_name_tensors_otherwise_are_read_whole",
