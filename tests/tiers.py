@@ -33,9 +33,9 @@ SCENARIOS: Final = (
     "tests/lab/experiment/test_order_of_methods.py",
     "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
     "tests/learner/model/test_learner_kernels.py::test_compiled_layers_give_the_same_step",
-    "tests/learner/distributed/test_learner_shards.py::test_two_ranks_hold_their_rows_and_never_the_whole",
-    "tests/learner/distributed/test_learner_shards.py::test_files_that_name_tensors_otherwise_are_read_whole",
-    "tests/learner/distributed/test_learner_shards.py::test_a_model_that_fails_when_packed_is_opened_again_for_plain_rows",
+    "tests/learner/distributed/test_learner_shards.py::test_each_rank_loads_only_its_rows",
+    "tests/learner/distributed/test_learner_shards.py::test_files_with_other_tensor_names_are_loaded_whole",
+    "tests/learner/distributed/test_learner_shards.py::test_a_model_that_fails_on_packed_rows_is_reloaded_for_padded_rows",
     "tests/learner/distributed/test_learner_ranks.py",
     "tests/node/http_api/test_otlp_node.py",
     "tests/node/test_domain_processes.py",
@@ -73,7 +73,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_another_process_tensors",
         "tests/workers/test_page_locked.py::test_a_gpu_writes_and_reads_locked_pages",
         "tests/workers/test_shared_weights.py::test_the_real_thing_between_two_processes_on_one_gpu",
-        "tests/learner/model/test_learner_attention.py::test_attention_on_a_gpu_is_the_same",
+        "tests/learner/model/test_learner_attention.py::test_attention_on_a_gpu_equals_masked_attention",
     ),
 }
 ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"], *NEEDS["node"])
