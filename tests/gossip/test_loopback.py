@@ -38,6 +38,18 @@ async def test_announcements_and_bodies_take_their_time() -> None:
     assert (await near.fetch("sender", shelf.ids)).bodies == (b"body",)
 
 
+async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing() -> None:
+    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.1 if receiver == "closing" else 0.0)
+    closing, other = await _nodes(swarm, "closing", "other")
+    shelf = Shelf(b"body")
+    closing.serve(shelf.lookup)
+    fetching = asyncio.create_task(other.fetch("closing", shelf.ids))
+    await asyncio.sleep(0)
+    await closing.close()
+    assert (await fetching).outcome is FetchOutcome.UNREACHABLE
+    assert closing.counters.bodies_out == 0
+
+
 async def test_what_is_lost_is_lost() -> None:
     swarm = LoopbackSwarm(loses=lambda sender, receiver, payload: receiver == "deaf")
     sender, deaf, other = await _nodes(swarm, "sender", "deaf", "other")
