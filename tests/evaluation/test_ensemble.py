@@ -284,7 +284,7 @@ def test_a_mixture_that_does_not_fit_is_refused(
     assert mixture_bytes(sources, max_tokens=100, bytes_per_number=4) == 4 * (sum(numbers) + sum(caches))
     check_mixture_fits(sources, max_tokens=48)
     monkeypatch.setattr(ensemble, "free_bytes", lambda device: 1000)
-    with pytest.raises(MachineError, match=r"2 models of the mixture need about .* --mode vote,route"):
+    with pytest.raises(MachineError, match=r"mixture of 2 models needs about .* --mode vote,route"):
         check_mixture_fits(sources, max_tokens=48)
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]
     assert run([*arguments, "--mode", "posterior"]) == 3

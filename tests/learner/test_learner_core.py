@@ -281,7 +281,7 @@ def test_an_out_of_memory_error_names_the_setting_to_change(model_folder, tmp_pa
 
     with monkeypatch.context() as memory:
         memory.setattr("ftis_node.learner.model.policy.completion_logprobs", lambda *_, **__: exhausted())
-        with pytest.raises(MachineError, match="one sequence of 20 tokens at a time: set learner.recompute"):
+        with pytest.raises(MachineError, match="one sequence of 20 tokens: set learner.recompute"):
             learner.train(random_groups(), step=1)
     assert torch.equal(learner.policy.trainable()["model.norm.weight"], before)
     assert learner.train(random_groups(), step=1).report.num_updates == 1

@@ -12,6 +12,8 @@ from tiny_models import save_tiny
 from transformers import AutoModelForCausalLM, Qwen2Model
 
 from ftis_node.config.workers import LoraSection
+from ftis_node.errors import ConfigError
+from ftis_node.learner.checkpoint import export
 from ftis_node.learner.checkpoint.export import export_newest, gathering_of, write_weights
 from ftis_node.learner.core import Learner
 from ftis_node.learner.model.policy import load_unchecked
@@ -69,3 +71,11 @@ def test_an_export_runs_no_forward_pass(tmp_path, model_folder, monkeypatch, lor
 
     monkeypatch.setattr(Qwen2Model, "forward", refuse)
     assert export_newest(boot, tmp_path / "out", merge=True) == 1
+
+
+def test_a_full_folder_is_refused_before_the_model_is_loaded(tmp_path, model_folder, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").touch()
+    monkeypatch.setattr(export, "load_unchecked", lambda boot: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        export_newest(make_boot(model_folder, tmp_path), tmp_path / "out", merge=True)
