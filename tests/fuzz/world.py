@@ -99,7 +99,7 @@ class World:
         self.home.create()
         self.swarm = LoopbackSwarm()
         self.faults: list[Exception] = []
-        self.is_looked_at = True  # by all who can; else by the status loop alone
+        self.is_viewed = True  # by all who can; else by the status loop alone
         gossip = self.swarm.join(OWN.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards)
         self.node = StubNode(
             self.home, OWN, gossip, manifest=manifest, settings=SETTINGS, on_event=lambda *_: None, domain=domain
@@ -146,7 +146,7 @@ class World:
 
     async def settle(self) -> None:
         """What everybody who looks at the node sees of it, and what must hold after every case."""
-        await look_at(self.parts, at_all=self.is_looked_at)
+        await look_at(self.parts, at_all=self.is_viewed)
         for gossip in (self.gossip, *self.members):
             assert not gossip.counters.serve_errors.get("fault"), "a served request failed by a fault"
             bad = {reason for reason in gossip.counters.serve_errors if gossip is not self.gossip}

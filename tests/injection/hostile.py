@@ -14,7 +14,7 @@ from ftis_node.records.envelope import Announcement, PeerRecord, open_announceme
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.member import Member, spoil
+from tests.attacks.member import Member, change_completion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -99,7 +99,7 @@ class Hostile:
     async def _send_refused(self) -> None:
         """A wrong reward, an announcement that is none, and one that is too large."""
         group = self.member.group(num_tokens=4)
-        await self.member.gossip.announce(self._claim(spoil(group, 0, reward=0.5)))
+        await self.member.gossip.announce(self._claim(change_completion(group, 0, reward=0.5)))
         await self.member.gossip.announce(b"\xff" + self.member.identity.peer)
 
     async def _send_audited(self) -> None:

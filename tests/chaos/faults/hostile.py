@@ -24,7 +24,7 @@ from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, bucket_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.member import Member, joined, spoil
+from tests.attacks.member import Member, change_completion, joined
 from tests.attacks.victim import Victim
 from tests.chaos.faults.base import Fault, trains
 
@@ -65,14 +65,16 @@ class Attack:
 
 
 def _wrong_logprobs(value: float, group: Group) -> Group:
-    return spoil(group, logprobs=np.full_like(group.completions[1].logprobs, value))
+    return change_completion(group, logprobs=np.full_like(group.completions[1].logprobs, value))
 
 
 LIES: dict[str, Callable[[Group], Group]] = {
-    "wrong rewards": lambda group: spoil(group, reward=1.0),
+    "wrong rewards": lambda group: change_completion(group, reward=1.0),
     "NaN for log-probs": partial(_wrong_logprobs, float("nan")),
     "positive log-probs": partial(_wrong_logprobs, 0.5),
-    "ids that no vocabulary has": lambda group: spoil(group, token_ids=group.completions[1].token_ids + 2**30),
+    "ids that no vocabulary has": lambda group: change_completion(
+        group, token_ids=group.completions[1].token_ids + 2**30
+    ),
     "groups of one": lambda group: group.with_completions(group.completions[:1]),
     "a run of another": lambda group: replace(group, run_id="ab" * 16),
 }
@@ -116,7 +118,7 @@ async def announce_without_end(attack: Attack) -> None:
     attack.note(f"{NUM_ANNOUNCEMENTS} announcements")
     for one in _ids(NUM_ANNOUNCEMENTS):
         claim = attack.member.claim(one, b"", envelope_bytes=100, number=2**62)
-        del attack.member.shelf[one]
+        del attack.member.bodies[one]
         await attack.member.gossip.announce(claim)
 
 
@@ -178,15 +180,15 @@ def _fault(name: str, promise: str, attack: Callable[[Attack], Awaitable[None]],
 
 FAULTS = (
     _fault("liar", "Groups that lie are refused by the lie's name, none is trained on, their maker is banned.", lie,
-           "test_contents.py::test_a_lie_is_refused_by_its_name"),
+           "test_contents.py::test_a_false_claim_is_rejected_by_its_name"),
     _fault("rubbish-bodies", "What is no envelope is refused, and who hands it over is banned.", hand_over_rubbish,
-           "test_bodies.py::test_rubbish_for_a_body_is_refused_and_its_giver_banned"),
+           "test_bodies.py::test_a_malformed_body_is_rejected_and_its_relay_banned"),
     _fault("rubbish-announcements", "They are counted, not written down one by one; who makes them is banned.",
-           announce_rubbish, "test_floods.py::test_rubbish_for_announcements_is_counted_and_bans"),
+           announce_rubbish, "test_floods.py::test_malformed_announcements_are_counted_and_ban"),
     _fault("flood", "Announcements without end cost neither memory nor disk; others are heard meanwhile.",
-           announce_without_end, "test_floods.py::test_twenty_thousand_announcements_of_nothing_end_in_a_ban"),
+           announce_without_end, "test_floods.py::test_twenty_thousand_announcements_of_nonexistent_groups_ban"),
     _fault("held-streams", "Requests that never end are cut, and others are served meanwhile.", hold_streams,
-           "test_streams.py::test_streams_beyond_ones_own_are_told_busy_or_cut"),
+           "test_streams.py::test_streams_above_the_limit_of_a_peer_are_refused"),
     _fault("ghosts", "Members that do not exist hide nobody.", list_ghosts,
-           "test_unreal_members.py::test_a_thousand_members_that_do_not_exist_hide_nobody"),
+           "test_invented_members.py::test_a_thousand_invented_members_hide_no_real_one"),
 )  # fmt: skip

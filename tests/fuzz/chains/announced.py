@@ -34,7 +34,7 @@ def kinds(tag: int) -> type | None:
 async def chain(items: Sequence[Item]) -> None:
     """Hears, catches up, fills gaps, pulls; twice, as the second round meets what the first has left."""
     async with world() as made:
-        made.is_looked_at = False
+        made.is_viewed = False
         for item in items:
             if item.tag & ANSWER:
                 made.answers[HOSTILE[(item.tag & WHO) % len(HOSTILE)].peer_id].append(item.data)

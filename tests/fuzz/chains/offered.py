@@ -58,7 +58,7 @@ async def chain(items: Sequence[Item]) -> None:
     hashes = [item.data for item in items if item.tag & WHAT == 1]
     chunks = [item.data for item in items if item.tag & WHAT > 1]
     async with world() as made:
-        made.is_looked_at = False
+        made.is_viewed = False
         context = replace(made.parts.context, settings=AT_ONCE)
         parts = replace(made.parts, context=context, generation=Engine(lambda: 0))
         loop = Wiring(parts).follow_loop

@@ -47,7 +47,7 @@ def _service(tag: int) -> RpcService:
 async def chain(items: Sequence[Item]) -> None:
     """Serves each request to its end."""
     async with world() as made:
-        made.is_looked_at = False
+        made.is_viewed = False
         _fill(made)
         for item in items:
             peer_id = HOSTILE[(item.tag >> 3 & 3) % len(HOSTILE)].peer_id

@@ -50,7 +50,7 @@ def kinds(tag: int) -> type | None:
 async def chain(items: Sequence[Item]) -> None:
     """Hands each envelope in, makes a step of what passed, and gives it to others."""
     async with world() as made:
-        made.is_looked_at = False
+        made.is_viewed = False
         async with beside(made.intake.run()):
             for number, item in enumerate(items, start=1):
                 await _hand_in(made, item, number)
