@@ -13,7 +13,7 @@ import pytest
 from bench.stubs.stub_node import stub_group
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import FetchOutcome
-from tests.gossip.helpers import Shelf, announce_until_heard
+from tests.gossip.helpers import BodyStore, announce_until_received
 from tests.network.conftest import all_connected, num_members
 from tests.waiting import eventually
 
@@ -73,9 +73,9 @@ async def test_nodes_transfer_at_a_round_trip_of_300_ms_and_5_percent_loss(start
     nodes = [far, *near]
     await all_connected(nodes, within_s=60)
     for sender, receiver in ((far, near[0]), (near[1], far)):
-        await announce_until_heard(sender, [node for node in nodes if node is not sender], sender.peer_id.encode())
+        await announce_until_received(sender, [node for node in nodes if node is not sender], sender.peer_id.encode())
         for size in (64 << 10, 1 << 20):
-            shelf = Shelf(os.urandom(size))
+            shelf = BodyStore(os.urandom(size))
             sender.serve(shelf.lookup)
             began_at = time.monotonic()
             fetched = await receiver.fetch(sender.peer_id, shelf.ids)

@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.p2pd.relay_limit import fetch_limit
-from tests.gossip.helpers import Shelf, announce_until_heard
+from tests.gossip.helpers import BodyStore, announce_until_received
 from tests.network.conftest import all_connected
 from tests.node.support import started, write_manifest
 
@@ -43,9 +43,9 @@ async def test_nodes_behind_two_nats_connect_through_a_relay(start: Start, inter
     for node, other in (hidden, hidden[::-1]):
         assert await _is_relayed(node, other)
     for number, (node, other) in enumerate(itertools.permutations(nodes, 2)):
-        shelf = Shelf(*(os.urandom(size) for size in (64 << 10, 1 << 20)))
+        shelf = BodyStore(*(os.urandom(size) for size in (64 << 10, 1 << 20)))
         node.serve(shelf.lookup)
-        await announce_until_heard(node, [other], f"from {number}".encode())
+        await announce_until_received(node, [other], f"from {number}".encode())
         fetched = await other.fetch(node.peer_id, shelf.ids)
         assert (fetched.outcome, set(fetched.bodies)) == (FetchOutcome.COMPLETE, set(shelf.bodies.values()))
     for node, other in (hidden, hidden[::-1]):

@@ -1,4 +1,4 @@
-"""libp2p hosts that are not nodes: a real p2pd with another key type, driven over its control socket."""
+"""libp2p hosts that are no nodes: a real p2pd with another key type, controlled over its socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY_TYPES = ("rsa", "secp256k1", "ecdsa")
 
 
 def write_key(folder: Path, key_type: str) -> None:
-    """Makes the folder, and in it a new key as p2pd reads it: libp2p's `PrivateKey` message, type and data."""
+    """Create the folder with a new key for p2pd: libp2p's `PrivateKey` message of type and data."""
     folder.mkdir()
     path = folder / "key"
     if key_type == "rsa":
@@ -37,23 +37,23 @@ def write_key(folder: Path, key_type: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class OtherKeyHost:
     """A running host and its raw peer id."""
 
     control: P2pdClient
     raw_id: bytes
 
     async def dial(self, address: str) -> None:
-        """Connects to a node by its address with `/p2p/ID`."""
-        way, peer_id = address.rsplit("/p2p/", 1)
-        await self.control.connect(peer_id, [way], timeout_s=20)
+        """Connect to a node by its address with `/p2p/ID`."""
+        transport, peer_id = address.rsplit("/p2p/", 1)
+        await self.control.connect(peer_id, [transport], timeout_s=20)
 
 
 @asynccontextmanager
-async def visiting(folder: Path, key_type: str) -> AsyncIterator[Visitor]:
+async def other_key_host(folder: Path, key_type: str) -> AsyncIterator[OtherKeyHost]:
     write_key(folder, key_type)
     arguments = [
-        f"-listen=/unix{folder / 'v.sock'}",
+        f"-listen=/unix{folder / 'p2pd.sock'}",
         f"-id={folder / 'key'}",
         f"-hostAddrs={LOOPBACK}",
         "-b=0",
@@ -64,10 +64,10 @@ async def visiting(folder: Path, key_type: str) -> AsyncIterator[Visitor]:
         "-idleTimeout=60s",
     ]
     process = await P2pdProcess.start(arguments, timeout_s=30)
-    control = P2pdClient(folder / "v.sock", timeout_s=20)
+    control = P2pdClient(folder / "p2pd.sock", timeout_s=20)
     try:
         identity = await control._call(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
-        yield Visitor(control, bytes(identity.identify.id))
+        yield OtherKeyHost(control, bytes(identity.identify.id))
     finally:
         control.close()
         await process.stop(timeout_s=0)

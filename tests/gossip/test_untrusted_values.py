@@ -22,7 +22,7 @@ from ftis_node.gossip.wire_format import bucket_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import bucket_of
-from tests.gossip.helpers import Shelf, announce_until_heard, hear, settings
+from tests.gossip.helpers import BodyStore, announce_until_received, settings
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.errors import RecordError
 
 RUN = "r"
-ODD = [
+INVALID_ADDRESSES = [
     "/dns4/a_b.invalid/tcp/4001",
     "/ip6/fe80::1%eth0/tcp/4001",
     "/dns4/a..b/tcp/1",
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Libp2pGossip]]:
-    """A victim that looks often, and a member from which it hears."""
+    """Yield a victim with a short poll interval, and a connected member."""
     folder, nodes = tmp_path_factory.mktemp("g"), []
     for name in ("v", "m"):
         node = Libp2pGossip(
@@ -55,13 +55,13 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[L
         )
         await node.start()
         nodes.append(node)
-    await announce_until_heard(nodes[1], [nodes[0]], b"hello")
+    await announce_until_received(nodes[1], [nodes[0]], b"hello")
     yield nodes
     await asyncio.gather(*(node.close() for node in nodes))
 
 
 async def _register(node: Libp2pGossip, identity: Identity, addresses: list[str]) -> None:
-    """Puts a member's entry into the directory, signed by `identity`."""
+    """Store a member's entry in the directory, signed by `identity`."""
     assert node._supervisor.session is not None
     dht, expires_at = node._supervisor.session.directory._node, time.time() + 60
     entry = sign_entry(identity, EntryKind.MEMBER, RUN, pack_member(addresses, num_shards=1), expires_at=expires_at)
@@ -73,13 +73,13 @@ async def _knows(node: Libp2pGossip, peer_id: str) -> bool:
     return peer_id in await node.known_members()
 
 
-async def test_odd_addresses_in_the_directory_end_nobody(pair: list[Libp2pGossip], tmp_path: Path) -> None:
+async def test_invalid_addresses_in_the_directory_end_no_node(pair: list[Libp2pGossip], tmp_path: Path) -> None:
     victim, member = pair
-    odd = [Identity.generate() for _ in range(3)]
-    for number, identity in enumerate(odd):
-        way = ODD[number:] + ODD[:number]
-        await _register(member, identity, [f"{address}/p2p/{identity.peer_id}" for address in way])
-    for identity in odd:
+    identities = [Identity.generate() for _ in range(3)]
+    for number, identity in enumerate(identities):
+        addresses = INVALID_ADDRESSES[number:] + INVALID_ADDRESSES[:number]
+        await _register(member, identity, [f"{address}/p2p/{identity.peer_id}" for address in addresses])
+    for identity in identities:
         await eventually(lambda identity=identity: _knows(victim, identity.peer_id))
     newcomer = Libp2pGossip(
         settings(tmp_path / "n", peers=tuple(member.addresses), dial_timeout_s=2.0),
@@ -87,20 +87,20 @@ async def test_odd_addresses_in_the_directory_end_nobody(pair: list[Libp2pGossip
         run_id=RUN,
     )
     await newcomer.start()
-    await eventually(lambda: _knows(newcomer, odd[0].peer_id))
-    await announce_until_heard(newcomer, [victim, member], os.urandom(8))
+    await eventually(lambda: _knows(newcomer, identities[0].peer_id))
+    await announce_until_received(newcomer, [victim, member], os.urandom(8))
     assert [node.counters.restarts for node in (victim, member, newcomer)] == [0, 0, 0]
     assert [sum(node.guard.num_faults.values()) for node in (victim, member, newcomer)] == [0, 0, 0]
     await newcomer.close()
 
 
-async def test_a_given_peer_whose_name_has_an_underscore_is_tried_again(tmp_path: Path) -> None:
+async def test_a_bootstrap_peer_with_an_underscore_in_its_name_is_retried(tmp_path: Path) -> None:
     peer = f"/dns4/ftis_boot.invalid/tcp/4001/p2p/{Identity.generate().peer_id}"
-    where = settings(tmp_path / "n", peers=(peer,), announce=("/dns4/my_host.invalid/tcp/4001",), dial_timeout_s=2.0)
+    common = settings(tmp_path / "n", peers=(peer,), announce=("/dns4/my_host.invalid/tcp/4001",), dial_timeout_s=2.0)
     node: Any
     for node in (
-        Libp2pGossip(where, identity=Identity.generate(), run_id=RUN),
-        BootstrapNode(where, identity=Identity.generate()),
+        Libp2pGossip(common, identity=Identity.generate(), run_id=RUN),
+        BootstrapNode(common, identity=Identity.generate()),
     ):
         await node.start()
         assert node.addresses == [f"/dns4/my_host.invalid/tcp/4001/p2p/{node.peer_id}"]
@@ -110,39 +110,39 @@ async def test_a_given_peer_whose_name_has_an_underscore_is_tried_again(tmp_path
         await node.close()
 
 
-async def test_an_announcement_that_is_too_large_counts_and_its_sender_is_named(pair: list[Libp2pGossip]) -> None:
+async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair: list[Libp2pGossip]) -> None:
     victim, member = pair
-    named: list[tuple[str, str]] = []
+    refusals: list[tuple[str, str]] = []
 
     def on_refusal(peer_id: str, error: RecordError) -> None:
-        named.append((peer_id, error.reason))
+        refusals.append((peer_id, error.reason))
 
-    victim.serve(Shelf().lookup, on_refusal=on_refusal)
+    victim.serve(BodyStore().lookup, on_refusal=on_refusal)
     before = victim.counters.announcements_refused
     assert member._supervisor.session is not None
     for num_bytes in (513, 1024, 60_000):
         await member._supervisor.session.client.publish(topic(RUN, 0), bytes(num_bytes))
     await eventually(lambda: victim.counters.announcements_refused == before + 3)
-    assert named == [(member.peer_id, "size")] * 3
-    await announce_until_heard(member, [victim], os.urandom(512))
+    assert refusals == [(member.peer_id, "size")] * 3
+    await announce_until_received(member, [victim], os.urandom(512))
 
 
-async def test_no_more_answers_are_taken_than_were_asked_for(pair: list[Libp2pGossip]) -> None:
+async def test_more_backfill_answers_than_the_limit_are_not_accepted(pair: list[Libp2pGossip]) -> None:
     victim, member = pair
-    num_given = 256
+    num_answers = 256
 
-    async def answer(peer_id: str, question: bytes) -> Sequence[bytes]:
-        return [b"x"] * num_given
+    async def answer(peer_id: str, request: bytes) -> Sequence[bytes]:
+        return [b"x"] * num_answers
 
-    member.serve(Shelf().lookup, answer=answer)
+    member.serve(BodyStore().lookup, answer=answer)
     answered = await victim.request_backfill(member.peer_id, b"?")
     assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.COMPLETE)
-    num_given = 257
+    num_answers = 257
     answered = await victim.request_backfill(member.peer_id, b"?")
     assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.TOO_LARGE)
 
 
-async def test_a_second_node_with_this_identity_is_named_by_both(
+async def test_two_nodes_with_one_identity_both_report_it(
     pair: list[Libp2pGossip], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     identity, peers = Identity.generate(), tuple(pair[0].addresses)
@@ -152,24 +152,24 @@ async def test_a_second_node_with_this_identity_is_named_by_both(
     ]
     await copies[0].start()
     await eventually(lambda: copies[0].state.state is SwarmPhase.CONNECTED)
-    await asyncio.sleep(1.0)  # rounds of its own
+    await asyncio.sleep(1.0)  # several rounds alone
     assert DUPLICATE_IDENTITY not in copies[0].state.reason
     with caplog.at_level(logging.WARNING):
         await copies[1].start()
         for node in copies:
             await eventually(lambda node=node: DUPLICATE_IDENTITY in node.state.reason)
         await asyncio.sleep(1.0)
-    warned = [record for record in caplog.records if DUPLICATE_IDENTITY in record.getMessage()]
-    assert len(warned) == 2, "once by each"
-    assert identity.peer_id in warned[0].getMessage()
+    warnings = [record for record in caplog.records if DUPLICATE_IDENTITY in record.getMessage()]
+    assert len(warnings) == 2, "one warning of each node"
+    assert identity.peer_id in warnings[0].getMessage()
     assert DUPLICATE_IDENTITY not in pair[0].state.reason
     await asyncio.gather(*(node.close() for node in copies))
 
 
-async def test_a_node_that_comes_back_is_not_taken_for_another(pair: list[Libp2pGossip], tmp_path: Path) -> None:
+async def test_a_restarted_node_does_not_report_a_second_identity(pair: list[Libp2pGossip], tmp_path: Path) -> None:
     identity, peers = Identity.generate(), tuple(pair[0].addresses)
-    for life in ("first", "second"):
-        node = Libp2pGossip(settings(tmp_path / life, peers=peers, check_s=0.3), identity=identity, run_id=RUN)
+    for start in ("first", "second"):
+        node = Libp2pGossip(settings(tmp_path / start, peers=peers, check_s=0.3), identity=identity, run_id=RUN)
         await node.start()
         await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
         await asyncio.sleep(1.0)
@@ -177,7 +177,7 @@ async def test_a_node_that_comes_back_is_not_taken_for_another(pair: list[Libp2p
         await node.close()
 
 
-async def test_two_loopback_nodes_with_one_identity_say_so() -> None:
+async def test_two_loopback_nodes_with_one_identity_report_it() -> None:
     swarm = LoopbackSwarm()
     original, copy, other = (swarm.join(name, run_id=RUN) for name in ("a", "a", "b"))
     for node in (original, copy, other):
@@ -187,61 +187,58 @@ async def test_two_loopback_nodes_with_one_identity_say_so() -> None:
     assert await other.members() == ["a"]
 
 
-async def test_a_hello_that_fails_unexpectedly_ends_no_loop() -> None:
+async def test_an_unexpected_error_of_a_hello_ends_no_loop() -> None:
     guard, queried = PeerGuard(), []
 
-    async def ask(peer_id: str) -> bool:
+    async def query(peer_id: str) -> bool:
         queried.append(peer_id)
-        if peer_id == "odd":
-            raise KeyError("nobody expected this")
+        if peer_id == "failing":
+            raise KeyError("an unexpected error")
         return True
 
-    probe = MemberProbe(ask, guard=guard)
+    probe = MemberProbe(query, guard=guard)
     for _ in range(3):
         async with asyncio.TaskGroup() as group:
-            probe.update(["odd", "good"], group)
-    assert probe.members == ["good"]
-    assert queried.count("odd") == 1, "it waits after a fault"
+            probe.update(["failing", "valid"], group)
+    assert probe.members == ["valid"]
+    assert queried.count("failing") == 1, "the peer is paused after a fault"
     assert guard.num_faults == {Place.HELLO: 1}
 
-    async def lost(peer_id: str) -> bool:
+    async def disconnected(peer_id: str) -> bool:
         raise EOFError("p2pd is gone")
 
     with pytest.raises(ExceptionGroup) as raised:
         async with asyncio.TaskGroup() as group:
-            MemberProbe(lost, guard=guard).update(["good"], group)
+            MemberProbe(disconnected, guard=guard).update(["valid"], group)
     assert isinstance(raised.value.exceptions[0], EOFError)
 
 
-async def test_a_message_that_fails_unexpectedly_is_its_authors_affair(
+async def test_an_unexpected_error_of_a_message_is_charged_to_its_author(
     pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, member = pair
 
-    def broken(message: Any, name: str) -> bytes:
-        raise IndexError("nobody expected this")
+    def failing(message: Any, name: str) -> bytes:
+        raise IndexError("an unexpected error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(victim, "_decrypted", broken)
-        await member.announce(b"odd")
+        patched.setattr(victim, "_decrypted", failing)
+        await member.announce(b"failing")
         await eventually(lambda: victim.guard.num_faults[Place.MESSAGE])
-    hearing = asyncio.create_task(hear(victim, b"well"))
-    while not hearing.done():
-        await member.announce(b"well")
-        await asyncio.wait({hearing}, timeout=0.3)
-    assert (await hearing).sender == member.peer_id
+    (received,) = await announce_until_received(member, [victim], b"valid")
+    assert received.sender == member.peer_id
 
 
-async def test_a_pull_that_fails_unexpectedly_has_an_outcome(
+async def test_an_unexpected_error_of_a_pull_has_an_outcome(
     pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, member = pair
 
-    async def broken(*_: Any, **__: Any) -> Any:
-        raise KeyError("nobody expected this")
+    async def failing(*_: Any, **__: Any) -> Any:
+        raise KeyError("an unexpected error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(victim, "_pull", broken)
+        patched.setattr(victim, "_pull", failing)
         assert (await victim.fetch(member.peer_id, [bytes(32)])).outcome is FetchOutcome.BROKEN
         assert (await victim.request_backfill(member.peer_id, b"?")).outcome is FetchOutcome.BROKEN
         assert not await victim.confirm(member.peer_id, [bytes(32)])

@@ -1,4 +1,4 @@
-"""What `policy_loss` refuses, and that each refusal names what is wrong and what would be right."""
+"""Invalid arguments of `policy_loss`: each error names the argument and its valid values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAN, INF = math.nan, math.inf
 
 
 def call(method: str = "ftis", changes: dict[str, Any] | None = None, **params: Any) -> torch.Tensor:
-    """The loss on a fixed batch of three completions of up to four tokens, with some arguments changed."""
+    """Return the loss on a fixed batch of three completions of up to four tokens, with some arguments changed."""
     tensors: dict[str, Any] = dict(make_case(0, 3, 4, "near").tensors(torch.float64))
     tensors["mask"] = torch.tensor([[True] * 4, [True] * 2 + [False] * 2, [True] + [False] * 3])
     for name in ("learner_logprobs", "behaviour_logprobs"):
@@ -25,16 +25,16 @@ def call(method: str = "ftis", changes: dict[str, Any] | None = None, **params: 
     return policy_loss(method, **(tensors | (changes or {})), **params)[0]
 
 
-def test_the_batch_itself_is_accepted() -> None:
+def test_the_unchanged_batch_is_accepted() -> None:
     assert call().isfinite()
 
 
-def test_unknown_method_lists_the_known() -> None:
+def test_an_unknown_method_lists_the_known_methods() -> None:
     with pytest.raises(ValueError, match="unknown method 'ppo'; known: nois, vis, tis, .*m2po"):
         call("ppo")
 
 
-def test_unknown_parameter_lists_what_the_method_takes() -> None:
+def test_an_unknown_parameter_lists_the_parameters_of_the_method() -> None:
     with pytest.raises(ValueError, match="'ftis' has no parameter 'kl_treshold'; it takes: cap, .*kl_threshold"):
         call("ftis", kl_treshold=3.0)
 
@@ -60,7 +60,7 @@ def test_a_parameter_of_another_method_is_refused(method: str, params: dict[str,
         call(method, **params)
 
 
-def test_no_anchor_is_no_anchor_for_any_method() -> None:
+def test_a_method_without_an_anchor_accepts_none() -> None:
     assert torch.equal(call("vis", anchor_logprobs=None), call("vis"))
 
 
@@ -83,7 +83,7 @@ def test_no_anchor_is_no_anchor_for_any_method() -> None:
         ({"max_completion_length": 2.5}, "max_completion_length"),
     ],
 )
-def test_bounds_of_the_common_parameters(params: dict[str, Any], named: str) -> None:
+def test_a_common_parameter_out_of_bounds_is_refused(params: dict[str, Any], named: str) -> None:
     for method in ("ftis", "grpo", "gepo"):
         with pytest.raises(ValueError, match=named):
             call(method, **params)
@@ -121,7 +121,7 @@ def test_bounds_of_the_common_parameters(params: dict[str, Any], named: str) -> 
         ),
     ],
 )
-def test_bounds_of_a_methods_own_parameters(method: str, params: dict[str, Any], named: str) -> None:
+def test_a_method_parameter_out_of_bounds_is_refused(method: str, params: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         call(method, **params)
 
@@ -144,7 +144,7 @@ def test_bounds_of_a_methods_own_parameters(method: str, params: dict[str, Any],
         ({"group_ids": torch.zeros(3, 1, dtype=torch.int64)}, "group_ids"),
     ],
 )
-def test_shapes_and_dtypes(changes: dict[str, Any], named: str) -> None:
+def test_a_tensor_of_wrong_shape_or_dtype_is_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         call(changes=changes)
 
@@ -152,7 +152,7 @@ def test_shapes_and_dtypes(changes: dict[str, Any], named: str) -> None:
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("name", ["learner_logprobs", "behaviour_logprobs"])
 @pytest.mark.parametrize("method", METHODS)
-def test_non_finite_inside_the_mask(method: str, name: str, value: float) -> None:
+def test_a_non_finite_log_prob_is_refused_only_inside_the_mask(method: str, name: str, value: float) -> None:
     logprobs = torch.full((3, 4), -1.0, dtype=torch.float64)
     logprobs[1, 1] = value
     limit = {"max_completion_length": 4} if method == "dr_grpo" else {}
@@ -169,7 +169,7 @@ def test_every_listed_parameter_is_accepted_with_its_default(method: str) -> Non
     assert torch.equal(call(method, **(defaults | limit)), call(method, **limit))
 
 
-def test_parameters_show_the_methods_own_defaults() -> None:
+def test_parameters_have_the_defaults_of_the_method() -> None:
     assert method_parameters("ftis")["kl_threshold"] == 50.0
     assert method_parameters("cispo")["cap"] == 5.0
     assert method_parameters("dapo")["eps_high"] == 0.28
@@ -179,5 +179,5 @@ def test_parameters_show_the_methods_own_defaults() -> None:
         method_parameters("ppo")
 
 
-def test_the_advantage_each_method_expects() -> None:
+def test_only_dr_grpo_and_gepo_scale_advantages_by_mean() -> None:
     assert {name for name, method in METHODS.items() if method.advantage_scale == "mean"} == {"dr_grpo", "gepo"}
