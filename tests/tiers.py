@@ -64,7 +64,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_vllm_shared.py",
         "tests/generation/test_generation_vllm_parts.py::test_vllm_knows_every_variable_that_is_set_for_it",
         "tests/generation/test_generation_vllm_parts.py::test_vllm_divides_the_model_as_the_options_say",
-        "tests/network/test_nobody_else.py::test_a_node_speaks_to_the_peers_it_was_given_and_to_nobody_else[vllm]",
+        "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
         "tests/node/test_vllm_node.py",
     ),
     "root": ("tests/network", "tests/learner/distributed/test_learner_hosts.py"),

@@ -24,7 +24,7 @@ from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, bucket_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.member import Member, joined, spoil
+from tests.attacks.member import Member, change_completion, joined
 from tests.attacks.victim import Victim
 from tests.chaos.faults.base import Fault, trains
 
@@ -40,8 +40,8 @@ REFUSED_WITHIN_S = 90.0
 NUM_GROUPS = 12  # more than a ban needs
 NUM_ANNOUNCEMENTS = 3000
 NUM_STREAMS = 12
-NUM_UNREAL = 100
-UNREAL_LIFE_S = 60.0
+NUM_INVENTED = 100
+INVENTED_LIFE_S = 60.0
 MAX_TOKENS = 6  # of the swarm's completions
 FOUR_GIB = 2**32 - 1
 
@@ -65,14 +65,16 @@ class Attack:
 
 
 def _wrong_logprobs(value: float, group: Group) -> Group:
-    return spoil(group, logprobs=np.full_like(group.completions[1].logprobs, value))
+    return change_completion(group, logprobs=np.full_like(group.completions[1].logprobs, value))
 
 
 FALSE_CLAIMS: dict[str, Callable[[Group], Group]] = {
-    "wrong rewards": lambda group: spoil(group, reward=1.0),
+    "wrong rewards": lambda group: change_completion(group, reward=1.0),
     "NaN for log-probs": partial(_wrong_logprobs, float("nan")),
     "positive log-probs": partial(_wrong_logprobs, 0.5),
-    "ids that no vocabulary has": lambda group: spoil(group, token_ids=group.completions[1].token_ids + 2**30),
+    "ids that no vocabulary has": lambda group: change_completion(
+        group, token_ids=group.completions[1].token_ids + 2**30
+    ),
     "groups of one": lambda group: group.with_completions(group.completions[:1]),
     "a run of another": lambda group: replace(group, run_id="ab" * 16),
 }
@@ -88,22 +90,22 @@ async def offer_false_claims(attack: Attack) -> None:
     await attack.until_banned()
 
 
-INVALID_BODIES: dict[str, Callable[[], bytes]] = {
+MALFORMED_BODIES: dict[str, Callable[[], bytes]] = {
     "random bytes": lambda: os.urandom(500),
     "a varint of 4 GiB": lambda: b"\x0a\xff\xff\xff\xff\x0f" + bytes(99),
 }
 
 
-async def serve_invalid_bodies(attack: Attack) -> None:
+async def serve_malformed_bodies(attack: Attack) -> None:
     """Serve bodies that are no envelopes."""
-    name = attack.rng.choice(sorted(INVALID_BODIES))
+    name = attack.rng.choice(sorted(MALFORMED_BODIES))
     attack.note(name)
-    claims = {one: attack.member.claim(one, INVALID_BODIES[name]()) for one in _ids(NUM_GROUPS)}
+    claims = {one: attack.member.claim(one, MALFORMED_BODIES[name]()) for one in _ids(NUM_GROUPS)}
     await attack.member.announce_until_requested(claims, within_s=REFUSED_WITHIN_S)
     await attack.until_banned()
 
 
-async def send_invalid_announcements(attack: Attack) -> None:
+async def send_malformed_announcements(attack: Attack) -> None:
     """Send announcements that cannot be parsed."""
 
     async def is_banned() -> bool:
@@ -118,7 +120,7 @@ async def flood_with_announcements(attack: Attack) -> None:
     attack.note(f"{NUM_ANNOUNCEMENTS} announcements")
     for one in _ids(NUM_ANNOUNCEMENTS):
         claim = attack.member.claim(one, b"", envelope_bytes=100, number=2**62)
-        del attack.member.shelf[one]
+        del attack.member.bodies[one]
         await attack.member.gossip.announce(claim)
 
 
@@ -136,17 +138,17 @@ async def hold_streams(attack: Attack) -> None:
         await asyncio.gather(*map(hold, lengths))
 
 
-async def list_unreal_members(attack: Attack) -> None:
+async def list_invented_members(attack: Attack) -> None:
     """Store members in the directory that do not exist."""
-    member, expires_at = attack.member, time.time() + UNREAL_LIFE_S
-    run_id, unreal = member.maker.manifest.run_id, [Identity.generate() for _ in range(NUM_UNREAL)]
+    member, expires_at = attack.member, time.time() + INVENTED_LIFE_S
+    run_id, invented = member.maker.manifest.run_id, [Identity.generate() for _ in range(NUM_INVENTED)]
     payload = pack_member(["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWNobody"], num_shards=1)
-    attack.note(f"{NUM_UNREAL} members")
+    attack.note(f"{NUM_INVENTED} members")
     await member.link.directory._node.store_many(
-        [bucket_key(run_id, bucket_of(one.peer_id)) for one in unreal],
-        [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in unreal],
+        [bucket_key(run_id, bucket_of(one.peer_id)) for one in invented],
+        [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in invented],
         expires_at,
-        subkeys=[one.peer_id for one in unreal],
+        subkeys=[one.peer_id for one in invented],
     )
 
 
@@ -180,16 +182,16 @@ def _fault(name: str, promise: str, attack: Callable[[Attack], Awaitable[None]],
 FAULTS = (
     _fault("false-claims", "Groups with false claims are rejected with the reason, and their sender is banned.",
            offer_false_claims,
-           "test_contents.py::test_a_lie_is_refused_by_its_name"),
-    _fault("invalid-bodies", "Bodies that are no envelopes are rejected, and their sender is banned.",
-           serve_invalid_bodies,
-           "test_bodies.py::test_rubbish_for_a_body_is_refused_and_its_giver_banned"),
-    _fault("invalid-announcements", "They are counted, not logged one by one, and their sender is banned.",
-           send_invalid_announcements, "test_floods.py::test_rubbish_for_announcements_is_counted_and_bans"),
+           "test_contents.py::test_a_false_claim_is_rejected_by_its_name"),
+    _fault("malformed-bodies", "Bodies that are no envelopes are rejected, and their sender is banned.",
+           serve_malformed_bodies,
+           "test_bodies.py::test_a_malformed_body_is_rejected_and_its_relay_banned"),
+    _fault("malformed-announcements", "They are counted, not logged one by one, and their sender is banned.",
+           send_malformed_announcements, "test_floods.py::test_malformed_announcements_are_counted_and_ban"),
     _fault("flood", "Many announcements cost neither memory nor disk. Others are received meanwhile.",
-           flood_with_announcements, "test_floods.py::test_twenty_thousand_announcements_of_nothing_end_in_a_ban"),
+           flood_with_announcements, "test_floods.py::test_twenty_thousand_announcements_of_nonexistent_groups_ban"),
     _fault("open-streams", "Requests that never end are cut. Others are served meanwhile.", hold_streams,
-           "test_streams.py::test_streams_beyond_ones_own_are_told_busy_or_cut"),
-    _fault("unreal-members", "Members that do not exist hide no real member.", list_unreal_members,
-           "test_unreal_members.py::test_a_thousand_members_that_do_not_exist_hide_nobody"),
+           "test_streams.py::test_streams_above_the_limit_of_a_peer_are_refused"),
+    _fault("invented-members", "Members that do not exist hide no real member.", list_invented_members,
+           "test_invented_members.py::test_a_thousand_invented_members_hide_no_real_one"),
 )  # fmt: skip

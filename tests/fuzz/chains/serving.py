@@ -1,4 +1,4 @@
-"""Requests on every served stream -> what this node holds, its text, its weights, its answers; confirmations."""
+"""Requests to each service -> bodies, texts, weights, answers and confirmations of this node."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from ftis_node.records.envelope import Accepted, open_announcement, seal_group
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, seal_offer
 from tests.conftest import TOKENIZER, make_group
+from tests.fuzz.fuzzed_node import HOSTILE, OWN, RUN, fuzzed_node
 from tests.fuzz.mutator import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT
-from tests.fuzz.world import HOSTILE, OWN, RUN, world
 from tests.records.wire_example import hash_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.fuzz.world import World
+    from tests.fuzz.fuzzed_node import FuzzedNode
 
 SERVICES = tuple(RpcService)
-WHO = 0x18
 REFUSALS = {"ids", "size", "parse", "version", "malformed", "busy", "streams", "requests", "refused"}
 CHUNK_BYTES = 4
 FILE = b"ten bytes."
@@ -36,7 +35,7 @@ ENVELOPES = tuple(seal_group(group, OWN) for group in GROUPS)
 
 
 def kinds(tag: int) -> type | None:
-    """What an item holds."""
+    """Return the message type of an item."""
     return {RpcService.ASK: pb.Question, RpcService.WEIGHTS: pb.WeightsQuestion}.get(_service(tag))
 
 
@@ -45,43 +44,43 @@ def _service(tag: int) -> RpcService:
 
 
 async def chain(items: Sequence[Item]) -> None:
-    """Serves each request to its end."""
-    async with world() as made:
-        made.is_looked_at = False
-        _fill(made)
+    """Serve each request to its end."""
+    async with fuzzed_node() as fuzzed:
+        fuzzed.renders_all_views = False
+        _fill(fuzzed)
         for item in items:
             peer_id = HOSTILE[(item.tag >> 3 & 3) % len(HOSTILE)].peer_id
-            items_out = [one async for one in made.gossip.serve_stream(peer_id, _service(item.tag), item.data)]
+            items_out = [one async for one in fuzzed.gossip.serve_stream(peer_id, _service(item.tag), item.data)]
             assert isinstance(items_out[-1], FetchOutcome)
             if _service(item.tag) is RpcService.ASK:
                 for answer in items_out[:-1]:
                     assert isinstance(answer, bytes)
                     open_announcement(answer)
-        assert set(made.gossip.counters.serve_errors) <= REFUSALS, made.gossip.counters.serve_errors
+        assert set(fuzzed.gossip.counters.serve_errors) <= REFUSALS, fuzzed.gossip.counters.serve_errors
 
 
-def _fill(made: World) -> None:
+def _fill(fuzzed: FuzzedNode) -> None:
     accepted = [
         (Accepted(envelope, envelope.to_bytes(), group, (5, 6, 7)), True)
         for envelope, group in zip(ENVELOPES, GROUPS, strict=True)
     ]
-    made.parts.buffer.admit_many(accepted)
-    path = made.home.root / "weights.bin"
+    fuzzed.parts.buffer.admit_many(accepted)
+    path = fuzzed.home.root / "weights.bin"
     path.write_bytes(FILE)
-    loop = made.wiring.offer_loop
+    loop = fuzzed.wiring.offer_loop
     offered = offer_of(FILE)
     loop._newest = OfferedVersion(offered, seal_offer(offered, OWN), path, hash_chunks(chunks_of(FILE)))
     loop._held[1], loop._requested_at[1] = loop._newest, 0.0
-    made.gossip.serve_weights(loop.give)
+    fuzzed.gossip.serve_weights(loop.give)
 
 
 def chunks_of(file: bytes) -> list[bytes]:
-    """A file as it travels."""
+    """Return the chunks of a file."""
     return [file[at : at + CHUNK_BYTES] for at in range(0, len(file), CHUNK_BYTES)]
 
 
 def offer_of(file: bytes) -> WeightsOffer:
-    """An offer in good form."""
+    """Return a valid offer of a file."""
     hashes = hash_chunks(chunks_of(file))
     return WeightsOffer(
         run_id=RUN.run_id,
@@ -101,7 +100,7 @@ def offer_of(file: bytes) -> WeightsOffer:
 
 
 def seeds() -> list[bytes]:
-    """A request of every service."""
+    """Return requests to each service."""
     ids = b"".join(envelope.id for envelope in ENVELOPES)
     questions = [
         BackfillRequest(),

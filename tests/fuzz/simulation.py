@@ -1,6 +1,6 @@
-"""A real node's loops against hostile members, with an honest node beside it: what either may do, and what must hold.
+"""A simulation of a real node's loops with hostile members and an honest node, and the invariants after each step.
 
-A rule of `deeds.py` is one step of a hostile member.
+A step runs one rule of `actions.py` for a hostile member.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ftis_node.records.codec import CODECS, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
+from tests.fuzz.fuzzed_node import MEMORY, InlineDisk, check_bounds, render_views, use_patched_clock
 from tests.fuzz.hostile import Hostile
 from tests.fuzz.virtual import Clock, VirtualLoop
-from tests.fuzz.world import MEMORY, InlineDisk, by_the_calendar, check_bounds, look_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,16 +48,16 @@ RUN = RunManifest(
 )
 NODE_SETTINGS = NodeSettings(model="none", swarm={"directory_period_s": 1.0, "shutdown_serve_s": 0})
 NUM_HOSTILE = 3
-WARM_UP = 12  # groups of the honest member before anybody is hostile: it is known then
-PATIENCE_S = 90.0  # and PATIENCE_STEPS: within these an honest group is here
-PATIENCE_STEPS = 60
-LOOK_EVERY, AUDIT_EVERY, TRAIN_EVERY = 40, 15, 25
+NUM_WARM_UP_GROUPS = 12  # of the honest member, so the victim knows it before the first attack
+ARRIVAL_LIMIT_S = 90.0  # an honest group is late after both limits
+ARRIVAL_LIMIT_STEPS = 60
+VIEW_EVERY, AUDIT_EVERY, TRAIN_EVERY = 40, 15, 25
 UNIX_S = 1.7e9
 PAUSES_S = (0.0, 0.02, 0.1, 0.5, 1.0, 3.0)
 
 
-class WordTokenizer(StubTokenizer):
-    """Says texts whose words are ids."""
+class TextTokenizer(StubTokenizer):
+    """A tokenizer that encodes each number in a text as the id of that value."""
 
     eos_id = VOCABULARY
 
@@ -68,11 +68,11 @@ class WordTokenizer(StubTokenizer):
         return " ".join(map(str, ids))
 
 
-class Battle:
-    """Use `start`, then `step` for each rule, then `close`; all of them run in the battle's own loop and time."""
+class Simulation:
+    """A simulation in a separate event loop with simulated time: `start`, a `step` for each rule, `close`."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="ftis-battle-", dir=MEMORY))
+        self._folder = Path(tempfile.mkdtemp(prefix="ftis-simulation-", dir=MEMORY))
         self.clock = Clock(unix_s=UNIX_S)
         self.loop = VirtualLoop(self.clock)
         self.swarm = LoopbackSwarm()
@@ -82,21 +82,18 @@ class Battle:
         self.done: Counter[str] = Counter()
         self.admitted: Counter[str] = Counter()  # foreign groups at the victim, by sender
         self.hostile: list[Hostile] = []
-        self.seen: list[bytes] = []  # envelopes of others, to be sent again
-        self._due: dict[
-            int, tuple[float, int]
-        ] = {}  # honest numbers that the victim lacks: published when, at which step
-        self.longest_s = 0.0  # an honest group took from its publication
+        self._due: dict[int, tuple[float, int]] = {}  # time and step of honest numbers that the victim lacks
+        self.longest_s = 0.0  # from publication to admission of an honest group
         self.faults: list[Exception] = []
 
     def start(self) -> None:
-        """Warms up in peace. The node's own draws are seeded, so that the same steps do the same again."""
-        self._draws_before = random.getstate()
+        """Start all nodes and warm up without attacks. The node's random source is seeded, so a run is reproducible."""
+        self._random_state = random.getstate()
         random.seed(0)
         self.loop.run(self._start())
 
     def step(self, rule: Rule, rng: random.Random) -> None:
-        """One rule, some time, and everything that must hold."""
+        """Run one rule, let time pass, and check the invariants."""
         self.num_steps += 1
         self.done[rule.__name__] += 1
         self.loop.run(self._step(rule, rng))
@@ -105,7 +102,7 @@ class Battle:
         try:
             self.loop.run(self._close())
         finally:
-            random.setstate(self._draws_before)
+            random.setstate(self._random_state)
             self.loop.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -115,12 +112,12 @@ class Battle:
         for node in (self.victim, self.honest):
             await node.start()
         self.housekeeping = asyncio.ensure_future(self.victim.wiring.peers_loop.run())
-        for _ in range(WARM_UP):
+        for _ in range(NUM_WARM_UP_GROUPS):
             await self.honest_publishes()
             await asyncio.sleep(0.2)
         await self._until_arrived()
         for _ in range(NUM_HOSTILE):
-            await self.newcomer()
+            await self.add_hostile()
 
     def _node(self, number: int, on_event: Callable[[str, dict[str, Any]], None]) -> StubNode:
         identity, home = Identity.from_seed(bytes([number]) * 32), Home(self._folder / str(number))
@@ -129,11 +126,11 @@ class Battle:
             identity.peer_id, run_id=RUN.run_id, num_shards=RUN.wire.announcement_shards, limits=GossipLimits()
         )
         node = StubNode(home, identity, gossip, manifest=RUN, settings=NODE_SETTINGS, on_event=on_event)
-        tokenizer: Any = WordTokenizer()
+        tokenizer: Any = TextTokenizer()
         node.parts = replace(node.parts, disk=InlineDisk(), tokenizer=tokenizer)
         node.wiring = Wiring(node.parts)
         charge = gossip.guard.on_fault
-        by_the_calendar(node.wiring.intake, tokenizer=tokenizer)
+        use_patched_clock(node.wiring.intake, tokenizer=tokenizer)
         gossip.guard.on_fault = lambda peer, place, error: (self.faults.append(error), charge(peer, place, error))
         return node
 
@@ -144,7 +141,7 @@ class Battle:
                 since, _ = self._due.pop(fields["number"])
                 self.longest_s = max(self.longest_s, self.clock.steady_s - since)
 
-    async def newcomer(self) -> Hostile:
+    async def add_hostile(self) -> Hostile:
         self.num_identities += 1
         identity = Identity.from_seed(self.num_identities.to_bytes(32, "little"))
         member = Hostile(
@@ -159,15 +156,15 @@ class Battle:
         return member
 
     async def honest_publishes(self) -> None:
-        """One more group of the honest member, which the victim is to have soon."""
+        """Publish a group of the honest member, which the victim must admit soon."""
         await self.honest.publish(stub_group(self.honest.parts.context.identity, RUN, self.rng_groups, num_tokens=4))
         self.num_honest += 1
         self._due[self.num_honest] = (self.clock.steady_s, self.num_steps)
 
     async def _until_arrived(self) -> None:
-        deadline = self.clock.steady_s + PATIENCE_S
+        deadline = self.clock.steady_s + ARRIVAL_LIMIT_S
         while self._due:
-            assert self.clock.steady_s < deadline, f"nobody is hostile, and {len(self._due)} groups have not come"
+            assert self.clock.steady_s < deadline, f"{len(self._due)} groups did not arrive without attacks"
             await asyncio.sleep(0.1)
 
     async def _step(self, rule: Rule, rng: random.Random) -> None:
@@ -178,13 +175,13 @@ class Battle:
         if self.num_steps % TRAIN_EVERY == 0:
             self._train()
         self._check()
-        if self.num_steps % LOOK_EVERY == 0:
-            await look_at(self.victim.parts)
+        if self.num_steps % VIEW_EVERY == 0:
+            await render_views(self.victim.parts)
         if self.num_steps % AUDIT_EVERY == 0:
             self.audit()
 
     def _train(self) -> None:
-        """A step of the learner, as far as it concerns the buffer."""
+        """Do what a step of the learner does with the buffer."""
         parts, number = self.victim.parts, self.num_steps
         groups, _ = parts.buffer.take(number, own=0, foreign=32)
         for group in groups:
@@ -193,7 +190,7 @@ class Battle:
         parts.buffer.prune(max_disk_bytes=1 << 20, saved_step=number)
 
     def _check(self) -> None:
-        """What must hold after every step."""
+        """Check the invariants that hold after each step."""
         if self.faults:
             raise self.faults[0]
         for node in (self.victim, self.honest):
@@ -207,34 +204,34 @@ class Battle:
         assert not self.victim.parts.peers.is_banned(honest_id), "an honest member is banned"
         for number, (since, at_step) in self._due.items():
             waited = self.clock.steady_s - since
-            is_late = waited > PATIENCE_S and self.num_steps - at_step > PATIENCE_STEPS
-            assert not is_late, f"honest group {number} has not come in {waited:.0f} s"
+            is_late = waited > ARRIVAL_LIMIT_S and self.num_steps - at_step > ARRIVAL_LIMIT_STEPS
+            assert not is_late, f"honest group {number} has not arrived within {waited:.0f} s"
 
     @staticmethod
     def _check_sizes(node: StubNode) -> None:
-        ear, parts = node.wiring.announcements, node.parts
+        handler, parts = node.wiring.announcements, node.parts
         sizes = {
-            "refused": (len(ear._refused), 4096),
-            "refused_of": (len(ear._refused_of), 4096),
-            "malformed": (len(ear._malformed), 4096),
+            "refused": (len(handler._refused), 4096),
+            "refused_of": (len(handler._refused_of), 4096),
+            "malformed": (len(handler._malformed), 4096),
             "peers": (len(parts.registry.peers), 4096),
             "later": (len(node.wiring.pull._later), 8192),
             "asking": (len(node.wiring.pull._slots._asking), NODE_SETTINGS.swarm.pulls_in_flight),
             "inbox": (node.gossip._queue._queue.qsize(), 8192),  # type: ignore[attr-defined]
-            "to confirm": (len(ear.to_confirm), 1 << 14),
+            "to confirm": (len(handler.to_confirm), 1 << 14),
             "arrivals": (node.wiring.intake._known.arrivals.qsize(), 64),
-            "strangers' arrivals": (node.wiring.intake._new_peers.arrivals.qsize(), 64),
+            "arrivals of new peers": (node.wiring.intake._new_peers.arrivals.qsize(), 64),
             "reasons": (len(parts.counters.refused), 128),
         }
         assert all(size <= most for size, most in sizes.values()), sizes
 
     def audit(self) -> None:
-        """The victim's database: sound, every number once, every group signed by its sender."""
+        """Check the victim's database: its integrity, unique numbers, and the signature of each group."""
         db = sqlite3.connect(self.victim.parts.home.replay)
         try:
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            twice = "SELECT sender, number FROM groups GROUP BY sender, number HAVING count(*) > 1"
-            assert not db.execute(twice).fetchall()
+            repeated = "SELECT sender, number FROM groups GROUP BY sender, number HAVING count(*) > 1"
+            assert not db.execute(repeated).fetchall()
             rows = db.execute("SELECT id, sender, number, envelope FROM groups WHERE length(envelope) > 0").fetchall()
         finally:
             db.close()
@@ -242,8 +239,8 @@ class Battle:
             envelope = open_envelope(data)
             assert envelope.id == group_id
             assert envelope.is_signed_by(sender), sender
-            told = unpack_any(envelope.body)
-            assert (told.sender, told.number, told.run_id) == (sender, number, RUN.run_id)
+            group = unpack_any(envelope.body)
+            assert (group.sender, group.number, group.run_id) == (sender, number, RUN.run_id)
 
     async def _close(self) -> None:
         async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Offers of weights -> rules -> the list of chunk hashes, the chunks -> a file; and the engine that refuses it."""
+"""Offers of weights -> rules -> chunk hashes, chunks -> a file; and an engine that rejects it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ftis_node.records.weights import WeightsPart, open_weights_request, seal_of
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.validation.weights_rules import Follower
 from tests.conftest import TOKENIZER
-from tests.fuzz.chains.served import chunks_of, offer_of
+from tests.fuzz.chains.serving import chunks_of, offer_of
+from tests.fuzz.fuzzed_node import HOSTILE, RUN, fuzzed_node
 from tests.fuzz.mutator import Item, join
 from tests.fuzz.targets import _parsed
-from tests.fuzz.world import HOSTILE, RUN, world
 from tests.records.wire_example import hash_chunks
 
 if TYPE_CHECKING:
@@ -29,42 +29,42 @@ if TYPE_CHECKING:
 
 LEARNER = HOSTILE[0]
 FILE = b"twelve bytes"
-WHAT = 0x03  # 0: an offer, 1: hashes, 2: a chunk
-AS_IS = 0x80  # the offer as it is, not signed here
-UNMENDED = 0x40  # the offer's hashes are what it says, not those of the chunks that are given
+TYPE_BITS = 0x03  # 0: an offer, 1: hashes, 2: a chunk
+AS_IS = 0x80  # a raw offer instead of one to sign
+INVALID_FIELDS = 0x40  # keeps the offer's hashes instead of setting those of the chunks
 FOLLOWER = Follower(LEARNER.peer_id, RUN.run_id, TOKENIZER, "ab" * 16, 1000, (1, 2, 3), takes_adapters=True)
 SETTINGS = NodeSettings(model="none", role="generator", roles={"follow": LEARNER.peer_id})
 AT_ONCE = SETTINGS.model_copy(update={"roles": SETTINGS.roles.model_copy(update={"poll_interval_s": 0.0})})
-MAX_QUESTIONS = 40  # then the learner says that it has nothing: a node would ask for ever
+MAX_QUESTIONS = 40  # then the learner returns nothing, because a node would ask without end
 
 
 class Engine(NullGeneration):
-    """Serves nothing."""
+    """An engine that rejects all weights."""
 
     async def try_weights(self, *_: object) -> None:
         raise ModelError("differs from the learner by inf nats on the probe")
 
 
 def kinds(tag: int) -> type | None:
-    """What an item holds."""
-    if tag & WHAT:
+    """Return the message type of an item."""
+    if tag & TYPE_BITS:
         return None
     return pb.WeightsOffer if tag & AS_IS else pb.WeightsInfo
 
 
 async def chain(items: Sequence[Item]) -> None:
-    """Looks, fetches and serves, once for each offer."""
-    offers = [item for item in items if not item.tag & WHAT]
-    hashes = [item.data for item in items if item.tag & WHAT == 1]
-    chunks = [item.data for item in items if item.tag & WHAT > 1]
-    async with world() as made:
-        made.is_looked_at = False
-        context = replace(made.parts.context, settings=AT_ONCE)
-        parts = replace(made.parts, context=context, generation=Engine(lambda: 0))
+    """Poll, fetch and serve once for each offer."""
+    offers = [item for item in items if not item.tag & TYPE_BITS]
+    hashes = [item.data for item in items if item.tag & TYPE_BITS == 1]
+    chunks = [item.data for item in items if item.tag & TYPE_BITS > 1]
+    async with fuzzed_node() as fuzzed:
+        fuzzed.renders_all_views = False
+        context = replace(fuzzed.parts.context, settings=AT_ONCE)
+        parts = replace(fuzzed.parts, context=context, generation=Engine(lambda: 0))
         loop = Wiring(parts).follow_loop
         loop._follower = FOLLOWER
         for item in offers:
-            made.members[0].serve_weights(_learner(_offer(item, chunks), hashes or [hash_chunks(chunks)], chunks))
+            fuzzed.members[0].serve_weights(_learner(_offer(item, chunks), hashes or [hash_chunks(chunks)], chunks))
             with parts.gossip.guard.work_for(LEARNER.peer_id, Place.WEIGHTS):
                 await _once(loop)
 
@@ -102,15 +102,15 @@ def _offer(item: Item, chunks: Sequence[bytes]) -> bytes:
         return item.data
     info = _parsed(pb.WeightsInfo, item.data)
     info.peer = LEARNER.peer
-    if not item.tag & UNMENDED:
+    if not item.tag & INVALID_FIELDS:
         info.sha256 = hashlib.sha256(b"".join(chunks)).digest()
         info.chunks_sha256 = hashlib.sha256(hash_chunks(chunks)).digest()
-    told = info.SerializeToString()
-    return pb.WeightsOffer(body=told, signature=LEARNER.sign(WEIGHTS_DOMAIN, told)).SerializeToString()
+    body = info.SerializeToString()
+    return pb.WeightsOffer(body=body, signature=LEARNER.sign(WEIGHTS_DOMAIN, body)).SerializeToString()
 
 
 def seeds() -> list[bytes]:
-    """A file that comes whole, wrong chunks, an adapter."""
+    """Return a complete file, wrong chunks, and an adapter."""
     offer = replace(offer_of(FILE), peer_id=LEARNER.peer_id)
     body = pb.WeightsOffer.FromString(seal_offer(offer, LEARNER)).body
     later = replace(offer, version=2, adapter_config=b"{}")
@@ -119,6 +119,6 @@ def seeds() -> list[bytes]:
     return [
         join([Item(0, body), *chunks]),
         join([Item(0, body), Item(0, body_later), *chunks]),
-        join([Item(UNMENDED, body), Item(1, hash_chunks(chunks_of(FILE))), Item(2, b"wron"), *chunks[1:]]),
+        join([Item(INVALID_FIELDS, body), Item(1, hash_chunks(chunks_of(FILE))), Item(2, b"wron"), *chunks[1:]]),
         join([Item(AS_IS, seal_offer(offer, LEARNER)), *chunks]),
     ]

@@ -1,6 +1,6 @@
-"""One light node with its real parts and loops, and hostile members of its run, as each case of a chain finds them.
+"""A light node with real parts and loops, and hostile members of its run, for one case of a chain.
 
-The folder lies in memory, the disk's thread is left out and the calendar does not move: a case does the same each time.
+Its folder is in memory, it has no disk thread, and Unix time is frozen, so a case is reproducible.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.terminal_text import columns
-from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, SpeakingTokenizer
+from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, TextTokenizer
 from tests.validation.test_pipeline import _Scorer
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No log lines of the package: what is refused a thousand times a second is no news."""
+    """Disable the log of the package, which would have thousands of rejections per second."""
     logger = logging.getLogger("ftis_node")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -76,14 +76,14 @@ def quiet() -> Iterator[None]:
 
 
 class InlineDisk(DiskThread):
-    """The disk's work, done at once."""
+    """A disk thread that runs each function at once, in the calling thread."""
 
     async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
 class ProblemTask(StubTask):
-    """The problems of the validator's tests."""
+    """The problems of the tests of validation."""
 
     def resolve(self, ref: PromptRef) -> TaskItem:
         if ref.index >= 1000 or ref.task != TASK:
@@ -91,15 +91,15 @@ class ProblemTask(StubTask):
         return TaskItem(ref=ref, prompt=PROMPT, answer="5")
 
 
-class World:
-    """The node under attack. `answers` and `bodies` are what each hostile member gives to whoever asks."""
+class FuzzedNode:
+    """The node under attack. `answers` and `bodies` are what each hostile member returns to requests."""
 
     def __init__(self, folder: Path, manifest: RunManifest, domain: str) -> None:
         self.home = Home(folder)
         self.home.create()
         self.swarm = LoopbackSwarm()
         self.faults: list[Exception] = []
-        self.is_looked_at = True  # by all who can; else by the status loop alone
+        self.renders_all_views = True  # else only those of the status loop
         gossip = self.swarm.join(OWN.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards)
         self.node = StubNode(
             self.home, OWN, gossip, manifest=manifest, settings=SETTINGS, on_event=lambda *_: None, domain=domain
@@ -108,7 +108,7 @@ class World:
         self.parts = replace(
             self.node.parts,
             disk=InlineDisk(),
-            tokenizer=cast("Any", SpeakingTokenizer()),
+            tokenizer=cast("Any", TextTokenizer()),
             task=task,
             domain=self.node.parts.domain if domain else task,
             scorer=cast("Any", _Scorer()),
@@ -124,19 +124,19 @@ class World:
         self.bodies: dict[str, list[bytes]] = {one.peer_id: [] for one in HOSTILE}
         self.wiring = Wiring(self.parts)
         self.intake, self.pull = self.wiring.intake, self.wiring.pull
-        by_the_calendar(self.intake)
+        use_patched_clock(self.intake)
 
     async def start(self) -> None:
-        """All members join; the node serves."""
+        """Start the node's services and all members."""
         self.wiring.serve_peers()
         await self.gossip.start()
         for member in self.members:
-            self._arm(member)
+            self._serve(member)
             await member.start()
 
-    def _arm(self, member: LoopbackGossip) -> None:
+    def _serve(self, member: LoopbackGossip) -> None:
         async def answer(peer_id: str, question: bytes) -> Sequence[bytes]:
-            open_backfill_request(question)  # what this node asks, an honest peer takes
+            open_backfill_request(question)  # raises if an honest peer would reject the question
             return self.answers[member.peer_id]
 
         async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:
@@ -144,28 +144,28 @@ class World:
 
         member.serve(lookup, answer=answer, lookup_text=lookup)
 
-    async def settle(self) -> None:
-        """What everybody who looks at the node sees of it, and what must hold after every case."""
-        await look_at(self.parts, at_all=self.is_looked_at)
+    async def check(self) -> None:
+        """Render the views of the node, and check the invariants after each case."""
+        await render_views(self.parts, all_views=self.renders_all_views)
         for gossip in (self.gossip, *self.members):
             assert not gossip.counters.serve_errors.get("fault"), "a served request failed by a fault"
-            bad = {reason for reason in gossip.counters.serve_errors if gossip is not self.gossip}
-            assert bad <= {"busy", "streams", "requests"}, f"an honest peer would refuse what is asked: {bad}"
+            refused = {reason for reason in gossip.counters.serve_errors if gossip is not self.gossip}
+            assert refused <= {"busy", "streams", "requests"}, f"an honest peer would refuse the request: {refused}"
         if self.faults:
             raise self.faults[0]
         assert not self.gossip.guard.num_faults
         check_bounds(self.wiring.announcements)
 
 
-async def look_at(parts: NodeComponents, *, at_all: bool = True) -> None:
-    """The status, the event trail and the peer table; `at_all`: the table in all its forms."""
+async def render_views(parts: NodeComponents, *, all_views: bool = True) -> None:
+    """Render status, event log and peer table, with `all_views` also the screens of peers."""
     wiring = Wiring(parts)
     status, peer_table = wiring.status_loop(), wiring.peer_table
     document = json.loads((await status.refresh()).to_json())
     json.dumps([document, peer_table.rows()], allow_nan=False)
     for event in read_events(parts.home.events):
         assert text_of(event_line(event)).isprintable(), event
-    if not at_all:
+    if not all_views:
         return
     rows = peer_table.rows()
     now = time.time()
@@ -176,52 +176,52 @@ async def look_at(parts: NodeComponents, *, at_all: bool = True) -> None:
         assert all(text.isprintable() for text in shown), shown
 
 
-def check_bounds(ear: AnnouncementHandler) -> None:
-    """What is kept of peers is bounded, and holds only values that fit where they go."""
-    assert len(ear.queue) <= 8192 + 1024
-    assert len(ear.senders()) <= 4096
-    for peer_id in ear.senders():
-        heard = ear.tracker_of(peer_id)
-        assert 0 <= heard.highest < 2**63
-        assert len(heard.gaps) <= 64
-        assert all(1 <= gap.first <= gap.last < 2**63 for gap in heard.gaps)
+def check_bounds(handler: AnnouncementHandler) -> None:
+    """Check that state about peers is bounded, and that its values are in range."""
+    assert len(handler.queue) <= 8192 + 1024
+    assert len(handler.senders()) <= 4096
+    for peer_id in handler.senders():
+        tracker = handler.tracker_of(peer_id)
+        assert 0 <= tracker.highest < 2**63
+        assert len(tracker.gaps) <= 64
+        assert all(1 <= gap.first <= gap.last < 2**63 for gap in tracker.gaps)
 
 
-def by_the_calendar(intake: IntakeLoop, **changes: Any) -> None:
-    """Has the door ask for the time at each group: by default it has the machine's own clock at hand."""
+def use_patched_clock(intake: IntakeLoop, **changes: Any) -> None:
+    """Make validation call `time.time` for each group, so that a patched clock applies."""
     for lane in (intake._known, intake._new_peers):
         lane.context = replace(lane.context, now=lambda: time.time(), **changes)
 
 
 @contextmanager
-def still_calendar(at: float = SEEDS_MADE_AT) -> Iterator[None]:
-    """Unix time stands."""
+def frozen_time(at: float = SEEDS_MADE_AT) -> Iterator[None]:
+    """Freeze Unix time."""
     with patch("time.time", lambda: at):
         yield
 
 
 @asynccontextmanager
-async def world(manifest: RunManifest = RUN, *, domain: str = "") -> AsyncIterator[World]:
-    """A started world; settled at the end, and gone."""
+async def fuzzed_node(manifest: RunManifest = RUN, *, domain: str = "") -> AsyncIterator[FuzzedNode]:
+    """Run a fuzzed node, check it at the end, and delete it."""
     folder = Path(tempfile.mkdtemp(prefix="ftis-fuzz-", dir=MEMORY))
     try:
-        with still_calendar():
-            made = World(folder, manifest, domain)
+        with frozen_time():
+            fuzzed = FuzzedNode(folder, manifest, domain)
             try:
-                await made.start()
-                yield made
-                await made.settle()
+                await fuzzed.start()
+                yield fuzzed
+                await fuzzed.check()
             finally:
-                for gossip in (*made.members, made.gossip):
+                for gossip in (*fuzzed.members, fuzzed.gossip):
                     await gossip.close()
-                await made.node._stack.aclose()
+                await fuzzed.node._stack.aclose()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """A loop that runs meanwhile. What it raises ends the body, and is raised in a group."""
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a loop during the block. An exception of the loop ends the block and is raised in a group."""
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(work)
         yield

@@ -1,4 +1,4 @@
-"""The process of the attackers, as the run has it: switched on and off, and listened to."""
+"""The process of the attackers as the run sees it: start, stop and messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-NICE = 10  # the attackers of the world have machines of their own
-READY_S, QUIET_S, END_S = 300.0, 240.0, 20.0  # of a busy machine
+NICE = 10  # real attackers use other machines
+READY_S, QUIET_S, END_S = 300.0, 240.0, 20.0  # on a busy machine
 LINE_BYTES = 1 << 20
 
 
-class Crew:
-    """All attackers. `done` counts actions by kind; `attack_of` has the attack by each member's peer id."""
+class AttackerProcess:
+    """The attackers. `done` counts actions by kind; `attack_of` maps a member's peer id to its attack."""
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self.child = child
@@ -32,63 +32,63 @@ class Crew:
         self.errors: Counter[str] = Counter()
         self.last_errors: dict[str, str] = {}
         self.attack_of: dict[str, str] = {}
-        self.liars: set[str] = set()
+        self.malicious: set[str] = set()
         self.listening = asyncio.create_task(self._listen())  # ends with the process
         self._ready, self._quiet = asyncio.Event(), asyncio.Event()
 
     async def on(self) -> None:
-        """Begins to attack."""
+        """Start the attacks."""
         self._quiet.clear()
-        await self._order(b"on\n")
+        await self._send(b"on\n")
 
     async def off(self) -> None:
-        """Returns when all attacks have ended."""
-        await self._order(b"off\n")
+        """Stop all attacks and wait for their end."""
+        await self._send(b"off\n")
         async with asyncio.timeout(QUIET_S):
             await self._quiet.wait()
 
     async def ready(self) -> None:
-        """Returns when the process can take orders. Raises TimeoutError where it cannot."""
+        """Wait until the process accepts commands. Raises TimeoutError if it does not."""
         async with asyncio.timeout(READY_S):
             await self._ready.wait()
 
     def shares(self) -> dict[str, float]:
-        """Of a day's actions, how much of each kind was done."""
+        """Return the share of a day's actions that each kind has done."""
         return {name: self.done[name] / per_day for name, per_day in self.per_day.items()}
 
-    async def _order(self, order: bytes) -> None:
+    async def _send(self, command: bytes) -> None:
         assert self.child.stdin is not None
-        self.child.stdin.write(order)
+        self.child.stdin.write(command)
         await self.child.stdin.drain()
 
     async def _listen(self) -> None:
-        """Takes what the process says, until it ends."""
+        """Read the messages of the process until it ends."""
         assert self.child.stdout is not None
         async for line in self.child.stdout:
-            with suppress(ValueError):  # a library's own line
-                self._take(json.loads(line))
+            with suppress(ValueError):  # a line of a library
+                self._handle(json.loads(line))
 
-    def _take(self, told: dict[str, Any]) -> None:
-        match told:
-            case {"what": "ready", "per_day": per_day}:
+    def _handle(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"type": "ready", "per_day": per_day}:
                 self.per_day = per_day
                 self._ready.set()
-            case {"what": "quiet"}:
+            case {"type": "quiet"}:
                 self._quiet.set()
-            case {"what": "member", "peer": peer, "attack": attack, "liar": is_liar}:
+            case {"type": "member", "peer": peer, "attack": attack, "malicious": is_malicious}:
                 self.attack_of[peer] = attack
-                if is_liar:
-                    self.liars.add(peer)
-            case {"what": "count", "attack": attack, "actions": actions}:
+                if is_malicious:
+                    self.malicious.add(peer)
+            case {"type": "count", "attack": attack, "actions": actions}:
                 self.done[attack] += actions
-            case {"what": "error", "attack": attack, "error": error}:
+            case {"type": "error", "attack": attack, "error": error}:
                 self.errors[attack] += 1
                 self.last_errors[attack] = error
 
 
 @asynccontextmanager
-async def crew(config: dict[str, Any], log: Path) -> AsyncIterator[Crew]:
-    """Starts the process; at the end nothing of it is left."""
+async def attacking_process(config: dict[str, Any], log: Path) -> AsyncIterator[AttackerProcess]:
+    """Run the process, and end it with its children when the block ends."""
     with log.open("wb") as output:
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.attacks.endurance.attackers", json.dumps(config)),
@@ -97,19 +97,19 @@ async def crew(config: dict[str, Any], log: Path) -> AsyncIterator[Crew]:
             stderr=output,
             preexec_fn=lambda: os.nice(NICE),
             limit=LINE_BYTES,
-            start_new_session=True,  # ctrl-C is the run's to handle
+            start_new_session=True,  # the run handles Ctrl-C
         )
-    one = Crew(child)
+    attackers = AttackerProcess(child)
     try:
-        await one.ready()
-        yield one
+        await attackers.ready()
+        yield attackers
     finally:
         await asyncio.shield(_end(child))
-        one.listening.cancel()
+        attackers.listening.cancel()
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Closes its input, waits, and kills by pid what is left."""
+    """Close its input, wait for its end, and kill remaining processes by pid."""
     if child.returncode is not None:
         return
     family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]

@@ -1,4 +1,4 @@
-"""Requests to the HTTP ports, as bytes on a socket's end, and their bodies -> the book of peers."""
+"""Requests to the HTTP ports -> peer table, status, metrics."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from ftis_node.node.http_api.auth import host_name, is_same_secret
 from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
 from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.terminal_text import one_line
+from tests.fuzz.fuzzed_node import HOSTILE, OWN, fuzzed_node, render_views
 from tests.fuzz.mutator import Item, join
-from tests.fuzz.world import HOSTILE, OWN, look_at, world
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WHAT = 0x07  # 0 to 2: an action's body; 3: a Host header; 4: a token
+TYPE_BITS = 0x07  # 0 to 2: an action's body; 3: a Host header; 4: a token
 
 
 def kinds(tag: int) -> type | None:
-    """Nothing of protobuf."""
+    """Return None: no item is a protobuf message."""
     return None
 
 
 async def chain(items: Sequence[Item]) -> None:
-    """Does what each request asks."""
-    async with world() as made:
-        status = made.wiring.status_loop()
-        control = PeerControl(made.parts.peers, made.wiring.peer_table.rows)
+    """Handle each request, then render the views of the node."""
+    async with fuzzed_node() as fuzzed:
+        status = fuzzed.wiring.status_loop()
+        control = PeerControl(fuzzed.parts.peers, fuzzed.wiring.peer_table.rows)
         for one in HOSTILE:
-            made.parts.registry.seen(one.peer_id)
+            fuzzed.parts.registry.seen(one.peer_id)
         for item in items:
-            text = item.data.decode("utf-8", "surrogateescape")  # as aiohttp reads headers
-            if item.tag & WHAT == 3:
+            text = item.data.decode("utf-8", "surrogateescape")  # as aiohttp decodes headers
+            if item.tag & TYPE_BITS == 3:
                 host_name(text)
-            elif item.tag & WHAT == 4:
-                assert not is_same_secret(text, "a secret that nobody knows")
+            elif item.tag & TYPE_BITS == 4:
+                assert not is_same_secret(text, "an unknown secret")
             else:
-                _change(control, ACTIONS[(item.tag & WHAT) % len(ACTIONS)], item.data)
-        made.parts.peers.save()
-        await look_at(made.parts)
+                _change(control, ACTIONS[(item.tag & TYPE_BITS) % len(ACTIONS)], item.data)
+        fuzzed.parts.peers.save()
+        await render_views(fuzzed.parts)
         await status.refresh()
         render_metrics(status.latest)
         status.save()
@@ -52,16 +52,16 @@ def _change(control: PeerControl, action: str, body: bytes) -> None:
         arguments = parse_json(body, source="the request")
         if isinstance(arguments, dict):
             json.dumps(control.change(action, arguments), allow_nan=False)
-    except (UsageError, ValueError) as error:  # what `control_port` answers with 400
+    except (UsageError, ValueError) as error:  # the node answers these with 400
         if isinstance(error, json.JSONDecodeError | UsageError | UnicodeDecodeError):
             one_line(str(error)).encode()
             return
         if "JSON compliant" in str(error):
-            raise AssertionError("a row of the peer table is no JSON") from error
+            raise AssertionError("a row of the peer table is not valid JSON") from error
 
 
 def seeds() -> list[bytes]:
-    """Each action, headers as clients send them."""
+    """Return requests for each action, and headers of clients."""
     peer = HOSTILE[0].peer_id
     return [
         join(
