@@ -38,6 +38,18 @@ async def test_announcements_and_bodies_are_delayed() -> None:
     assert (await near.fetch("sender", store.ids)).bodies == (b"body",)
 
 
+async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing() -> None:
+    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.1 if receiver == "closing" else 0.0)
+    closing, other = await _nodes(swarm, "closing", "other")
+    store = BodyStore(b"body")
+    closing.serve(store.lookup)
+    fetching = asyncio.create_task(other.fetch("closing", store.ids))
+    await asyncio.sleep(0)
+    await closing.close()
+    assert (await fetching).outcome is FetchOutcome.UNREACHABLE
+    assert closing.counters.bodies_out == 0
+
+
 async def test_lost_announcements_and_requests_do_not_arrive() -> None:
     swarm = LoopbackSwarm(loses=lambda sender, receiver, payload: receiver == "lossy")
     sender, lossy, other = await _nodes(swarm, "sender", "lossy", "other")
