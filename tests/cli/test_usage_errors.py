@@ -79,11 +79,7 @@ def test_a_run_whose_task_is_not_installed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, task: str
 ) -> None:
     manifest = tmp_path / "run.toml"
-    manifest.write_text(
-        f'name = "x"\
-task = "{task}"\
-'
-    )
+    manifest.write_text(f'name = "x"\ntask = "{task}"\n')
     code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
     assert code == 2
     assert "nosuch" in line
