@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 ALLOWED: dict[str, tuple[int, int]] = {}
 
 LONG_MESSAGES = {
-    "ftis_node/cli": 2,
-    "ftis_node/config": 1,
-    "ftis_node/evaluation": 1,
-    "ftis_node/learner": 1,
-    "ftis_node/memory": 1,
-    "ftis_node/node": 7,
-    "ftis_node/tasks": 1,
+    "ftis_node/tasks": 1,  # the system prompt, which a change would make another task
 }
 """The numbers of sentences above 25 words that the messages, help texts and settings of a folder may have."""
 

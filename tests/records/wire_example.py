@@ -49,27 +49,27 @@ GROUP = Group.from_completions(
 
 
 def envelope() -> Envelope:
-    """The signed group."""
+    """Return the signed group."""
     return seal_group(GROUP, IDENTITY)
 
 
 def announcement() -> bytes:
-    """What is said of it in its topic."""
+    """Return the announcement of the group."""
     sealed = envelope()
     return announce_group(sealed, GROUP, envelope_bytes=len(sealed.to_bytes())).to_bytes()
 
 
 def question() -> bytes:
-    """Which groups of this sender, from its number 2 to 9, do you hold?"""
+    """Return a backfill request for the sender's groups with the numbers 2 to 9."""
     return BackfillRequest(sender=IDENTITY.peer_id, first_number=2, last_number=9).to_bytes()
 
 
 def member() -> bytes:
-    """A directory entry: a member of the run at one address."""
+    """Return a directory entry: a member of the run with one address."""
     payload = pack_member([ADDRESS], num_shards=8)
     return sign_entry(IDENTITY, EntryKind.MEMBER, RUN_ID, payload, expires_at=EXPIRES_AT)
 
 
 def hash_chunks(chunks: list[bytes]) -> bytes:
-    """The concatenated SHA-256 hashes of the chunks."""
+    """Return the concatenated SHA-256 hashes of the chunks."""
     return b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
