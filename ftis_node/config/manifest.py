@@ -71,8 +71,8 @@ class SamplingSection(Section):
             raise ValueError("max_total_tokens must be above max_prompt_tokens, or no completion fits")
         if self.is_cut and self.truncated_sampling == "refuse":
             raise ValueError(
-                "top_p below 1 or top_k above 0 biases every importance ratio: turn them off (top_p = 1, top_k = 0), "
-                'or set sampling.truncated_sampling = "correct" for log-probs of the full softmax'
+                "top_p below 1 or top_k above 0 biases every importance ratio: set top_p = 1 and top_k = 0, "
+                'or sampling.truncated_sampling = "correct"'
             )
         if self.is_cut and self.temperature != 1:
             raise ValueError(

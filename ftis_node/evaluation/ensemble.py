@@ -299,9 +299,8 @@ def check_mixture_fits(sources: Sequence[ModelSource], *, max_tokens: int) -> No
     free = free_bytes(device)
     if needed > free:
         raise MachineError(
-            f"the {len(sources)} models of the mixture need about {needed / GIB:.1f} GiB together and {free / GIB:.1f} "
-            "GiB are there: name fewer or smaller models, take a smaller --max-tokens, or use --mode vote,route, "
-            "which load one at a time"
+            f"the mixture of {len(sources)} models needs about {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are "
+            "free: name fewer or smaller models, lower --max-tokens, or use --mode vote,route"
         )
 
 

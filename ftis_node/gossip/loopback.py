@@ -190,6 +190,8 @@ class LoopbackGossip(Gossip):
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self._swarm.delay_s(self.peer_id, peer_id))
+                if not other._is_up:  # closed meanwhile: nothing of a closed node runs any more
+                    return items.end(FetchOutcome.UNREACHABLE)
                 async with aclosing(other.serve_stream(self.peer_id, service, request)) as frames:
                     while True:
                         async with asyncio.timeout(self._limits.idle_timeout_s):

@@ -229,12 +229,18 @@ def tied_names(model: Any) -> frozenset[str]:
     return frozenset(model.all_tied_weights_keys)
 
 
-@contextmanager
-def _whole_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out` and rename it at the end, so that only a complete one has its name."""
+def check_export_folder(out: Path) -> Path:
+    """Return the absolute path of `out`. Raises ConfigError if it exists and is not an empty folder."""
     out = out.expanduser().absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder: choose another with --out")
+    return out
+
+
+@contextmanager
+def _whole_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder beside `out` and rename it at the end, so that only a complete one has its name."""
+    out = check_export_folder(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     partial.mkdir()

@@ -1,4 +1,4 @@
-"""Helpers for network tests: wait for a condition, announce until received, serve bodies."""
+"""Helpers of network tests: settings, receiving and announcing, bodies to serve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 def settings(folder: Path, **changes: Any) -> NetworkSettings:
-    """A quick node on this machine alone. Its folder is made by the node itself."""
+    """Return settings of a node with short intervals on loopback. The node itself creates its folder."""
     values: dict[str, Any] = {
         "sockets_dir": folder,
         "listen": (LOOPBACK,),
@@ -33,8 +33,8 @@ def settings(folder: Path, **changes: Any) -> NetworkSettings:
     return NetworkSettings(**values | changes)
 
 
-async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> GossipMessage:
-    """The announcement with this payload; others before it are passed over."""
+async def receive(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> GossipMessage:
+    """Return the announcement with this payload, and skip others before it."""
     async with asyncio.timeout(within_s), aclosing(node.announcements()) as announcements:
         async for announcement in announcements:
             if announcement.payload == payload:
@@ -42,17 +42,17 @@ async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> Gossi
     raise AssertionError("the announcements ended")
 
 
-async def announce_until_heard(sender: Gossip, receivers: Sequence[Gossip], payload: bytes) -> list[GossipMessage]:
-    """Announces until every receiver heard it: gossipsub loses what is sent before its mesh has grown."""
-    hearing = asyncio.gather(*(hear(receiver, payload, within_s=30) for receiver in receivers))
-    while not hearing.done():
+async def announce_until_received(sender: Gossip, receivers: Sequence[Gossip], payload: bytes) -> list[GossipMessage]:
+    """Announce until every receiver has the announcement: gossipsub loses messages before its mesh is complete."""
+    receiving = asyncio.gather(*(receive(receiver, payload, within_s=30) for receiver in receivers))
+    while not receiving.done():
         await sender.announce(payload)
-        await asyncio.wait({hearing}, timeout=0.3)
-    return await hearing
+        await asyncio.wait({receiving}, timeout=0.3)
+    return await receiving
 
 
-class Shelf:
-    """Bodies by their hash; hands them out as `serve` wants it."""
+class BodyStore:
+    """Bodies by their hash, with a `lookup` for `Gossip.serve`."""
 
     def __init__(self, *bodies: bytes) -> None:
         self.bodies = {hashlib.sha256(body).digest(): body for body in bodies}
@@ -66,7 +66,7 @@ class Shelf:
 
 
 def process_is_gone(pid: int) -> bool:
-    """Whether no process runs under `pid` (one that ended but was not waited for counts as gone)."""
+    """Return whether no process runs with this `pid`. A zombie counts as gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] == "Z"
@@ -75,7 +75,7 @@ def process_is_gone(pid: int) -> bool:
 
 
 def files_under(folder: Path) -> list[Path]:
-    """All that lies in a folder but folders: files, sockets, links."""
+    """Return the files, sockets and links below a folder."""
     return [path for path in folder.rglob("*") if not path.is_dir()]
 
 

@@ -50,28 +50,28 @@ HOST = st.one_of(
         st.from_regex(r"[a-z0-9_]{1,9}(\.[a-zA-Z0-9_-]{1,9}){0,3}", fullmatch=True),
     ).map(lambda pair: f"/{pair[0]}/{pair[1]}"),
 )
-LIKELY = st.tuples(
+PLAUSIBLE = st.tuples(
     HOST,
     st.sampled_from(["/tcp/{}", "/tcp/{}/ws", "/tcp/{}/wss", "/udp/{}/quic-v1", "/udp/{}"]),
     st.integers(0, 65_536),
     st.sampled_from(["", f"/p2p/{RELAY}/p2p-circuit", "/p2p-circuit"]),
     st.sampled_from(["", f"/p2p/{PEER}", f"/p2p/{PEER[:-1]}"]),
-).map(lambda five: five[0] + five[1].format(five[2]) + five[3] + five[4])
-TEXTS = st.one_of(LIKELY, ANY_TEXT)
+).map(lambda parts: parts[0] + parts[1].format(parts[2]) + parts[3] + parts[4])
+TEXTS = st.one_of(PLAUSIBLE, ANY_TEXT)
 
 
-def _taken(parse: Callable[[str], Any], text: str) -> Any:
+def _accepted(parse: Callable[[str], Any], text: str) -> Any:
     try:
         return parse(text)
     except ConfigError as error:
-        assert "\n" not in str(error), "one line"
+        assert "\n" not in str(error), "an error has one line"
         assert len(str(error)) < 600
         return None
 
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS)
-def test_what_is_taken_is_written_and_reads_back(text: str) -> None:
+def test_an_accepted_address_is_written_and_read_unchanged(text: str) -> None:
     try:
         address = parse_address(text)
     except AddressError:
@@ -81,34 +81,34 @@ def test_what_is_taken_is_written_and_reads_back(text: str) -> None:
     raw = address_bytes(text)
     assert read_address(raw) == address == parse_address(address.text)
     assert address_texts([raw]) == (address.text,)
-    is_hivemind_able = (
+    hivemind_reads = (
         "_" not in text
         and "p2p" not in address.names
         and not any(part.startswith("-") or part.endswith("-") for part in address.host.split("."))
     )
-    if is_hivemind_able:
+    if hivemind_reads:
         assert Multiaddr(address.text.lower()).to_bytes() == parse_address(address.text.lower()).to_bytes()
 
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS)
-def test_the_command_line_takes_only_what_can_be_dialed(text: str) -> None:
-    if (peer := _taken(parse_multiaddr, text)) is not None:
+def test_the_command_line_accepts_only_addresses_that_can_be_dialed(text: str) -> None:
+    if (peer := _accepted(parse_multiaddr, text)) is not None:
         assert usable_addresses(peer.peer_id, [text]) == [peer.transport]
         assert address_bytes(peer.transport)
         assert address_bytes(peer.text)
         assert "," not in peer.text
-    if (listen := _taken(parse_listen_address, text)) is not None:
+    if (listen := _accepted(parse_listen_address, text)) is not None:
         assert address_bytes(listen.text)
         assert listen.with_port(7) == parse_listen_address(listen.with_port(7).text)
-    if _taken(lambda text: check_announced_address(text) or text, text) is not None:
+    if _accepted(lambda text: check_announced_address(text) or text, text) is not None:
         assert address_bytes(text)
         assert usable_addresses(PEER, [f"{text}/p2p/{PEER}"])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.binary(max_size=512), st.lists(TEXTS, max_size=8).map(lambda texts: "\n".join(texts).encode())))
-def test_an_entry_of_the_directory_is_dialed_or_left_out(payload: bytes) -> None:
+def test_addresses_of_a_directory_entry_are_dialed_or_omitted(payload: bytes) -> None:
     claimed = unpack_addresses(payload)
     address_block(claimed)
     subnet_of(claimed)
@@ -119,7 +119,7 @@ def test_an_entry_of_the_directory_is_dialed_or_left_out(payload: bytes) -> None
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=80))
-def test_bytes_of_a_peers_address_are_read_or_left_out(raw: bytes) -> None:
+def test_bytes_of_a_peers_address_are_read_or_omitted(raw: bytes) -> None:
     for text in address_texts([raw]):
         assert parse_address(text) == read_address(raw)
 
@@ -143,20 +143,20 @@ def test_bytes_of_a_peers_address_are_read_or_left_out(raw: bytes) -> None:
         "/ip4/1.2.3.4/tcp/1" + "/ws" * MAX_ADDRESS_CHARS,
     ],
 )
-def test_what_only_some_would_take_nobody_takes(text: str) -> None:
+def test_an_address_that_some_parsers_would_accept_is_refused_by_all(text: str) -> None:
     for parse in (parse_address, address_bytes):
         with pytest.raises(AddressError):
             parse(text)
-    for complain in (parse_multiaddr, parse_listen_address, check_announced_address):
+    for parse_option in (parse_multiaddr, parse_listen_address, check_announced_address):
         with pytest.raises(ConfigError) as raised:
-            complain(text)
+            parse_option(text)
         assert len(str(raised.value)) < 300
     assert usable_addresses(PEER, [f"{text}/p2p/{PEER}"]) == []
 
 
 @pytest.mark.parametrize("name", ["ftis_boot", "_x.example", "my_host"])
 def test_names_with_an_underscore_are_dialed(name: str) -> None:
-    """Compose makes them; hivemind's parser refuses them, p2pd does not."""
+    """Docker Compose creates such names. hivemind's parser refuses them, p2pd does not."""
     address = parse_multiaddr(f"/dns4/{name}/tcp/4001/p2p/{PEER}")
     assert address_bytes(address.transport) == b"\x36" + bytes([len(name)]) + name.encode() + b"\x06\x0f\xa1"
     assert usable_addresses(PEER, [address.text]) == [f"/dns4/{name}/tcp/4001"]
@@ -165,7 +165,7 @@ def test_names_with_an_underscore_are_dialed(name: str) -> None:
 
 
 class _Control:
-    """Takes a request as p2pd does, and notes what it was to dial."""
+    """A control client that accepts requests as p2pd does, and records the dials."""
 
     def __init__(self) -> None:
         self.dialed: list[tuple[str, int]] = []
@@ -174,46 +174,46 @@ class _Control:
         self.dialed.append((peer_id, len(_usable(addresses))))
 
 
-def test_an_address_that_is_none_keeps_no_other_from_being_dialed(tmp_path: Path) -> None:
+def test_an_invalid_address_does_not_keep_others_from_being_dialed(tmp_path: Path) -> None:
     session: Any = type("Session", (), {"client": _Control()})()
     dialer = Dialer(network_settings(tmp_path), rng=random.Random(1))
-    errors = asyncio.run(dialer.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["rubbish"]}))
+    errors = asyncio.run(dialer.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["invalid"]}))
     assert session.client.dialed == [(PEER, 1)]
     assert errors[0] == ""
     assert "not a multiaddr" in errors[1]
-    with pytest.raises(P2pdError, match=r"rubbish.*nonsense"):
-        _usable(["rubbish", "nonsense"])
+    with pytest.raises(P2pdError, match=r"invalid.*nonsense"):
+        _usable(["invalid", "nonsense"])
     assert _usable([]) == []
 
 
-def test_a_dial_that_fails_unexpectedly_is_that_peers_affair(tmp_path: Path) -> None:
-    class Broken(_Control):
+def test_an_unexpected_error_of_a_dial_is_counted_for_that_peer_only(tmp_path: Path) -> None:
+    class Failing(_Control):
         async def connect(self, peer_id: str, addresses: list[str], *, timeout_s: float) -> None:
             if peer_id == RELAY:
-                raise KeyError("nobody expected this")
+                raise KeyError("an unexpected error")
             await super().connect(peer_id, addresses, timeout_s=timeout_s)
 
-    session: Any = type("Session", (), {"client": Broken()})()
+    session: Any = type("Session", (), {"client": Failing()})()
     dialer = Dialer(network_settings(tmp_path), rng=random.Random(1))
-    way = ["/ip4/1.2.3.4/tcp/1"]
+    addresses = ["/ip4/1.2.3.4/tcp/1"]
     for _ in range(2):
-        errors = asyncio.run(dialer.dial(session, {RELAY: way, PEER: way}))
+        errors = asyncio.run(dialer.dial(session, {RELAY: addresses, PEER: addresses}))
         assert errors[0]
         assert errors[1] == ""
-    assert sum(dialer._guard.num_faults.values()) == 1, "it waits after the first"
+    assert sum(dialer._guard.num_faults.values()) == 1, "the peer is paused after the first fault"
 
 
-def test_a_file_of_peers_is_a_short_text(tmp_path: Path) -> None:
+def test_a_file_of_peers_must_be_a_regular_small_file(tmp_path: Path) -> None:
     file = tmp_path / "peers"
     file.write_text("# none\n" * 20_000)
-    for path, why in ((Path("/dev/zero"), "not a regular file"), (file, "larger than")):
-        with pytest.raises(ValueError, match=why) as raised:
+    for path, reason in ((Path("/dev/zero"), "not a regular file"), (file, "larger than")):
+        with pytest.raises(ValueError, match=reason) as raised:
             read_peers(f"@{path}")
         assert len(str(raised.value)) < 200
 
 
-@pytest.mark.parametrize("way", ["/ip6/fe80::1%eth0/tcp/1", "/ip4/127.0.0.1/tcp/" + "0" * 5000])
-def test_a_meeting_point_names_an_address_that_it_cannot_use(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("transport", ["/ip6/fe80::1%eth0/tcp/1", "/ip4/127.0.0.1/tcp/" + "0" * 5000])
+def test_a_bootstrap_node_reports_an_address_that_cannot_be_used(tmp_path: Path, transport: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used") as raised:
-        run_bootstrap_node(Home(tmp_path), listen=(), peers=(f"{way}/p2p/{PEER}",), show=print)
+        run_bootstrap_node(Home(tmp_path), listen=(), peers=(f"{transport}/p2p/{PEER}",), show=print)
     assert raised.value.exit_code == 2

@@ -1,4 +1,4 @@
-"""Attacks of a member over the network: each ends in a counter."""
+"""Attacks of a member over the network: each one is counted and leaves the victim at work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID, dht_pb2
 from ftis_node.gossip.wire_format import RpcService, protocol, record_key, topic
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import Shelf, announce_until_heard, settings
+from tests.gossip.helpers import BodyStore, announce_until_received, settings
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LIMITS = GossipLimits(idle_timeout_s=1.0, max_streams=4, max_streams_per_peer=2)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Libp2pGossip, Libp2pGossip]]:
-    """A victim and an attacker, both members of the run, connected."""
+    """Yield a victim and an attacker, connected members of one run."""
     folder = tmp_path_factory.mktemp("g")
     victim = Libp2pGossip(settings(folder / "v"), identity=Identity.generate(), run_id="r", limits=LIMITS)
     await victim.start()
@@ -37,7 +37,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
         settings(folder / "a", peers=tuple(victim.addresses)), identity=Identity.generate(), run_id="r"
     )
     await attacker.start()
-    await announce_until_heard(attacker, [victim], b"hello")
+    await announce_until_received(attacker, [victim], b"hello")
     yield victim, attacker
     await asyncio.gather(attacker.close(), victim.close())
 
@@ -55,11 +55,11 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
         (b"", "timed_out"),
     ],
 )
-async def test_rubbish_on_a_stream_is_counted(
+async def test_invalid_bytes_on_a_stream_are_counted(
     pair: tuple[Libp2pGossip, Libp2pGossip], sent: bytes, reason: str
 ) -> None:
     victim, attacker = pair
-    victim.serve(Shelf(b"body").lookup)
+    victim.serve(BodyStore(b"body").lookup)
     num_before = victim.counters.serve_errors.get(reason, 0)
     assert attacker._supervisor.session is not None
     fetch = protocol("r", RpcService.FETCH)
@@ -69,25 +69,25 @@ async def test_rubbish_on_a_stream_is_counted(
     await eventually(lambda: victim.counters.serve_errors.get(reason, 0) == num_before + 1)
 
 
-async def test_many_open_streams_are_cut_and_others_served_again(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_excess_streams_are_closed_and_later_requests_served(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
-    shelf = Shelf(b"body")
-    victim.serve(shelf.lookup)
+    store = BodyStore(b"body")
+    victim.serve(store.lookup)
     assert attacker._supervisor.session is not None
     control = attacker._supervisor.session.client
 
-    async def hold() -> bytes:
+    async def read_to_the_end() -> bytes:
         async with control.stream(victim.peer_id, protocol("r", RpcService.FETCH), timeout_s=10) as (reader, _):
             return await reader.read()
 
-    await asyncio.gather(*(hold() for _ in range(24)))
+    await asyncio.gather(*(read_to_the_end() for _ in range(24)))
     assert victim.counters.serve_errors["flood"] > 0
     assert victim.counters.serve_errors["busy"] > 0
-    fetched = await attacker.fetch(victim.peer_id, shelf.ids)
+    fetched = await attacker.fetch(victim.peer_id, store.ids)
     assert fetched.bodies == (b"body",)
 
 
-async def test_an_oversize_announcement_is_counted_not_delivered(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_an_oversize_announcement_is_counted_and_not_delivered(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
     num_received = victim.counters.announcements_received
     assert attacker._supervisor.session is not None
@@ -96,20 +96,20 @@ async def test_an_oversize_announcement_is_counted_not_delivered(pair: tuple[Lib
     assert victim.counters.announcements_received == num_received
 
 
-async def test_a_record_cannot_be_overwritten_by_another(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_a_record_cannot_be_overwritten_by_another_peer(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
-    assert await victim.publish_record(b"mine", ttl_s=60)
+    assert await victim.publish_record(b"authentic", ttl_s=60)
     assert attacker._supervisor.session is not None
     node = attacker._supervisor.session.directory._node
     key, expires_at = record_key("r", victim.peer_id), time.time() + 300
     forged = sign_entry(Identity.generate(), EntryKind.RECORD, "r", b"forged", expires_at=expires_at)
     for value in (b"plain", forged, bytes(3 << 20)):
         await node.store(key, value, expires_at)
-        assert await victim.get_record(victim.peer_id) == b"mine"
-        assert await attacker.get_record(victim.peer_id) == b"mine"
+        assert await victim.get_record(victim.peer_id) == b"authentic"
+        assert await attacker.get_record(victim.peer_id) == b"authentic"
 
 
-async def test_only_a_few_keys_of_many_are_worked_on(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_the_keys_of_one_request_are_bounded(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
     assert attacker._supervisor.session is not None
     node = attacker._supervisor.session.directory._node
@@ -118,21 +118,21 @@ async def test_only_a_few_keys_of_many_are_worked_on(pair: tuple[Libp2pGossip, L
     assert len(found.results) == MAX_KEYS_PER_FIND
 
 
-async def test_neighbors_in_the_directory_keep_each_other(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_neighbors_in_the_directory_stay_in_the_routing_table(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     for node, other in (pair, pair[::-1]):
         assert node._supervisor.session is not None
         table = node._supervisor.session.directory._node.protocol.routing_table
         await eventually(lambda table=table, other=other: PeerID.from_base58(other.peer_id) in table)
-    num_met = 0
+    num_updates = 0
 
-    def on_meeting(*args: object) -> None:
-        nonlocal num_met
-        num_met += 1
+    def count_update(*args: object) -> None:
+        nonlocal num_updates
+        num_updates += 1
 
-    table.add_or_update_node, original = on_meeting, table.add_or_update_node
+    table.add_or_update_node, original = count_update, table.add_or_update_node
     await asyncio.sleep(1)
     table.add_or_update_node = original
-    assert num_met < 20  # a directory in which nodes lose and meet each other again never rests
+    assert num_updates < 20  # each loss of a neighbor would cause more updates
 
 
 async def test_a_stale_copy_does_not_hide_a_newer_record(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:

@@ -1,4 +1,4 @@
-"""The contract of `interface.Gossip`, tested over libp2p and in memory."""
+"""The behavior of the interface `Gossip`, over libp2p and in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import Shelf, announce_until_heard, hear, random_id, settings
+from tests.gossip.helpers import BodyStore, announce_until_received, random_id, receive, settings
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ RUN = "run-a"
 
 
 @dataclass
-class Four:
-    """Three members of one run, and one member of another that is connected to them."""
+class FourNodes:
+    """Three members of one run, and an outsider: a connected member of another run."""
 
     members: list[Gossip]
-    stranger: Gossip
+    outsider: Gossip
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["loopback", "libp2p"])
-async def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Four]:
+async def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FourNodes]:
     identities = [Identity.generate() for _ in range(4)]
     runs = [RUN, RUN, RUN, "run-b"]
     nodes: list[Any] = []
@@ -64,108 +64,108 @@ async def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             )
             await node.start()
             nodes.append(node)
-    four = Four(members=nodes[:3], stranger=nodes[3])
+    four = FourNodes(members=nodes[:3], outsider=nodes[3])
     for node in four.members:
         await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
-        await announce_until_heard(node, [other for other in four.members if other is not node], os.urandom(8))
-    await eventually(four.stranger.connected_peers) if request.param == "libp2p" else None
+        await announce_until_received(node, [other for other in four.members if other is not node], os.urandom(8))
+    await eventually(four.outsider.connected_peers) if request.param == "libp2p" else None
     yield four
     await asyncio.gather(*(node.close() for node in nodes))
 
 
-async def test_an_announcement_reaches_all_others_and_names_its_sender(four: Four) -> None:
+async def test_an_announcement_reaches_all_others_and_names_its_sender(four: FourNodes) -> None:
     sender, *others = four.members
-    heard = await announce_until_heard(sender, others, b"group 1")
-    assert {announcement.sender for announcement in heard} == {sender.peer_id}
+    received = await announce_until_received(sender, others, b"group 1")
+    assert {announcement.sender for announcement in received} == {sender.peer_id}
 
 
-async def test_own_announcements_are_not_delivered(four: Four) -> None:
+async def test_own_announcements_are_not_delivered(four: FourNodes) -> None:
     sender, other, _ = four.members
     await sender.announce(b"mine")
-    await announce_until_heard(sender, [other], b"mine, too")
-    heard: list[GossipMessage] = []
+    await announce_until_received(sender, [other], b"also mine")
+    received: list[GossipMessage] = []
     async with asyncio.timeout(10), aclosing(sender.announcements()) as announcements:
         await other.announce(b"theirs")
         async for announcement in announcements:
-            heard.append(announcement)
+            received.append(announcement)
             if announcement.payload == b"theirs":
                 break
-    assert sender.peer_id not in {announcement.sender for announcement in heard}
+    assert sender.peer_id not in {announcement.sender for announcement in received}
 
 
-async def test_an_oversize_announcement_is_refused_before_it_is_sent(four: Four) -> None:
+async def test_an_oversize_announcement_is_refused_before_it_is_sent(four: FourNodes) -> None:
     num_sent = four.members[0].counters.announcements_sent
     with pytest.raises(ValueError, match="1025 bytes"):
         await four.members[0].announce(bytes(1025))
     assert four.members[0].counters.announcements_sent == num_sent
 
 
-async def test_a_full_queue_drops_the_oldest_and_counts_them(four: Four) -> None:
+async def test_a_full_queue_drops_the_oldest_and_counts_them(four: FourNodes) -> None:
     sender, receiver, _ = four.members
-    await announce_until_heard(sender, [receiver], b"empty the queue")
+    await announce_until_received(sender, [receiver], b"empty the queue")
     num_received, num_dropped = receiver.counters.announcements_received, receiver.counters.announcements_dropped
     number = 0
-    while receiver.counters.announcements_received < num_received + 40:  # a busy machine's gossipsub loses some
+    while receiver.counters.announcements_received < num_received + 40:  # gossipsub loses some on a busy machine
         await sender.announce(b"flood %d" % number)
         await asyncio.sleep(0.005)
         number += 1
     assert receiver.counters.announcements_dropped - num_dropped >= 40 - LIMITS.max_queued_announcements
     with pytest.raises(TimeoutError):
-        await hear(receiver, b"flood 0", within_s=0.2)
-    await announce_until_heard(sender, [receiver], b"goes on")
+        await receive(receiver, b"flood 0", within_s=0.2)
+    await announce_until_received(sender, [receiver], b"the next")
 
 
-async def test_bodies_are_pulled_and_what_is_not_held_is_left_out(four: Four) -> None:
+async def test_held_bodies_are_fetched_and_missing_ones_omitted(four: FourNodes) -> None:
     server, client, _ = four.members
-    shelf = Shelf(os.urandom(300_000), os.urandom(17), b"")
-    server.serve(shelf.lookup)
+    store = BodyStore(os.urandom(300_000), os.urandom(17), b"")
+    server.serve(store.lookup)
     bytes_out, bytes_in = server.counters.body_bytes_out, client.counters.body_bytes_in
-    fetched = await client.fetch(server.peer_id, [random_id(), *shelf.ids])
+    fetched = await client.fetch(server.peer_id, [random_id(), *store.ids])
     assert fetched.outcome is FetchOutcome.COMPLETE
-    assert sorted(fetched.bodies) == sorted(shelf.bodies.values())
+    assert sorted(fetched.bodies) == sorted(store.bodies.values())
     assert client.counters.body_bytes_in - bytes_in == server.counters.body_bytes_out - bytes_out == 300_017
 
 
-async def test_texts_are_a_question_of_their_own(four: Four) -> None:
+async def test_text_groups_are_fetched_by_a_separate_request(four: FourNodes) -> None:
     server, client, _ = four.members
-    exact, told = Shelf(b"ids"), Shelf(b"text")
-    server.serve(exact.lookup, lookup_text=told.lookup)
-    fetched = await client.fetch(server.peer_id, [*exact.ids, *told.ids], as_text=True)
+    exact, text = BodyStore(b"ids"), BodyStore(b"text")
+    server.serve(exact.lookup, lookup_text=text.lookup)
+    fetched = await client.fetch(server.peer_id, [*exact.ids, *text.ids], as_text=True)
     assert fetched == type(fetched)(bodies=(b"text",), outcome=FetchOutcome.COMPLETE)
-    assert (await client.fetch(server.peer_id, [*exact.ids, *told.ids])).bodies == (b"ids",)
+    assert (await client.fetch(server.peer_id, [*exact.ids, *text.ids])).bodies == (b"ids",)
     server.serve(exact.lookup)
     assert (await client.fetch(server.peer_id, exact.ids, as_text=True)).bodies == ()
 
 
-async def test_ids_of_wrong_number_or_length_are_a_fault_of_the_caller(four: Four) -> None:
+async def test_a_wrong_number_or_length_of_ids_raises_value_error(four: FourNodes) -> None:
     client, server, _ = four.members
     for ids in ([], [b"short"], [random_id() for _ in range(9)]):
         with pytest.raises(ValueError, match="id"):
             await client.fetch(server.peer_id, ids)
 
 
-async def test_more_bytes_than_agreed_are_not_taken(four: Four) -> None:
+async def test_more_bytes_than_the_limits_are_not_accepted(four: FourNodes) -> None:
     server, client, _ = four.members
     for bodies in ([bytes(400_001)], [os.urandom(350_000), os.urandom(350_001)]):
-        shelf = Shelf(*bodies)
-        server.serve(shelf.lookup)
-        fetched = await client.fetch(server.peer_id, shelf.ids)
+        store = BodyStore(*bodies)
+        server.serve(store.lookup)
+        fetched = await client.fetch(server.peer_id, store.ids)
         assert fetched.outcome is FetchOutcome.TOO_LARGE
         assert sum(map(len, fetched.bodies)) <= 700_000
 
 
-async def test_more_bodies_than_asked_for_are_not_taken(four: Four) -> None:
+async def test_more_bodies_than_requested_are_not_accepted(four: FourNodes) -> None:
     server, client, _ = four.members
 
-    async def generous(ids: Sequence[bytes]) -> list[bytes]:
+    async def lookup(ids: Sequence[bytes]) -> list[bytes]:
         return [b"1", b"2", b"3"]
 
-    server.serve(generous)
+    server.serve(lookup)
     fetched = await client.fetch(server.peer_id, [random_id()])
     assert fetched == type(fetched)(bodies=(b"1",), outcome=FetchOutcome.TOO_LARGE)
 
 
-async def test_a_slow_server_hits_the_time_limit(four: Four) -> None:
+async def test_a_fetch_from_a_slow_server_times_out(four: FourNodes) -> None:
     server, client, _ = four.members
 
     async def slow(ids: Sequence[bytes]) -> list[bytes]:
@@ -179,84 +179,84 @@ async def test_a_slow_server_hits_the_time_limit(four: Four) -> None:
     assert client.counters.fetch_errors["timed_out"] == num_timed_out + 1
 
 
-async def test_a_busy_server_says_so_and_recovers(four: Four) -> None:
+async def test_a_server_without_a_free_slot_answers_busy_and_recovers(four: FourNodes) -> None:
     server, client, other = four.members
-    shelf, gate, num_waiting = Shelf(b"body"), asyncio.Event(), 0
+    store, gate, num_waiting = BodyStore(b"body"), asyncio.Event(), 0
 
     async def gated(ids: Sequence[bytes]) -> list[bytes]:
         nonlocal num_waiting
         num_waiting += 1
         await gate.wait()
-        return await shelf.lookup(ids)
+        return await store.lookup(ids)
 
     await eventually(lambda: _is_idle(server, client))
     server.serve(gated)
-    first = [asyncio.create_task(client.fetch(server.peer_id, shelf.ids)) for _ in range(2)]
+    first = [asyncio.create_task(client.fetch(server.peer_id, store.ids)) for _ in range(2)]
     await eventually(lambda: num_waiting == 2)
-    assert (await client.fetch(server.peer_id, shelf.ids)).outcome is FetchOutcome.BUSY
-    others = asyncio.create_task(other.fetch(server.peer_id, shelf.ids))
-    await eventually(lambda: num_waiting == 3)  # the limit is each peer's own
+    assert (await client.fetch(server.peer_id, store.ids)).outcome is FetchOutcome.BUSY
+    others = asyncio.create_task(other.fetch(server.peer_id, store.ids))
+    await eventually(lambda: num_waiting == 3)  # the limit is per peer
     gate.set()
     assert [(await task).bodies for task in [*first, others]] == [(b"body",)] * 3
     await eventually(lambda: _is_idle(server, client))
 
 
 async def _is_idle(server: Gossip, client: Gossip) -> bool:
-    """Whether a slot of the client's is free again: earlier streams may still be closing."""
-    server.serve(Shelf().lookup)
+    """Return whether the client has a free slot: earlier streams may still be closing."""
+    server.serve(BodyStore().lookup)
     return (await client.fetch(server.peer_id, [random_id()])).outcome is FetchOutcome.COMPLETE
 
 
-async def test_a_fault_while_serving_ends_one_stream_only(four: Four) -> None:
+async def test_an_error_while_serving_ends_one_stream_only(four: FourNodes) -> None:
     server, client, _ = four.members
 
-    async def broken(ids: Sequence[bytes]) -> list[bytes]:
+    async def failing(ids: Sequence[bytes]) -> list[bytes]:
         raise KeyError("a bug")
 
-    server.serve(broken)
+    server.serve(failing)
     num_faults = server.counters.serve_errors.get("fault", 0)
     assert (await client.fetch(server.peer_id, [random_id()])).outcome is FetchOutcome.BROKEN
     assert server.counters.serve_errors["fault"] == num_faults + 1
     assert await _is_idle(server, client)
 
 
-async def test_a_confirmation_reaches_the_sender_of_the_bodies(four: Four) -> None:
+async def test_a_confirmation_reaches_the_sender_of_the_bodies(four: FourNodes) -> None:
     server, client, _ = four.members
     confirmed: list[tuple[str, Sequence[bytes]]] = []
 
     async def on_confirm(peer_id: str, ids: Sequence[bytes]) -> None:
         confirmed.append((peer_id, ids))
 
-    server.serve(Shelf().lookup, on_confirm=on_confirm)
+    server.serve(BodyStore().lookup, on_confirm=on_confirm)
     ids = [random_id(), random_id()]
     assert await client.confirm(server.peer_id, ids)
     assert confirmed == [(client.peer_id, ids)]
 
 
-async def test_a_confirmation_that_was_not_taken_is_not_counted(four: Four) -> None:
+async def test_a_confirmation_that_the_server_failed_to_store_is_not_counted(four: FourNodes) -> None:
     server, client, _ = four.members
 
     async def on_confirm(peer_id: str, ids: Sequence[bytes]) -> None:
         raise OSError("disk full")
 
-    server.serve(Shelf().lookup, on_confirm=on_confirm)
+    server.serve(BodyStore().lookup, on_confirm=on_confirm)
     num_confirmed = client.counters.confirmed_out
     assert not await client.confirm(server.peer_id, [random_id()])
     assert client.counters.confirmed_out == num_confirmed
 
 
-async def test_a_question_is_answered(four: Four) -> None:
+async def test_a_backfill_request_is_answered(four: FourNodes) -> None:
     server, client, _ = four.members
 
-    async def answer(peer_id: str, question: bytes) -> list[bytes]:
-        return [peer_id.encode(), question]
+    async def answer(peer_id: str, request: bytes) -> list[bytes]:
+        return [peer_id.encode(), request]
 
-    server.serve(Shelf().lookup, answer=answer)
+    server.serve(BodyStore().lookup, answer=answer)
     answered = await client.request_backfill(server.peer_id, b"from 3 to 7")
     assert answered.bodies == (client.peer_id.encode(), b"from 3 to 7")
 
 
-async def test_records_are_found_under_their_owner_and_expire(four: Four) -> None:
+async def test_records_are_found_by_their_owner_and_expire(four: FourNodes) -> None:
     other, owner, reader = four.members
     assert await reader.get_record(other.peer_id) is None
     assert await owner.publish_record(b"speed 1", ttl_s=300.0)
@@ -264,7 +264,7 @@ async def test_records_are_found_under_their_owner_and_expire(four: Four) -> Non
     assert await owner.publish_record(b"speed 2", ttl_s=301.0)
     assert await reader.get_record(owner.peer_id) == b"speed 2"
     began_at = time.monotonic()
-    assert await other.publish_record(b"soon gone", ttl_s=7.0)  # a busy machine takes seconds for a store
+    assert await other.publish_record(b"expires soon", ttl_s=7.0)  # storing takes seconds on a busy machine
     await asyncio.sleep(began_at + 7.1 - time.monotonic())
     await eventually(lambda: _has_no_record(reader, other))
     assert await reader.get_record(owner.peer_id) == b"speed 2"
@@ -274,46 +274,46 @@ async def _has_no_record(reader: Gossip, owner: Gossip) -> bool:
     return await reader.get_record(owner.peer_id) is None
 
 
-async def test_records_over_the_limits_are_refused(four: Four) -> None:
+async def test_records_over_the_limits_are_refused(four: FourNodes) -> None:
     with pytest.raises(ValueError, match="2049 bytes"):
         await four.members[0].publish_record(bytes(2049), ttl_s=10)
     with pytest.raises(ValueError, match="601"):
         await four.members[0].publish_record(b"", ttl_s=601)
 
 
-async def test_members_are_the_others_of_the_run(four: Four) -> None:
+async def test_members_are_the_other_nodes_of_the_run(four: FourNodes) -> None:
     for node in four.members:
         others = {other.peer_id for other in four.members if other is not node}
         await eventually(lambda node=node, others=others: _has_members(node, others))
         assert node.state.state is SwarmPhase.CONNECTED
         assert "2 other members" in node.state.reason
-    assert await four.stranger.members() == []
-    assert four.stranger.state.state is SwarmPhase.STANDALONE
+    assert await four.outsider.members() == []
+    assert four.outsider.state.state is SwarmPhase.STANDALONE
 
 
 async def _has_members(node: Gossip, others: set[str]) -> bool:
     return set(await node.members()) == others
 
 
-async def test_runs_do_not_mix(four: Four) -> None:
+async def test_runs_do_not_mix(four: FourNodes) -> None:
     member, other, _ = four.members
-    shelf = Shelf(b"of run a")
-    member.serve(shelf.lookup)
+    store = BodyStore(b"of run a")
+    member.serve(store.lookup)
     assert await member.publish_record(b"of run a", ttl_s=10)
-    num_received = four.stranger.counters.announcements_received
-    await announce_until_heard(member, [other], b"for run a only")
-    assert four.stranger.counters.announcements_received == num_received
-    assert (await four.stranger.fetch(member.peer_id, shelf.ids)).outcome is FetchOutcome.UNREACHABLE
-    assert not await four.stranger.confirm(member.peer_id, shelf.ids)
-    assert await four.stranger.get_record(member.peer_id) is None
+    num_received = four.outsider.counters.announcements_received
+    await announce_until_received(member, [other], b"for run a")
+    assert four.outsider.counters.announcements_received == num_received
+    assert (await four.outsider.fetch(member.peer_id, store.ids)).outcome is FetchOutcome.UNREACHABLE
+    assert not await four.outsider.confirm(member.peer_id, store.ids)
+    assert await four.outsider.get_record(member.peer_id) is None
 
 
-async def test_an_unknown_peer_is_unreachable(four: Four) -> None:
+async def test_an_unknown_peer_is_unreachable(four: FourNodes) -> None:
     fetched = await four.members[0].fetch(Identity.generate().peer_id, [random_id()], timeout_s=20)
     assert fetched.outcome is FetchOutcome.UNREACHABLE
 
 
-async def test_addresses_name_the_node(four: Four) -> None:
+async def test_addresses_end_in_the_peer_id(four: FourNodes) -> None:
     for node in four.members:
         assert node.addresses
         assert all(address.endswith(f"/p2p/{node.peer_id}") for address in node.addresses)

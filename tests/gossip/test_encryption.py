@@ -1,4 +1,4 @@
-"""A swarm with a shared secret: the cipher alone, and an outsider that knows everything but the secret."""
+"""A swarm with a shared secret: the cipher, and an outsider that knows everything except the secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.wire_format import RUN_ID, Frame, RpcService, pack_ids, protocol, topic, write_frame
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import read_secret
-from tests.gossip.helpers import Shelf, announce_until_heard, hear, settings
+from tests.gossip.helpers import BodyStore, announce_until_received, receive, settings
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -23,23 +23,30 @@ if TYPE_CHECKING:
 SECRET = bytes(range(32))
 
 
-def test_a_payload_is_decrypted_only_in_its_own_place() -> None:
+def test_a_payload_is_decrypted_only_in_its_context() -> None:
     cipher = SecretCipher(SECRET, run_id="r")
     sealed = cipher.encrypt(b"payload", "item", "alice", "bob")
     assert cipher.decrypt(sealed, "item", "alice", "bob") == b"payload"
     assert len(sealed) == len(b"payload") + cipher.overhead_bytes == len(b"payload") + MAX_OVERHEAD_BYTES
     assert cipher.encrypt(b"payload", "item", "alice", "bob") != sealed
-    strangers = (SecretCipher(SECRET, run_id="s"), SecretCipher(b"x" * 32, run_id="r"))
-    places = (("item", "bob", "alice"), ("request", "alice", "bob"), ("item", "alicebob"), ("item", "alice", "bo", "b"))
-    for opener, place in [(cipher, place) for place in places] + [(one, ("item", "alice", "bob")) for one in strangers]:
+    other_ciphers = (SecretCipher(SECRET, run_id="s"), SecretCipher(b"x" * 32, run_id="r"))
+    contexts = (
+        ("item", "bob", "alice"),
+        ("request", "alice", "bob"),
+        ("item", "alicebob"),
+        ("item", "alice", "bo", "b"),
+    )
+    attempts = [(cipher, context) for context in contexts]
+    attempts += [(other, ("item", "alice", "bob")) for other in other_ciphers]
+    for opener, context in attempts:
         with pytest.raises(RecordError, match="sealed"):
-            opener.decrypt(sealed, *place)
+            opener.decrypt(sealed, *context)
     for damaged in (b"", sealed[:20], sealed[:-1], bytes([sealed[0] ^ 1]) + sealed[1:]):
         with pytest.raises(RecordError, match="sealed"):
             cipher.decrypt(damaged, "item", "alice", "bob")
 
 
-def test_the_name_on_the_wire_depends_on_the_secret_and_fits_into_names() -> None:
+def test_the_name_on_the_wire_depends_on_the_secret_and_is_a_valid_run_id() -> None:
     names = {SecretCipher(secret, run_id=run).wire_name(run) for secret in (SECRET, b"x" * 32) for run in ("r", "s")}
     assert len(names) == 4
     assert all(RUN_ID.fullmatch(name) for name in names)
@@ -57,7 +64,9 @@ def test_the_name_on_the_wire_depends_on_the_secret_and_fits_into_names() -> Non
         (b"s" * 32, 0o640, "chmod 600"),
     ],
 )
-def test_the_file_must_be_long_and_private(tmp_path: Path, content: bytes, mode: int, problem: str | None) -> None:
+def test_a_secret_file_must_be_long_enough_and_private(
+    tmp_path: Path, content: bytes, mode: int, problem: str | None
+) -> None:
     path = tmp_path / "secret"
     path.write_bytes(content)
     path.chmod(mode)
@@ -71,8 +80,8 @@ def test_the_file_must_be_long_and_private(tmp_path: Path, content: bytes, mode:
 
 
 @pytest.mark.asyncio
-async def test_insiders_talk_and_an_outsider_hears_and_gets_nothing(tmp_path: Path) -> None:
-    shelf = Shelf(b"a body that is nobody else's")
+async def test_members_exchange_groups_and_an_outsider_gets_none(tmp_path: Path) -> None:
+    store = BodyStore(b"a confidential body")
 
     def node(name: str, secret: bytes | None, *peers: str) -> Libp2pGossip:
         return Libp2pGossip(
@@ -80,23 +89,23 @@ async def test_insiders_talk_and_an_outsider_hears_and_gets_nothing(tmp_path: Pa
         )
 
     alice = node("a", SECRET)
-    alice.serve(shelf.lookup)
+    alice.serve(store.lookup)
     await alice.start()
     others = [node(name, secret, *alice.addresses) for name, secret in (("b", SECRET), ("c", None), ("d", b"x" * 32))]
-    bob, outsider, mistaken = others
+    bob, outsider, wrong_secret = others
     await asyncio.gather(*(other.start() for other in others))
     try:
-        await announce_until_heard(alice, [bob], b"an announcement")
-        assert (await bob.fetch(alice.peer_id, shelf.ids)).bodies == tuple(shelf.bodies.values())
-        assert await bob.confirm(alice.peer_id, shelf.ids)
+        await announce_until_received(alice, [bob], b"an announcement")
+        assert (await bob.fetch(alice.peer_id, store.ids)).bodies == tuple(store.bodies.values())
+        assert await bob.confirm(alice.peer_id, store.ids)
         assert await bob.publish_record(b"bob's record", ttl_s=60)
         await eventually(lambda: _has_record(alice, bob, b"bob's record"))
-        assert (await outsider.fetch(alice.peer_id, shelf.ids)).outcome is FetchOutcome.UNREACHABLE
+        assert (await outsider.fetch(alice.peer_id, store.ids)).outcome is FetchOutcome.UNREACHABLE
         assert await outsider.get_record(bob.peer_id) is None
-        await eventually(lambda: mistaken.state.state == "standalone")
-        assert "swarm.secret_file" in mistaken.state.reason
+        await eventually(lambda: wrong_secret.state.state == "standalone")
+        assert "swarm.secret_file" in wrong_secret.state.reason
         assert "secret_file" not in outsider.state.reason
-        await _attack_by_name(outsider, alice, bob, shelf)
+        await _attack_by_name(outsider, alice, bob, store)
     finally:
         await asyncio.gather(*(one.close() for one in (alice, *others)))
 
@@ -105,24 +114,24 @@ async def _has_record(reader: Libp2pGossip, owner: Libp2pGossip, value: bytes) -
     return await reader.get_record(owner.peer_id) == value
 
 
-async def _attack_by_name(outsider: Libp2pGossip, alice: Libp2pGossip, bob: Libp2pGossip, shelf: Shelf) -> None:
-    """The outsider has learnt the run's name on the wire, which p2pd tells whoever is connected."""
+async def _attack_by_name(outsider: Libp2pGossip, alice: Libp2pGossip, bob: Libp2pGossip, store: BodyStore) -> None:
+    """Attack with the run's name on the wire, which p2pd reports to any connected peer."""
     name, session = alice._run_name, outsider._supervisor.session
     assert session is not None
     async with session.client.subscribe(topic(name, 0)) as messages:
-        hearing = asyncio.ensure_future(anext(messages))
-        while not hearing.done():  # gossipsub loses what is said before its mesh has grown
+        receiving = asyncio.ensure_future(anext(messages))
+        while not receiving.done():  # gossipsub loses messages before its mesh is complete
             await alice.announce(b"not for outsiders")
-            await asyncio.wait({hearing}, timeout=0.5)
-        overheard = hearing.result()
-        assert b"not for outsiders" not in overheard.payload
+            await asyncio.wait({receiving}, timeout=0.5)
+        intercepted = receiving.result()
+        assert b"not for outsiders" not in intercepted.payload
         num_refused = bob.counters.announcements_refused
-        for forged in (b"forged", overheard.payload):  # the latter is alice's own, said again by another
+        for forged in (b"forged", intercepted.payload):  # the second repeats alice's message under another sender
             await session.client.publish(topic(name, 0), forged)
         await eventually(lambda: bob.counters.announcements_refused == num_refused + 2)
     async with session.client.stream(alice.peer_id, protocol(name, RpcService.FETCH), timeout_s=30) as (reader, writer):
-        await write_frame(writer, Frame.REQUEST, pack_ids(shelf.ids, limits=alice._limits), idle_s=5)
+        await write_frame(writer, Frame.REQUEST, pack_ids(store.ids, limits=alice._limits), idle_s=5)
         assert await asyncio.wait_for(reader.read(), 30) == b""
     await eventually(lambda: alice.counters.serve_errors.get("sealed") == 1)
     await alice.announce(b"still here")
-    assert (await hear(bob, b"still here")).sender == alice.peer_id
+    assert (await receive(bob, b"still here")).sender == alice.peer_id

@@ -1,4 +1,4 @@
-"""A bootstrap node forwards the topics of the largest runs, however many runs a stranger registers."""
+"""A bootstrap node forwards the topics of the largest runs, even if an unknown peer registers many small ones."""
 
 from __future__ import annotations
 
@@ -18,26 +18,24 @@ if TYPE_CHECKING:
     import pytest
 
 LARGER = "ff" * 16
-STRANGERS = {f"{number:032x}": StoredRun(8, 1) for number in range(MAX_TOPICS)}
+SMALL_RUNS = {f"{number:032x}": StoredRun(8, 1) for number in range(MAX_TOPICS)}
 
 
-def _followed() -> set[str]:
-    """The topics that are read now."""
+def _topics() -> set[str]:
+    """Return the topics that are read now."""
     names = [task.get_name() for task in asyncio.all_tasks() if not task.cancelling()]
     return {name.removeprefix("topic ") for name in names if name.startswith("topic ")}
 
 
-async def test_runs_of_a_stranger_take_no_topic_from_a_larger_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_small_runs_take_no_topic_from_a_larger_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = BootstrapNode(settings(tmp_path / "b", forward_s=0.05), identity=Identity.generate())
     await node.start()
     try:
         assert (session := node._supervisor.session) is not None
-        monkeypatch.setattr(session.directory, "stored_runs", lambda: STRANGERS)
-        await eventually(lambda: len(_followed()) == MAX_TOPICS)
-        monkeypatch.setattr(session.directory, "stored_runs", lambda: {LARGER: StoredRun(8, 3)} | STRANGERS)
-        await eventually(lambda: {topic(LARGER, shard) for shard in range(8)} <= _followed())
-        assert len(_followed()) == MAX_TOPICS
+        monkeypatch.setattr(session.directory, "stored_runs", lambda: SMALL_RUNS)
+        await eventually(lambda: len(_topics()) == MAX_TOPICS)
+        monkeypatch.setattr(session.directory, "stored_runs", lambda: {LARGER: StoredRun(8, 3)} | SMALL_RUNS)
+        await eventually(lambda: {topic(LARGER, shard) for shard in range(8)} <= _topics())
+        assert len(_topics()) == MAX_TOPICS
     finally:
         await node.close()

@@ -1,4 +1,4 @@
-"""Hello requests: each peer is asked once, and again if its answer may change."""
+"""Hello requests: each peer is queried once, and again if its answer may change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.waiting import eventually
 
 
 class Answers:
-    """Answers by peer; None for the rest."""
+    """Answers by peer; None for all others."""
 
     def __init__(self, **answers: bool) -> None:
         self.by_peer = answers
@@ -20,77 +20,77 @@ class Answers:
         return self.by_peer.get(peer_id)
 
 
-async def _look(probe: MemberProbe, *connected: str) -> list[str]:
+async def _update(probe: MemberProbe, *connected: str) -> list[str]:
     async with asyncio.TaskGroup() as group:
         probe.update(connected, group)
     return probe.members
 
 
-async def test_those_who_answer_are_asked_once() -> None:
+async def test_peers_that_answer_are_queried_once() -> None:
     answers = Answers(member=True, bootstrap=False)
     probe = MemberProbe(answers)
     for _ in range(3):
-        assert await _look(probe, "member", "bootstrap") == ["member"]
+        assert await _update(probe, "member", "bootstrap") == ["member"]
     assert sorted(answers.queried) == ["bootstrap", "member"]
 
 
-async def test_the_silent_are_asked_again_after_pauses_that_grow_to_a_minute() -> None:
-    """As a peer that has banned this node: it ends each stream without an answer."""
+async def test_silent_peers_are_queried_again_after_pauses_of_up_to_64_s() -> None:
+    """A peer that has banned this node ends each stream without an answer."""
     answers, now = Answers(), 0
     probe = MemberProbe(answers, clock=lambda: now)
     queried_at = []
     for now in range(200):
         num_queries = len(answers.queried)
-        assert await _look(probe, "banned us") == []
+        assert await _update(probe, "banned us") == []
         queried_at += [now] * (len(answers.queried) - num_queries)
     assert queried_at == [0, 1, 3, 7, 15, 31, 63, 127, 191]
     answers.by_peer["banned us"], now = True, 255
-    assert await _look(probe, "banned us") == ["banned us"]
+    assert await _update(probe, "banned us") == ["banned us"]
 
 
 async def test_a_silent_peer_that_connects_again_is_queried_at_once() -> None:
     answers = Answers()
     probe = MemberProbe(answers, clock=lambda: 0.0)
     for connected in (["silent"], ["silent"], [], ["silent"]):
-        await _look(probe, *connected)
+        await _update(probe, *connected)
     assert answers.queried == ["silent", "silent"]
 
 
-async def test_who_said_no_is_asked_again_in_the_next_round() -> None:
+async def test_a_peer_that_answered_no_is_queried_again_after_recheck() -> None:
     answers = Answers(starting=False, member=True)
     probe = MemberProbe(answers)
-    await _look(probe, "starting", "member")
+    await _update(probe, "starting", "member")
     answers.by_peer["starting"] = True
-    assert await _look(probe, "starting", "member") == ["member"]
+    assert await _update(probe, "starting", "member") == ["member"]
     probe.recheck()
     assert probe.members == ["member"]
-    assert sorted(await _look(probe, "starting", "member")) == ["member", "starting"]
+    assert sorted(await _update(probe, "starting", "member")) == ["member", "starting"]
     assert answers.queried.count("member") == 1
 
 
-async def test_who_has_gone_is_forgotten_and_asked_when_back() -> None:
+async def test_a_disconnected_peer_is_dropped_and_queried_after_it_reconnects() -> None:
     answers = Answers(member=True)
     probe = MemberProbe(answers)
-    await _look(probe, "member")
-    assert await _look(probe) == []
-    assert await _look(probe, "member") == ["member"]
+    await _update(probe, "member")
+    assert await _update(probe) == []
+    assert await _update(probe, "member") == ["member"]
     assert answers.queried == ["member", "member"]
 
 
-async def test_peers_that_never_answer_do_not_keep_a_new_one_from_its_question() -> None:
-    """They are many, due again, and their ids come first in any order of ids."""
+async def test_many_silent_peers_do_not_delay_the_query_of_a_new_one() -> None:
+    """The silent peers are due again, and their ids sort before that of the new peer."""
     gate, queried, now = asyncio.Event(), list[str](), 0.0
     silent = [f"{number:03d}" for number in range(4 * MAX_HELLOS_IN_FLIGHT)]
 
-    async def ask(peer_id: str) -> bool | None:
+    async def query(peer_id: str) -> bool | None:
         queried.append(peer_id)
         if peer_id in silent and now:
             await gate.wait()
         return None if peer_id in silent else True
 
-    probe = MemberProbe(ask, clock=lambda: now)
+    probe = MemberProbe(query, clock=lambda: now)
     for _ in silent:
-        await _look(probe, *silent)
+        await _update(probe, *silent)
     assert sorted(queried) == silent
     now = 1000.0
     async with asyncio.TaskGroup() as group:
@@ -102,16 +102,16 @@ async def test_peers_that_never_answer_do_not_keep_a_new_one_from_its_question()
     assert probe.members == ["new"]
 
 
-async def test_questions_in_flight_are_bounded() -> None:
+async def test_queries_in_flight_are_bounded() -> None:
     gate, num_queries = asyncio.Event(), 0
 
-    async def ask(peer_id: str) -> bool:
+    async def query(peer_id: str) -> bool:
         nonlocal num_queries
         num_queries += 1
         await gate.wait()
         return True
 
-    probe = MemberProbe(ask)
+    probe = MemberProbe(query)
     peers = [f"peer {number}" for number in range(MAX_HELLOS_IN_FLIGHT + 4)]
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
@@ -122,5 +122,5 @@ async def test_questions_in_flight_are_bounded() -> None:
         await asyncio.sleep(0)
         assert num_queries == MAX_HELLOS_IN_FLIGHT
         gate.set()
-    await eventually(lambda: _look(probe, *peers))
+    await eventually(lambda: _update(probe, *peers))
     assert sorted(probe.members) == sorted(peers)

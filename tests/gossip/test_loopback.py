@@ -1,4 +1,4 @@
-"""The in-memory implementation: delay and loss by hooks, and repeatable runs."""
+"""The in-memory implementation: delay and loss from functions, repeatable with a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-from tests.gossip.helpers import Shelf, hear
+from tests.gossip.helpers import BodyStore, receive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,33 +23,45 @@ async def _nodes(swarm: LoopbackSwarm, *names: str, limits: GossipLimits | None 
     return nodes
 
 
-async def test_announcements_and_bodies_take_their_time() -> None:
+async def test_announcements_and_bodies_are_delayed() -> None:
     swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.5 if receiver == "far" else 0.0)
     sender, near, far = await _nodes(swarm, "sender", "near", "far")
-    shelf = Shelf(b"body")
-    sender.serve(shelf.lookup)
+    store = BodyStore(b"body")
+    sender.serve(store.lookup)
     began = asyncio.get_running_loop().time()
     await sender.announce(b"news")
-    await hear(near, b"news")
-    assert far.counters.announcements_received == 0, "it is on its way"
-    await hear(far, b"news")
+    await receive(near, b"news")
+    assert far.counters.announcements_received == 0, "the announcement is still on its way"
+    await receive(far, b"news")
     assert asyncio.get_running_loop().time() - began >= 0.49
-    assert (await far.fetch("sender", shelf.ids, timeout_s=0.1)).outcome is FetchOutcome.TIMED_OUT
-    assert (await near.fetch("sender", shelf.ids)).bodies == (b"body",)
+    assert (await far.fetch("sender", store.ids, timeout_s=0.1)).outcome is FetchOutcome.TIMED_OUT
+    assert (await near.fetch("sender", store.ids)).bodies == (b"body",)
 
 
-async def test_what_is_lost_is_lost() -> None:
-    swarm = LoopbackSwarm(loses=lambda sender, receiver, payload: receiver == "deaf")
-    sender, deaf, other = await _nodes(swarm, "sender", "deaf", "other")
+async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing() -> None:
+    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.1 if receiver == "closing" else 0.0)
+    closing, other = await _nodes(swarm, "closing", "other")
+    store = BodyStore(b"body")
+    closing.serve(store.lookup)
+    fetching = asyncio.create_task(other.fetch("closing", store.ids))
+    await asyncio.sleep(0)
+    await closing.close()
+    assert (await fetching).outcome is FetchOutcome.UNREACHABLE
+    assert closing.counters.bodies_out == 0
+
+
+async def test_lost_announcements_and_requests_do_not_arrive() -> None:
+    swarm = LoopbackSwarm(loses=lambda sender, receiver, payload: receiver == "lossy")
+    sender, lossy, other = await _nodes(swarm, "sender", "lossy", "other")
     await sender.announce(b"news")
-    await hear(other, b"news")
-    assert deaf.counters.announcements_received == 0
-    assert (await sender.fetch("deaf", [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
-    assert (await deaf.fetch("sender", [bytes(32)])).outcome is FetchOutcome.COMPLETE
+    await receive(other, b"news")
+    assert lossy.counters.announcements_received == 0
+    assert (await sender.fetch("lossy", [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
+    assert (await lossy.fetch("sender", [bytes(32)])).outcome is FetchOutcome.COMPLETE
 
 
-async def test_a_seeded_loss_repeats_itself() -> None:
-    async def heard() -> list[bytes]:
+async def test_losses_are_equal_for_equal_seeds() -> None:
+    async def received_payloads() -> list[bytes]:
         rng = random.Random(7)
         swarm = LoopbackSwarm(loses=lambda *_: rng.random() < 0.5)
         sender, receiver = await _nodes(swarm, "sender", "receiver")
@@ -58,12 +70,12 @@ async def test_a_seeded_loss_repeats_itself() -> None:
         await receiver.close()
         return [announcement.payload async for announcement in receiver.announcements()]
 
-    first = await heard()
+    first = await received_payloads()
     assert 10 < len(first) < 40
-    assert first == await heard()
+    assert first == await received_payloads()
 
 
-async def test_an_idle_server_is_given_up_before_the_whole_time_is_over() -> None:
+async def test_a_fetch_from_an_idle_server_ends_after_the_idle_timeout() -> None:
     async def slow(ids: Sequence[bytes]) -> list[bytes]:
         await asyncio.sleep(5)
         return []
@@ -74,17 +86,17 @@ async def test_an_idle_server_is_given_up_before_the_whole_time_is_over() -> Non
         assert (await client.fetch("server", [bytes(32)], timeout_s=60)).outcome is FetchOutcome.TIMED_OUT
 
 
-async def test_a_node_that_left_is_gone() -> None:
+async def test_a_closed_node_is_no_member_and_unreachable() -> None:
     first, second = await _nodes(LoopbackSwarm(), "first", "second")
     assert first.state.state is SwarmPhase.CONNECTED
     await second.close()
     assert first.state.state is SwarmPhase.STANDALONE
     assert second.state.state is SwarmPhase.STARTING
-    assert not await second.announce(b"nobody hears this")
+    assert not await second.announce(b"to no receiver")
     assert await first.members() == second.addresses == []
     assert (await first.fetch("second", [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
 
 
-def test_a_run_id_must_fit_into_names() -> None:
+def test_an_invalid_run_id_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a run id"):
         LoopbackSwarm().join("peer", run_id="a/b")

@@ -1,4 +1,4 @@
-"""Rounds of dialing with a fake p2pd and directory: who is dialed, when, and after how many reads."""
+"""Rounds of dialing with a fake p2pd and directory: which peers are dialed, when, and after how many reads."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 OWN = Identity.from_seed(bytes([255]) * 32).peer_id
 GIVEN = Identity.from_seed(bytes([254]) * 32).peer_id
 GIVEN_ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{GIVEN}"
-STRANGERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(100)]
+PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(100)]
 
 
 class FakeControl:
-    """Dials whoever is in `alive`."""
+    """A control client that connects to the peers in `alive`."""
 
     def __init__(self, alive: Iterable[str]) -> None:
         self.alive = set(alive)
@@ -51,7 +51,7 @@ class FakeControl:
 
 
 class FakeDirectory:
-    """Answers once somebody was met in it."""
+    """A directory that answers after the node has joined a peer."""
 
     def __init__(self, members: Iterable[str] = ()) -> None:
         self.entries = {peer_id: [f"/ip4/192.0.2.2/tcp/1/p2p/{peer_id}"] for peer_id in members}
@@ -77,13 +77,13 @@ class FakeDirectory:
 
 
 class FakeSession:
-    """Strangers are members of the run."""
+    """A session in which all peers except `GIVEN` are members of the run."""
 
     def __init__(self, control: FakeControl, directory: FakeDirectory, *, old: AbstractSet[str] = frozenset()) -> None:
         self.client = control
         self.directory = directory
         self.queried: list[str] = []
-        self.old = old  # members that read no batches
+        self.old = old  # members that do not read batches
 
     async def serves(self, peer_id: str, run_id: str, service: RpcService, *, timeout_s: float) -> bool | None:
         if service is RpcService.BATCHES:
@@ -95,7 +95,7 @@ class FakeSession:
 
 
 @asynccontextmanager
-async def kept(
+async def running_membership(
     folder: Path,
     control: FakeControl,
     directory: FakeDirectory,
@@ -104,7 +104,7 @@ async def kept(
     old: AbstractSet[str] = frozenset(),
     **changes: Any,
 ) -> AsyncIterator[Membership]:
-    """A membership at work until the context is left."""
+    """Yield a membership that polls until the context ends."""
     values = {"peers": (GIVEN_ADDRESS,), "poll_s": 0.01} | changes
     membership = Membership(
         settings(folder, **values), run_id="r", peer_id=OWN, rng=random.Random(1), num_shards=num_shards
@@ -122,72 +122,72 @@ async def kept(
 
 
 async def test_members_are_found_through_the_given_peer_and_dialed(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
-    async with kept(tmp_path, control, directory) as membership:
+    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
+    async with running_membership(tmp_path, control, directory) as membership:
         assert membership.state().state is SwarmPhase.STARTING
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
     assert control.dialed[0] == (GIVEN, ["/ip4/192.0.2.1/tcp/4001"])
-    assert sorted(control.dialed[1:]) == [(peer, ["/ip4/192.0.2.2/tcp/1"]) for peer in sorted(STRANGERS[:3])]
+    assert sorted(control.dialed[1:]) == [(peer, ["/ip4/192.0.2.2/tcp/1"]) for peer in sorted(PEERS[:3])]
     assert directory.met == [GIVEN]
     assert directory.registered == [("r", f"shards=1\n/ip4/192.0.2.9/tcp/1/p2p/{OWN}\n".encode())]
 
 
-async def test_a_small_run_is_read_whole_and_a_large_one_in_part(tmp_path: Path) -> None:
-    for members, num_dialed, num_read in ((STRANGERS[:3], 3, NUM_MEMBER_BUCKETS), (STRANGERS, 8, 16)):
+async def test_a_small_run_is_listed_completely_and_a_large_one_partly(tmp_path: Path) -> None:
+    for members, num_dialed, num_read in ((PEERS[:3], 3, NUM_MEMBER_BUCKETS), (PEERS, 8, 16)):
         control, directory = FakeControl([GIVEN, *members]), FakeDirectory(members)
-        async with kept(tmp_path, control, directory, num_shards=64) as membership:
+        async with running_membership(tmp_path, control, directory, num_shards=64) as membership:
             await eventually(lambda membership=membership: membership.state().state is SwarmPhase.CONNECTED)
         assert len(control.dialed) - 1 == num_dialed
         assert directory.num_buckets_read == num_read
 
 
-async def test_what_is_remembered_of_members_is_bounded(tmp_path: Path) -> None:
+async def test_the_number_of_known_members_is_bounded(tmp_path: Path) -> None:
     many = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(MAX_KNOWN + 50)]
     control, directory = FakeControl([GIVEN, *many]), FakeDirectory(many)
-    async with kept(tmp_path, control, directory, num_target_members=MAX_KNOWN + 50) as membership:
+    async with running_membership(tmp_path, control, directory, num_target_members=MAX_KNOWN + 50) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
     assert len(control.dialed) - 1 == MAX_KNOWN
 
 
-async def test_batches_wait_until_every_known_member_is_connected_and_reads_them(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
-    async with kept(tmp_path, control, directory, check_s=0.05) as membership:
+async def test_batches_are_sent_only_if_every_known_member_is_connected_and_reads_them(tmp_path: Path) -> None:
+    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
+    async with running_membership(tmp_path, control, directory, check_s=0.05) as membership:
         assert not membership.all_read_batches(), "no member is known"
         await eventually(membership.all_read_batches)
-        directory.entries[STRANGERS[3]] = directory.entries[STRANGERS[0]]  # listed, and cannot be reached
-        await eventually(lambda: STRANGERS[3] in membership.known_members())
+        directory.entries[PEERS[3]] = directory.entries[PEERS[0]]  # listed but unreachable
+        await eventually(lambda: PEERS[3] in membership.known_members())
         assert not membership.all_read_batches()
 
 
-async def test_one_member_that_reads_no_batches_is_enough_for_single_announcements(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
-    async with kept(tmp_path, control, directory, old=frozenset([STRANGERS[1]])) as membership:
+async def test_one_member_that_does_not_read_batches_prevents_them(tmp_path: Path) -> None:
+    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
+    async with running_membership(tmp_path, control, directory, old=frozenset([PEERS[1]])) as membership:
         await eventually(lambda: len(membership.members) == 3 and len(membership._batches.members) == 2)
         await asyncio.sleep(0.1)
         assert not membership.all_read_batches()
 
 
-async def test_a_member_that_was_out_of_reach_is_asked_again_whether_it_reads_batches(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
-    unreachable = {STRANGERS[1]}
-    async with kept(tmp_path, control, directory, check_s=0.05, old=unreachable) as membership:
+async def test_a_member_that_did_not_read_batches_is_queried_again(tmp_path: Path) -> None:
+    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
+    old = {PEERS[1]}
+    async with running_membership(tmp_path, control, directory, check_s=0.05, old=old) as membership:
         await eventually(lambda: len(membership.members) == 3 and len(membership._batches.members) == 2)
-        unreachable.clear()
+        old.clear()
         await eventually(membership.all_read_batches)
 
 
 async def test_a_node_that_loses_its_last_member_dials_at_once(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
-    async with kept(tmp_path, control, directory, check_s=999) as membership:
+    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
+    async with running_membership(tmp_path, control, directory, check_s=999) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
-        directory.entries.clear()  # the directory has forgotten, the node has not
+        directory.entries.clear()  # the node still knows the members, the directory does not
         control.connected.clear()
         await eventually(lambda: len(control.connected) == 4, within_s=3)
 
 
-async def test_a_dead_given_peer_is_dialed_again_and_again(tmp_path: Path) -> None:
+async def test_an_unreachable_bootstrap_peer_is_dialed_repeatedly(tmp_path: Path) -> None:
     control, directory = FakeControl([]), FakeDirectory()
-    async with kept(tmp_path, control, directory) as membership:
+    async with running_membership(tmp_path, control, directory) as membership:
         await eventually(lambda: len(control.dialed) >= 2)
         assert membership.state().reason.startswith(
             ("no bootstrap peer answers, retrying in ", "no bootstrap peer answers, retrying now ")
@@ -197,43 +197,46 @@ async def test_a_dead_given_peer_is_dialed_again_and_again(tmp_path: Path) -> No
         await eventually(lambda: membership.state().reason.startswith("1 peer connected, but no member"))
 
 
-async def test_a_silent_directory_is_no_loss_of_the_network(tmp_path: Path) -> None:
+async def test_a_silent_directory_does_not_disconnect_the_node(tmp_path: Path) -> None:
     control, directory = FakeControl([GIVEN]), FakeDirectory()
 
     async def never(*args: Any, **kwargs: Any) -> Any:
         raise TimeoutError
 
     directory.join = directory.register = directory.members = never  # type: ignore[method-assign]
-    async with kept(tmp_path, control, directory) as membership:
+    async with running_membership(tmp_path, control, directory) as membership:
         await eventually(lambda: membership.state().reason.startswith("1 peer connected"))
 
 
-async def test_the_own_shard_is_listed_whole(tmp_path: Path) -> None:
-    own = [peer_id for peer_id in STRANGERS if shard_of(peer_id, 4) == shard_of(OWN, 4)]
-    control, directory = FakeControl([GIVEN, *STRANGERS]), FakeDirectory(STRANGERS)
-    async with kept(tmp_path, control, directory, num_shards=4) as membership:
+async def test_the_shard_members_are_all_members_of_the_own_shard(tmp_path: Path) -> None:
+    own = [peer_id for peer_id in PEERS if shard_of(peer_id, 4) == shard_of(OWN, 4)]
+    control, directory = FakeControl([GIVEN, *PEERS]), FakeDirectory(PEERS)
+    async with running_membership(tmp_path, control, directory, num_shards=4) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
-        assert set(membership.shard_members) >= set(own)
-        assert not set(own) - set(membership.shard_members)
-    assert len(own) > len(STRANGERS) / 8
+        assert set(membership.shard_members) == set(own)
+        of_another_shard = next(peer_id for peer_id in PEERS if peer_id not in own)
+        control.connected.append(of_another_shard)
+        await eventually(lambda: of_another_shard in membership.members)
+        assert set(membership.shard_members) == set(own)
+    assert len(own) > len(PEERS) / 8
 
 
-async def test_one_lost_member_of_several_is_dialed_again(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
+async def test_a_lost_member_is_dialed_again(tmp_path: Path) -> None:
+    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
     redial = ExponentialBackoff(first_s=0.1, ceiling_s=0.1)
-    async with kept(tmp_path, control, directory, check_s=999, redial=redial) as membership:
+    async with running_membership(tmp_path, control, directory, check_s=999, redial=redial) as membership:
         await eventually(lambda: len(membership.members) == 3)
-        lost = STRANGERS[1]
+        lost = PEERS[1]
         control.connected.remove(lost)
         await eventually(lambda: control.dialed.count((lost, ["/ip4/192.0.2.2/tcp/1"])) == 2, within_s=3)
         await eventually(lambda: len(membership.members) == 3)
 
 
-async def test_a_node_keeps_entries_for_others_unless_it_is_behind_a_relay(tmp_path: Path) -> None:
+async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_path: Path) -> None:
     control, directory = FakeControl([GIVEN]), FakeDirectory()
-    async with kept(tmp_path, control, directory):
+    async with running_membership(tmp_path, control, directory):
         await eventually(lambda: directory.is_serving)
         control.own.append(f"/ip4/192.0.2.1/tcp/4001/p2p/{GIVEN}/p2p-circuit")
         await eventually(lambda: directory.is_serving is False)
-    async with kept(tmp_path, FakeControl([GIVEN]), directory := FakeDirectory(), is_unreachable=True):
+    async with running_membership(tmp_path, FakeControl([GIVEN]), directory := FakeDirectory(), is_unreachable=True):
         await eventually(lambda: directory.is_serving is False)

@@ -1,4 +1,4 @@
-"""Addresses as users type them."""
+"""Addresses from the command line."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ RELAY = "12D3KooWGRUfLhVGzT4EzGEPx1yKPS2SsiAc6Lup4FvPuQxVmAUV"
 
 
 @pytest.mark.parametrize(
-    "way",
+    "transport",
     [
         "/ip4/203.0.113.7/tcp/4001",
         "/ip6/2001:db8::1/tcp/4001",
-        "/dns4/meet.example.org/tcp/4001",
+        "/dns4/node.example.org/tcp/4001",
         "/ip4/203.0.113.7/udp/4001/quic-v1",
         f"/ip4/203.0.113.7/tcp/4001/p2p/{RELAY}/p2p-circuit",
     ],
 )
-def test_a_way_and_a_peer(way: str) -> None:
-    address = parse_multiaddr(f"{way}/p2p/{PEER}")
-    assert (address.peer_id, address.transport) == (PEER, way)
+def test_an_address_is_a_transport_and_a_peer_id(transport: str) -> None:
+    address = parse_multiaddr(f"{transport}/p2p/{PEER}")
+    assert (address.peer_id, address.transport) == (PEER, transport)
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "problem"),
     [
         ("", "not a multiaddr"),
         ("localhost:4001", "not a multiaddr"),
@@ -52,14 +52,14 @@ def test_a_way_and_a_peer(way: str) -> None:
         ("/ip4/1.2.3.4/tcp/4001/p2p", "bad value ''"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, complaint: str) -> None:
+def test_the_error_names_the_problem(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_multiaddr(text)
-    assert complaint in str(raised.value)
+    assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_listen_addresses() -> None:
+def test_listen_addresses_are_parsed() -> None:
     address = parse_listen_address("/ip4/0.0.0.0/tcp/0")
     assert (address.host, address.transport, address.port) == ("0.0.0.0", "tcp", 0)
     assert address.with_port(4001) == parse_listen_address("/ip4/0.0.0.0/tcp/4001")
@@ -67,21 +67,21 @@ def test_listen_addresses() -> None:
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:4001", "/dns4/x/tcp/1", "/ip4/0.0.0.0/udp/1", "/ip4/0.0.0.0/tcp/x"])
-def test_bad_listen_addresses(text: str) -> None:
+def test_invalid_listen_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_listen_address(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["meet.example.org", "/dns4/x", f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}", "/ip4/1.2.3.4/tcp/x"]
+    "text", ["node.example.org", "/dns4/x", f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}", "/ip4/1.2.3.4/tcp/x"]
 )
-def test_bad_announced_addresses(text: str) -> None:
-    check_announced_address("/dns4/meet.example.org/tcp/4001")
+def test_invalid_announced_addresses_are_refused(text: str) -> None:
+    check_announced_address("/dns4/node.example.org/tcp/4001")
     with pytest.raises(ConfigError):
         check_announced_address(text)
 
 
-def test_the_room_itself_loads_nothing_heavy() -> None:
+def test_the_package_imports_no_large_library() -> None:
     code = (
         "import sys, ftis_node.gossip as g; sys.exit(str(sorted({'hivemind', 'torch', 'google'} & set(sys.modules))))"
     )

@@ -16,8 +16,8 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import RpcService, protocol, topic
 from ftis_node.records.identity import Identity, is_peer_id
-from tests.gossip.helpers import Shelf, announce_until_heard, settings
-from tests.gossip.visitors import KEY_TYPES, Visitor, visiting
+from tests.gossip.helpers import BodyStore, announce_until_received, settings
+from tests.gossip.other_key_hosts import KEY_TYPES, OtherKeyHost, other_key_host
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SECRET = bytes(range(32))
 async def two_members(
     folder: Path, *, secret: bytes | None = None, peers: tuple[str, ...] = ()
 ) -> AsyncIterator[list[Libp2pGossip]]:
-    """Two members of a run that hear each other."""
+    """Yield two members of a run that receive each other's announcements."""
     nodes: list[Libp2pGossip] = []
     try:
         for name in ("a", "b"):
@@ -44,20 +44,20 @@ async def two_members(
             )
             await node.start()
             nodes.append(node)
-        await goes_on(nodes)
+        await check_exchange(nodes)
         yield nodes
     finally:
         await asyncio.gather(*(node.close() for node in nodes))
 
 
-async def goes_on(nodes: list[Libp2pGossip]) -> None:
-    """Each node has the other for a member, hears it, and is served by it."""
+async def check_exchange(nodes: list[Libp2pGossip]) -> None:
+    """Check that each node lists the other as a member, receives its announcements, and is served by it."""
     for node, other in (nodes, nodes[::-1]):
         await eventually(lambda node=node, other=other: _has(node, other.peer_id))
-        await announce_until_heard(other, [node], os.urandom(8))
-        shelf = Shelf(os.urandom(64))
-        other.serve(shelf.lookup)
-        assert (await node.fetch(other.peer_id, shelf.ids)).outcome is FetchOutcome.COMPLETE
+        await announce_until_received(other, [node], os.urandom(8))
+        store = BodyStore(os.urandom(64))
+        other.serve(store.lookup)
+        assert (await node.fetch(other.peer_id, store.ids)).outcome is FetchOutcome.COMPLETE
         assert node.process_id is not None
         assert node.counters.restarts == 0
 
@@ -71,56 +71,58 @@ async def _has(node: Gossip, peer_id: str) -> bool:
     [(key_type, None) for key_type in KEY_TYPES] + [("rsa", SECRET)],
     ids=["rsa", "secp256k1", "ecdsa", "rsa-secret"],
 )
-async def test_a_visitor_with_another_key_is_counted_and_ignored(
+async def test_a_host_with_another_key_is_counted_and_ignored(
     tmp_path: Path, key_type: str, secret: bytes | None
 ) -> None:
-    async with two_members(tmp_path, secret=secret) as nodes, visiting(tmp_path / "v", key_type) as visitor:
+    async with two_members(tmp_path, secret=secret) as nodes, other_key_host(tmp_path / "v", key_type) as host:
         victim = nodes[0]
-        assert not is_peer_id(visitor.raw_id)
-        await visitor.dial(victim.addresses[0])
+        assert not is_peer_id(host.raw_id)
+        await host.dial(victim.addresses[0])
         await eventually(lambda: victim.counters.non_ed25519.get("connection") == 1)
-        await _ask(visitor, victim, service=RpcService.HELLO)
+        await _ask(host, victim, service=RpcService.HELLO)
         await eventually(lambda: victim.counters.non_ed25519.get("stream") == 1)
-        await asyncio.sleep(5 * 0.1)  # looks of the roster
-        visitors_id = base58.b58encode(visitor.raw_id).decode()
-        assert visitors_id not in {peer.peer_id for peer in await victim.connected_peers()}
-        assert victim.counters.non_ed25519["connection"] == 1, "once for a connection, not at each look"
-        await goes_on(nodes)
+        await asyncio.sleep(5 * 0.1)  # several polls of the connections
+        host_id = base58.b58encode(host.raw_id).decode()
+        assert host_id not in {peer.peer_id for peer in await victim.connected_peers()}
+        assert victim.counters.non_ed25519["connection"] == 1, "counted once per connection, not at each poll"
+        await check_exchange(nodes)
 
 
-async def _ask(visitor: Visitor, victim: Libp2pGossip, *, service: RpcService) -> None:
-    """Opens a stream to a node, and reads until the node closes it."""
+async def _ask(host: OtherKeyHost, victim: Libp2pGossip, *, service: RpcService) -> None:
+    """Open a stream to a node, and read until the node closes it."""
     name = protocol(victim._run_name, service)
-    async with visitor.control.stream(victim.peer_id, name, timeout_s=10) as (reader, _):
-        assert await reader.read() == b"", "nothing is said to it"
+    async with host.control.stream(victim.peer_id, name, timeout_s=10) as (reader, _):
+        assert await reader.read() == b"", "the node sends no answer"
 
 
-async def test_an_author_with_another_key_reaches_nobody_through_a_meeting_point(tmp_path: Path) -> None:
-    meeting_point = BootstrapNode(settings(tmp_path / "m", forward_s=0.1, check_s=0.2), identity=Identity.generate())
-    await meeting_point.start()
+async def test_announcements_with_another_key_do_not_pass_a_bootstrap_node(tmp_path: Path) -> None:
+    bootstrap = BootstrapNode(settings(tmp_path / "m", forward_s=0.1, check_s=0.2), identity=Identity.generate())
+    await bootstrap.start()
     try:
-        addresses = tuple(meeting_point.addresses)
-        async with two_members(tmp_path, peers=addresses) as nodes, visiting(tmp_path / "v", "rsa") as visitor:
-            await visitor.dial(addresses[0])
-            await eventually(lambda: meeting_point.counters.non_ed25519.get("connection") == 1)
+        addresses = tuple(bootstrap.addresses)
+        async with two_members(tmp_path, peers=addresses) as nodes, other_key_host(tmp_path / "v", "rsa") as host:
+            await host.dial(addresses[0])
+            await eventually(lambda: bootstrap.counters.non_ed25519.get("connection") == 1)
             num_received = [node.counters.announcements_received for node in nodes]
-            async with visitor.control.subscribe(topic(RUN, 0)):  # a part of the mesh
+            async with host.control.subscribe(topic(RUN, 0)):  # joins the mesh
                 while not all(node.counters.non_ed25519.get("message") for node in nodes):
-                    await visitor.control.publish(topic(RUN, 0), os.urandom(80))
+                    await host.control.publish(topic(RUN, 0), os.urandom(80))
                     await asyncio.sleep(0.1)
-            assert not any(node.counters.non_ed25519.get("connection") for node in nodes), "it met none of them"
+            assert not any(node.counters.non_ed25519.get("connection") for node in nodes), (
+                "the host is connected to no member"
+            )
             assert [node.counters.announcements_received for node in nodes] == num_received
-            await goes_on(nodes)
-            assert meeting_point._error is None
-            assert await meeting_point.connected_peers()
+            await check_exchange(nodes)
+            assert bootstrap._error is None
+            assert await bootstrap.connected_peers()
     finally:
-        await meeting_point.close()
+        await bootstrap.close()
 
 
 @pytest.mark.parametrize(
-    "peer_id", ["", "nobody", "Qm" + "x" * 44, "0" * 52, "12D3KooW" + "1" * 44, "é" * 52, "1" * 99_999]
+    "peer_id", ["", "unknown", "Qm" + "x" * 44, "0" * 52, "12D3KooW" + "1" * 44, "é" * 52, "1" * 99_999]
 )
-async def test_an_id_that_no_node_has_is_unreachable(tmp_path: Path, peer_id: str) -> None:
+async def test_an_invalid_peer_id_is_unreachable(tmp_path: Path, peer_id: str) -> None:
     node = Libp2pGossip(settings(tmp_path / "n"), identity=Identity.generate(), run_id=RUN)
     await node.start()
     try:

@@ -1,4 +1,4 @@
-"""Pure parts: back-off, addresses to dial, slots, connection state, the bounded queue."""
+"""Parts without a network: back-off, addresses to dial, slots, connection state, the bounded queue."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def test_backoff_doubles_up_to_its_ceiling() -> None:
     assert [backoff.delay_s(number) for number in (1, 2, 3, 4, 5, 10_000)] == [1, 2, 4, 8, 10, 10]
 
 
-def test_jitter_spreads_to_both_sides() -> None:
+def test_jitter_changes_the_delay_in_both_directions() -> None:
     backoff = ExponentialBackoff(first_s=10, ceiling_s=10, jitter=0.2)
     assert [backoff.delay_s(1, draw=draw) for draw in (0.0, 0.5, 1.0)] == pytest.approx([8, 10, 12])
 
 
 @pytest.mark.parametrize("values", [{"first_s": 0}, {"factor": 0.5}, {"first_s": 9, "ceiling_s": 8}, {"jitter": 1}])
-def test_a_backoff_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
+def test_an_invalid_backoff_is_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="invalid back-off"):
         ExponentialBackoff(**values)
 
 
 def test_claimed_addresses_must_name_the_claimant() -> None:
-    good = f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}"
-    claimed = [good, f"/ip4/1.2.3.4/tcp/1/p2p/{RELAY}", "/ip4/1.2.3.4/tcp/1", "rubbish", ""]
+    valid = f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}"
+    claimed = [valid, f"/ip4/1.2.3.4/tcp/1/p2p/{RELAY}", "/ip4/1.2.3.4/tcp/1", "invalid", ""]
     assert usable_addresses(PEER, claimed) == ["/ip4/1.2.3.4/tcp/1"]
-    assert usable_addresses(PEER, claimed[1:]) == ["/ip4/1.2.3.4/tcp/1"], "the end may be left out"
+    assert usable_addresses(PEER, claimed[1:]) == ["/ip4/1.2.3.4/tcp/1"], "the peer id may be omitted"
     assert usable_addresses(PEER, claimed[1:2]) == []
 
 
-async def test_streams_have_two_bounds() -> None:
+async def test_streams_are_bounded_per_peer_and_in_total() -> None:
     admission = AdmissionControl(GossipLimits(max_streams=3, max_streams_per_peer=2))
     streams = {"a": ExitStack(), "b": ExitStack()}
 
@@ -60,7 +60,7 @@ async def test_streams_have_two_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("standing", "phase", "words"),
+    ("facts", "phase", "reason"),
     [
         (ConnectionFacts(num_given=1), SwarmPhase.STARTING, "looking for peers"),
         (ConnectionFacts(num_members=1, num_connected=2), SwarmPhase.CONNECTED, "1 other member of this run"),
@@ -78,14 +78,14 @@ async def test_streams_have_two_bounds() -> None:
         (ConnectionFacts(num_connected=2, has_looked=True), SwarmPhase.STANDALONE, "2 peers connected, but no member"),
     ],
 )
-def test_the_standing_in_words(standing: ConnectionFacts, phase: SwarmPhase, words: str) -> None:
-    state = standing.describe(next_try_in_s=40.2)
+def test_the_connection_state_has_a_phase_and_a_reason(facts: ConnectionFacts, phase: SwarmPhase, reason: str) -> None:
+    state = facts.describe(next_try_in_s=40.2)
     assert state.state is phase
-    assert state.reason.startswith(words)
+    assert state.reason.startswith(reason)
     assert str(state) == f"{phase.value}: {state.reason}"
 
 
-async def test_the_queue_keeps_the_newest() -> None:
+async def test_a_full_queue_keeps_the_newest_announcements() -> None:
     counters = GossipCounters()
     queue = AnnouncementQueue(capacity=3, counters=counters)
     for number in range(5):
@@ -95,7 +95,7 @@ async def test_the_queue_keeps_the_newest() -> None:
     assert (counters.announcements_received, counters.announcements_dropped) == (5, 2)
 
 
-async def test_a_fault_reaches_the_reader_after_what_was_waiting() -> None:
+async def test_a_fault_is_raised_after_the_waiting_announcements() -> None:
     queue = AnnouncementQueue(capacity=3, counters=GossipCounters())
     queue.put(GossipMessage("peer", b"last"))
     queue.close(RuntimeError("a bug"))
@@ -112,15 +112,15 @@ def test_limits_and_settings_must_be_positive(tmp_path: object) -> None:
         NetworkSettings(sockets_dir=tmp_path, poll_s=0)  # type: ignore[arg-type]
 
 
-def test_an_entry_of_a_former_life_is_no_twins() -> None:
+def test_an_entry_from_before_a_restart_is_not_of_another_node() -> None:
     assert not is_of_another(100.0, own=())
     own = LruDict[float, None](64)
     own[400.0] = None
-    assert not is_of_another(399.0, own=own), "of a former life"
+    assert not is_of_another(399.0, own=own), "from before a restart"
     assert not is_of_another(400.0, own=own)
     assert is_of_another(401.0, own=own)
     for number in range(1000):
         own[500.0 + number] = None
-    assert not is_of_another(400.0, own=own), "an own entry that is no longer remembered"
+    assert not is_of_another(400.0, own=own), "an own entry that was dropped from the bounded table"
     assert not is_of_another(1499.0, own=own)
     assert is_of_another(1499.5, own=own)

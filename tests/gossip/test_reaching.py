@@ -1,4 +1,4 @@
-"""Pure parts of connecting: reachability, binary addresses, relay limits, reconnect schedule, Sybil limits."""
+"""Connecting, without a network: reachability, binary addresses, relay limits, reconnecting, Sybil limits."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CIRCUIT = f"/ip4/8.8.8.8/tcp/4001/p2p/{RELAY}/p2p-circuit"
         (["/memory/loopback", ""], Reachability.LOCAL),
     ],
 )
-def test_how_a_node_is_reached(addresses: list[str], expected: Reachability) -> None:
+def test_the_reachability_follows_from_the_addresses(addresses: list[str], expected: Reachability) -> None:
     assert reachability_of(addresses) is expected
 
 
-def test_a_peer_inside_an_address_is_written_as_p2pd_reads_it() -> None:
-    """Its 38 bytes, not wrapped into a content id: p2pd refuses those, and no relayed address could be dialed."""
+def test_a_peer_id_inside_an_address_is_written_for_p2pd() -> None:
+    """The peer id has 38 bytes. p2pd refuses content ids, so a relayed address with one could not be dialed."""
     raw = address_bytes(CIRCUIT)
     assert raw[:8] == bytes([4, 8, 8, 8, 8, 6, 4001 >> 8, 4001 & 255])
     assert raw[8:17].hex() == "a50326002408011220"
@@ -42,7 +42,7 @@ def test_a_peer_inside_an_address_is_written_as_p2pd_reads_it() -> None:
     assert address_texts([raw, address_bytes(f"{CIRCUIT}/p2p/{PEER}")]) == (CIRCUIT, f"{CIRCUIT}/p2p/{PEER}")
 
 
-def test_a_relays_limits_are_read() -> None:
+def test_the_limits_of_a_relay_are_read() -> None:
     assert RESERVE == b"\x08\x00"
     reservation = b"\x1a\x02\x08\x01"
     assert read_reservation(b"\x08\x02" + reservation + b"\x22\x06\x08\x78\x10\x80\x80\x08\x28\x64") == RelayLimit(
@@ -54,7 +54,7 @@ def test_a_relays_limits_are_read() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"\x08", b"\x22\x05a", b"\xff" * 20, b"\x0b"])
-def test_rubbish_of_a_relay_is_a_value_error(answer: bytes) -> None:
+def test_an_invalid_answer_of_a_relay_is_a_value_error(answer: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_reservation(answer)
 
@@ -65,18 +65,18 @@ def _schedule(capacity: int = 10) -> ReconnectSchedule:
     )
 
 
-def test_a_lost_member_is_dialed_with_back_off_until_it_is_given_up() -> None:
+def test_a_lost_member_is_dialed_with_back_off_until_it_is_dropped() -> None:
     schedule = _schedule()
     schedule.update(members=["a", "b"], connected=["a", "b"], now=0)
     assert schedule.due(0) == []
-    turns = []
+    dialed_at = []
     for now in range(1, 100):
         schedule.update(members=["b"], connected=["b"], now=now)
-        turns += [now for peer_id in schedule.due(now) if peer_id == "a"]
-    assert turns == [3, 7, 15, 23, 31, 39, 47, 55]  # lost at 1: after 2 s, 4 s, then every 8 s, until 61
+        dialed_at += [now for peer_id in schedule.due(now) if peer_id == "a"]
+    assert dialed_at == [3, 7, 15, 23, 31, 39, 47, 55]  # lost at 1: after 2 s, 4 s, then every 8 s, until 61
 
 
-def test_a_member_that_is_back_starts_anew() -> None:
+def test_the_back_off_of_a_reconnected_member_starts_again() -> None:
     schedule = _schedule()
     schedule.update(members=["a"], connected=["a"], now=0)
     schedule.update(members=[], connected=[], now=10)
@@ -88,7 +88,7 @@ def test_a_member_that_is_back_starts_anew() -> None:
     assert schedule.due(42) == ["a"]
 
 
-def test_who_is_missed_is_bounded() -> None:
+def test_the_number_of_lost_members_is_bounded() -> None:
     schedule = _schedule(capacity=3)
     schedule.update(members=[str(number) for number in range(10)], connected=[], now=0)
     assert schedule.due(5) == ["7", "8", "9"]
@@ -102,21 +102,21 @@ def test_who_is_missed_is_bounded() -> None:
         (["/ip6/2001:4860:4860:7::8888/tcp/1"], "2001:4860:4860::/48"),
         (["/ip4/192.168.1.7/tcp/1", CIRCUIT], "8.8.8.0/24"),
         (["/dns4/node.example.org/tcp/1"], "node.example.org"),
-        (["rubbish"], ""),
+        (["invalid"], ""),
     ],
 )
-def test_the_block_of_a_peer(addresses: list[str], block: str) -> None:
+def test_the_address_block_of_a_peer(addresses: list[str], block: str) -> None:
     assert address_block(addresses) == block
 
 
-def test_the_largest_block_gives_way_and_in_it_the_newest() -> None:
+def test_the_newest_members_of_the_largest_block_are_evicted() -> None:
     blocks = {"old": "a", "first": "b", "second": "b", "third": "b", "other": "c"}
     assert choose_evicted(blocks, room=5) == []
     assert choose_evicted(blocks, room=3) == ["third", "second"]
     assert choose_evicted(blocks, room=1) == ["third", "second", "other", "first"]
 
 
-def test_of_one_block_only_a_few_are_dialed_and_not_always_the_same() -> None:
+def test_a_few_random_peers_of_each_block_are_dialed() -> None:
     known = {f"crowd {number}": ["/ip4/9.9.9.9/tcp/1"] for number in range(1000)} | {"alone": ["/ip4/8.8.8.8/tcp/1"]}
     draws = [sample_by_block(known, per_block=3, rng=random.Random(seed)) for seed in range(5)]
     assert all(len(draw) == 4 and "alone" in draw for draw in draws)

@@ -1,4 +1,4 @@
-"""The stream server alone: admission, slots, and streams that are open or accepted while it closes."""
+"""The stream server: admission, slots, and streams that are open or accepted while it closes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HELLO = protocol("r", RpcService.HELLO)
 ANN, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 
-async def hello(peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+async def hello(peer_id: str, payload: bytes) -> AsyncGenerator[bytes, None]:
     yield b"hello"
 
 
 @asynccontextmanager
 async def serving(path: Path, admission: AdmissionControl, counters: GossipCounters) -> AsyncIterator[None]:
-    """A server that answers one service, with one stream for each peer at a time."""
+    """Run a server of one service, with one stream at a time for each peer."""
     server = StreamServer(
         P2pdConfig(
             settings=settings(path.parent),
@@ -49,8 +49,8 @@ async def serving(path: Path, admission: AdmissionControl, counters: GossipCount
         await server.close()
 
 
-async def ask(path: Path, peer: bytes) -> list[Frame]:
-    """The frames of an answer to a peer, on a stream as p2pd brings it; none where it is cut."""
+async def request(path: Path, peer: bytes) -> list[Frame]:
+    """Return the frames of the answer to a peer, on a stream in p2pd's form; none if the server closes it."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     frames: list[Frame] = []
     with suppress(EOFError, ConnectionError):
@@ -62,32 +62,32 @@ async def ask(path: Path, peer: bytes) -> list[Frame]:
     return frames
 
 
-async def test_a_slot_is_free_again_after_each_answer(tmp_path: Path) -> None:
+async def test_a_slot_is_released_after_each_answer(tmp_path: Path) -> None:
     counters = GossipCounters()
     async with serving(tmp_path / "s", AdmissionControl(GossipLimits(max_streams_per_peer=1)), counters):
-        assert [await ask(tmp_path / "s", ANN.peer) for _ in range(8)] == [[Frame.ITEM, Frame.END]] * 8
+        assert [await request(tmp_path / "s", ANN.peer) for _ in range(8)] == [[Frame.ITEM, Frame.END]] * 8
     assert counters.serve_errors == {}
 
 
-async def test_a_peer_that_is_refused_gets_nothing_and_another_does(tmp_path: Path) -> None:
+async def test_a_refused_peer_is_not_served_and_another_is(tmp_path: Path) -> None:
     counters, admission = GossipCounters(), AdmissionControl(GossipLimits())
     admission.is_refused = lambda peer_id: peer_id == ANN.peer_id
     async with serving(tmp_path / "s", admission, counters):
-        assert await ask(tmp_path / "s", ANN.peer) == []
-        assert await ask(tmp_path / "s", BOB.peer) == [Frame.ITEM, Frame.END]
+        assert await request(tmp_path / "s", ANN.peer) == []
+        assert await request(tmp_path / "s", BOB.peer) == [Frame.ITEM, Frame.END]
     assert counters.serve_errors == {"refused": 1}
 
 
-async def test_a_peer_whose_key_is_of_another_type_is_not_served(tmp_path: Path) -> None:
+async def test_a_peer_with_a_key_of_another_type_is_not_served(tmp_path: Path) -> None:
     counters = GossipCounters()
     async with serving(tmp_path / "s", AdmissionControl(GossipLimits()), counters):
-        assert await ask(tmp_path / "s", b"\x12\x20" + bytes(32)) == []
+        assert await request(tmp_path / "s", b"\x12\x20" + bytes(32)) == []
     assert counters.non_ed25519 == {"stream": 1}
 
 
 @pytest.mark.parametrize("num_turns", range(8))
-async def test_a_stream_that_comes_while_the_server_closes_is_cut(tmp_path: Path, num_turns: int) -> None:
-    """After so many turns of the event loop: not accepted yet, being accepted, served."""
+async def test_a_stream_that_arrives_while_the_server_closes_is_closed(tmp_path: Path, num_turns: int) -> None:
+    """After `num_turns` of the event loop the stream is not yet accepted, being accepted, or served."""
     server = StreamServer(P2pdConfig(settings=settings(tmp_path)))
     await server.listen(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as caller:
@@ -98,6 +98,6 @@ async def test_a_stream_that_comes_while_the_server_closes_is_cut(tmp_path: Path
         for _ in range(8):
             await asyncio.sleep(0)
         caller.setblocking(False)
-        with suppress(ConnectionResetError):  # as one that nobody accepted
-            assert caller.recv(1) == b"", "cut"
+        with suppress(ConnectionResetError):  # a stream that was not accepted
+            assert caller.recv(1) == b""
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "gossip-serve"]

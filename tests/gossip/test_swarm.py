@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from ftis_node.gossip import FetchOutcome, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import Shelf, announce_until_heard, files_under, process_is_gone, settings
+from tests.gossip.helpers import BodyStore, announce_until_received, files_under, process_is_gone, settings
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts nodes, each in a folder of its own; closes them all at the end."""
+    """Yield a function that starts nodes in separate folders; close them all at the end."""
     async with AsyncExitStack() as stack:
 
         async def start(*, identity: Identity | None = None, run_id: str | None = "r", **changes: Any) -> Any:
             identity = identity or Identity.generate()
-            where = settings(tmp_path / identity.peer_id[-6:], **changes)
+            chosen = settings(tmp_path / identity.peer_id[-6:], **changes)
             node: Any
             if run_id is None:
-                node = BootstrapNode(where, identity=identity)
+                node = BootstrapNode(chosen, identity=identity)
             else:
-                node = Libp2pGossip(where, identity=identity, run_id=run_id)
+                node = Libp2pGossip(chosen, identity=identity, run_id=run_id)
             stack.push_async_callback(node.close)
             await node.start()
             return node
@@ -63,24 +62,24 @@ async def test_members_that_know_only_a_bootstrap_node_find_each_other(start: St
         await eventually(lambda node=node: "2 other members" in node.state.reason)
     for node in nodes:
         others = [other for other in nodes if other is not node]
-        shelf = Shelf(os.urandom(100_000))
-        node.serve(shelf.lookup)
-        for other, heard in zip(others, await announce_until_heard(node, others, shelf.ids[0]), strict=True):
-            fetched = await other.fetch(heard.sender, [heard.payload])
-            assert fetched.bodies == tuple(shelf.bodies.values())
+        store = BodyStore(os.urandom(100_000))
+        node.serve(store.lookup)
+        for other, received in zip(others, await announce_until_received(node, others, store.ids[0]), strict=True):
+            fetched = await other.fetch(received.sender, [received.payload])
+            assert fetched.bodies == tuple(store.bodies.values())
 
 
-async def test_a_bootstrap_node_passes_announcements_on_and_is_no_member(start: Start) -> None:
+async def test_a_bootstrap_node_forwards_announcements_and_is_no_member(start: Start) -> None:
     bootstrap = await start(run_id=None, forward_s=0.2)
-    nowhere = {"peers": tuple(bootstrap.addresses), "announce": ("/ip4/127.0.0.1/tcp/1",)}
-    first, second = [await start(**nowhere) for _ in range(2)]  # these two cannot dial each other
-    await announce_until_heard(first, [second], b"through the bootstrap node")
+    unreachable = {"peers": tuple(bootstrap.addresses), "announce": ("/ip4/127.0.0.1/tcp/1",)}
+    first, second = [await start(**unreachable) for _ in range(2)]  # these two cannot dial each other
+    await announce_until_received(first, [second], b"through the bootstrap node")
     assert [peer.peer_id for peer in await second.connected_peers()] == [bootstrap.peer_id]
     assert await second.members() == []
     await eventually(lambda: second.state.state is SwarmPhase.STANDALONE)
 
 
-async def test_bootstrap_nodes_hold_one_directory_together(start: Start) -> None:
+async def test_bootstrap_nodes_share_one_directory(start: Start) -> None:
     first = await start(run_id=None)
     second = await start(run_id=None, peers=tuple(first.addresses))
     await eventually(second.connected_peers)
@@ -94,7 +93,7 @@ async def test_bootstrap_nodes_hold_one_directory_together(start: Start) -> None
     await asyncio.wait_for(waiting, 30)
 
 
-async def test_a_dead_bootstrap_node_leaves_a_node_solo_until_it_answers(start: Start) -> None:
+async def test_a_node_is_standalone_until_its_bootstrap_node_answers(start: Start) -> None:
     identity = Identity.generate()
     bootstrap = await start(run_id=None, identity=identity)
     address = bootstrap.addresses[0]
@@ -123,30 +122,30 @@ async def test_a_node_without_peers_waits_to_be_dialed(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
-async def test_p2pd_is_started_again_and_messages_flow_again(start: Start, number: signal.Signals) -> None:
+async def test_p2pd_is_restarted_and_messages_are_delivered_again(start: Start, number: signal.Signals) -> None:
     first = await start(control_timeout_s=5, stop_timeout_s=0.3)
     second = await start(peers=tuple(first.addresses))
-    await announce_until_heard(first, [second], b"before")
+    await announce_until_received(first, [second], b"before")
     address, old_pid = first.addresses[0], first.process_id
     os.kill(old_pid, number)
     await eventually(lambda: first.process_id is None)
     assert first.state.state is SwarmPhase.STARTING
     assert "the network process ended" in first.state.reason
-    assert not await first.announce(b"nobody hears this")
+    assert not await first.announce(b"to no receiver")
     assert (await first.fetch(second.peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
 
     await eventually(lambda: first.state.state is SwarmPhase.CONNECTED)
     assert process_is_gone(old_pid)
     assert first.counters.restarts >= 1
     assert first.addresses == [address]
-    await announce_until_heard(first, [second], b"after")
-    await announce_until_heard(second, [first], b"after, too")
-    shelf = Shelf(b"body")
-    first.serve(shelf.lookup)
-    assert (await second.fetch(first.peer_id, shelf.ids)).bodies == (b"body",)
+    await announce_until_received(first, [second], b"after")
+    await announce_until_received(second, [first], b"also after")
+    store = BodyStore(b"body")
+    first.serve(store.lookup)
+    assert (await second.fetch(first.peer_id, store.ids)).bodies == (b"body",)
 
 
-async def test_closing_is_quick_and_leaves_no_process_and_no_file(start: Start, tmp_path: Path) -> None:
+async def test_closing_leaves_no_process_and_no_file(start: Start, tmp_path: Path) -> None:
     first = await start()
     second = await start(peers=tuple(first.addresses))
     await eventually(lambda: second.state.state is SwarmPhase.CONNECTED)
@@ -158,7 +157,7 @@ async def test_closing_is_quick_and_leaves_no_process_and_no_file(start: Start, 
     assert [announcement async for announcement in first.announcements()] == []
 
 
-async def test_files_of_a_killed_run_do_not_hinder_the_next(start: Start, tmp_path: Path) -> None:
+async def test_a_node_starts_despite_files_of_a_killed_one(start: Start, tmp_path: Path) -> None:
     identity = Identity.generate()
     folder = tmp_path / identity.peer_id[-6:]
     folder.mkdir()
@@ -171,26 +170,28 @@ async def test_files_of_a_killed_run_do_not_hinder_the_next(start: Start, tmp_pa
     assert (folder / "p2pd.key").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_taken_port_is_named(start: Start) -> None:
+async def test_the_error_names_a_taken_port(start: Start) -> None:
     async with _taken_port() as port:
         with pytest.raises(UsageError, match=f"port {port} is taken; choose another with --listen") as raised:
             await start(listen=(f"/ip4/127.0.0.1/tcp/{port}",))
     assert raised.value.exit_code == 2
 
 
-async def test_a_port_taken_by_another_node_is_named(start: Start) -> None:
-    first = await start()  # p2pd itself would share the port without a word
+async def test_a_port_of_another_node_is_refused(start: Start) -> None:
+    first = await start()  # p2pd itself would share the port without an error
     with pytest.raises(UsageError, match="is taken"):
         await start(listen=(first.addresses[0].split("/p2p/")[0],))
 
 
-async def test_a_p2pd_that_does_not_start_says_why_and_where(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_of_a_p2pd_that_does_not_start_has_cause_and_address(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: Path("/bin/false"))
     with pytest.raises(MachineError, match=r"/ip4/127.0.0.1/tcp/0: .* exit code 1.* \(2 tries\)"):
         await start()
 
 
-async def test_a_p2pd_that_is_never_ready_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_p2pd_that_is_never_ready_is_stopped(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.gossip.p2pd.session.p2pd_arguments", lambda *args, **kwargs: ["30"])
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: Path("/bin/sleep"))
     with pytest.raises(MachineError, match="was not ready in 0.5 s: no output"):
@@ -198,7 +199,7 @@ async def test_a_p2pd_that_is_never_ready_is_given_up(start: Start, monkeypatch:
     assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
 
 
-async def test_stdout_stays_ours(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_the_network_prints_nothing_to_stdout(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     first = await start()
     second = await start(peers=tuple(first.addresses))
     await eventually(lambda: second.state.state is SwarmPhase.CONNECTED)
@@ -206,7 +207,7 @@ async def test_stdout_stays_ours(start: Start, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().out == ""
 
 
-async def test_two_swarms_with_a_bootstrap_node_each_become_one_by_a_single_link(start: Start) -> None:
+async def test_one_common_peer_joins_two_swarms_with_separate_bootstrap_nodes(start: Start) -> None:
     bootstraps = [await start(run_id=None) for _ in range(2)]
     halves = [
         [await start(peers=tuple(bootstrap.addresses), check_s=2.0) for _ in range(2)] for bootstrap in bootstraps
@@ -217,12 +218,12 @@ async def test_two_swarms_with_a_bootstrap_node_each_become_one_by_a_single_link
             await eventually(lambda node=node: "1 other member" in node.state.reason)
     link = await start(peers=(*bootstraps[0].addresses, *bootstraps[1].addresses), check_s=2.0)
     await eventually(lambda: "4 other members" in link.state.reason)
-    await link.close()  # the halves know each other by now, and do without it
+    await link.close()  # the halves know each other by now
     for node in nodes:
         await eventually(lambda node=node: "3 other members" in node.state.reason)
 
 
-async def test_a_node_behind_a_relay_keeps_nothing_for_others_and_is_found_nonetheless(start: Start) -> None:
+async def test_a_node_behind_a_relay_is_found_and_stores_no_entries_of_others(start: Start) -> None:
     bootstrap = await start(run_id=None)
     given = {"peers": tuple(bootstrap.addresses), "check_s": 1.0}
     hidden, other = await start(is_unreachable=True, **given), await start(**given)
@@ -237,12 +238,12 @@ async def test_a_node_behind_a_relay_keeps_nothing_for_others_and_is_found_nonet
     assert [str(peer) for peer in known] == [bootstrap.peer_id]
 
 
-async def test_an_entry_that_cannot_be_read_back_is_not_held(start: Start) -> None:
+async def test_a_record_that_cannot_be_read_back_is_not_published(start: Start) -> None:
     bootstrap = await start(run_id=None)
     node = await start(peers=tuple(bootstrap.addresses), is_unreachable=True)
     await eventually(lambda: node.state.reason.startswith("1 peer connected"))
     storage = _directory_of(bootstrap)._node.protocol.storage
-    storage.store = lambda *args, **kwargs: True  # says yes, and forgets
+    storage.store = lambda *args, **kwargs: True  # reports success and stores nothing
     assert not await node.publish_record(b"here", ttl_s=60)
     del storage.store
     assert await node.publish_record(b"here", ttl_s=61)
@@ -250,33 +251,3 @@ async def test_an_entry_that_cannot_be_read_back_is_not_held(start: Start) -> No
 
 def _directory_of(node: Any) -> Any:
     return node._supervisor.session.directory
-
-
-DAEMON = """
-import asyncio, sys
-from pathlib import Path
-from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.records.identity import Identity
-from tests.gossip.helpers import settings
-
-async def main():
-    node = Libp2pGossip(settings(Path(sys.argv[1])), identity=Identity.generate(), run_id="r")
-    await node.start()
-    print(node.process_id, flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.timeout(120)  # a second import of hivemind, on a machine that may be busy
-async def test_p2pd_dies_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
-    daemon = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", DAEMON, str(tmp_path / "s"), stdout=asyncio.subprocess.PIPE, env={**os.environ}
-    )
-    assert daemon.stdout is not None
-    pid = int(await asyncio.wait_for(daemon.stdout.readline(), 100))
-    assert not process_is_gone(pid)
-    daemon.kill()
-    await daemon.wait()
-    await eventually(lambda: process_is_gone(pid), within_s=5)

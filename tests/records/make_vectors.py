@@ -1,6 +1,6 @@
-"""Writes `proto/vectors.json`: envelopes of each codec, envelopes that a reader refuses, and an announcement of groups.
+"""Write `proto/vectors.json`: envelopes of each codec, invalid envelopes, and an announcement of several groups.
 
-The content comes from the values below, not from the reader under test. Run it again only when the format changes:
+The contents are the values below, not results of the reader under test. Run it again only if the format changes:
 
     python -m tests.records.make_vectors
 """
@@ -25,8 +25,8 @@ from . import wire_example as example
 
 VECTORS = Path(__file__).parents[2] / "proto/vectors.json"
 
-TOKEN_IDS = [[10, 300, 151643], [12, 13]]  # the third needs three planes
-LOGPROBS = [[-0.5, -0.125, -0.0078125], [-300.0, -0.1]]  # lossy cuts the fourth and rounds the last
+TOKEN_IDS = [[10, 300, 151643], [12, 13]]  # the third id needs three planes
+LOGPROBS = [[-0.5, -0.125, -0.0078125], [-300.0, -0.1]]  # the lossy codec caps the fourth and rounds the last
 LOSSY_LOGPROBS = [[-0.5, -0.125, -0.0078125], [-65535 / 256, -26 / 256]]
 TEXTS, MEAN_LOGPROBS = ["10", "na\u00efve \u4eac"], [-0.25, -2.0]
 
@@ -36,7 +36,7 @@ def _float32(rows: list[list[float]]) -> list[list[float]]:
 
 
 def valid() -> list[dict[str, Any]]:
-    """Return one envelope of each codec: its bytes, its id, and what a reader finds in it."""
+    """Return one envelope of each codec: its bytes, its id, and the contents that a reader must return."""
     tokens = TokenBatch.from_parts(TOKEN_IDS, LOGPROBS)
     group = replace(example.GROUP, tokens=tokens)
     common = {"sender": group.sender, "lengths": [3, 2], "finishes": [1, 2], "rewards": [1.0, 0.0]}
@@ -91,7 +91,7 @@ def refused() -> list[dict[str, str]]:
 
 
 def batches() -> list[dict[str, Any]]:
-    """Return an announcement of three groups: its bytes and the groups that a reader finds in it."""
+    """Return an announcement of three groups: its bytes, and the groups that a reader must return."""
     groups = [
         {"id": bytes([number] * 32).hex(), "number": number, "envelope_bytes": 500 + number, "num_tokens": 20 + number}
         | {"created_ms": 1_767_225_600_000 + 125 * number}

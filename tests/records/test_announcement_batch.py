@@ -1,4 +1,4 @@
-"""Announcements of several groups: what a reader finds in them, what an older one reads, and what is refused."""
+"""Announcements of several groups: reading them, reading them with an older version, and refusing malformed ones."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def flat(announcements: list[Announcement]) -> list[Announcement]:
     return [replace(one, more=()) for first in announcements for one in (first, *first.more)]
 
 
-def test_several_groups_come_back_one_by_one() -> None:
+def test_several_groups_are_read_one_by_one() -> None:
     groups = [announced(number) for number in range(1, 31)]
     sent = [announcement.to_bytes() for announcement in join_announcements(groups)]
     assert len(sent) == 3
     assert flat([open_announcement(data) for data in sent]) == groups
 
 
-def test_a_batch_of_the_largest_values_fits_the_bound_of_one_announcement() -> None:
-    most = [
+def test_a_batch_of_the_largest_values_fits_in_one_announcement() -> None:
+    largest = [
         replace(
             announced(number),
             number=MAX_INTEGER - 20 + number,
@@ -47,7 +47,7 @@ def test_a_batch_of_the_largest_values_fits_the_bound_of_one_announcement() -> N
         )
         for number in range(1, MAX_MORE_GROUPS + 2)
     ]
-    (joined,) = join_announcements(most)
+    (joined,) = join_announcements(largest)
     assert len(joined.more) == MAX_MORE_GROUPS
     assert len(joined.to_bytes()) <= MAX_ANNOUNCEMENT_BYTES
 
@@ -62,12 +62,12 @@ def test_a_batch_of_the_largest_values_fits_the_bound_of_one_announcement() -> N
         {"sender": PEER},
     ],
 )
-def test_groups_that_differ_in_what_a_batch_shares_stay_apart(change: dict[str, object]) -> None:
+def test_groups_that_differ_in_a_shared_field_are_not_joined(change: dict[str, object]) -> None:
     groups = [announced(1), replace(announced(2), **change)]  # type: ignore[arg-type]
     assert join_announcements(groups) == groups
 
 
-def test_an_older_reader_finds_the_first_group_in_a_batch() -> None:
+def test_an_older_version_reads_the_first_group_of_a_batch() -> None:
     (batch,) = join_announcements([announced(1), announced(2)])
     message = pb.Announcement.FromString(batch.to_bytes())
     for field in ("more_ids", "more_envelope_bytes", "more_num_tokens", "more_created_ms"):
@@ -75,50 +75,58 @@ def test_an_older_reader_finds_the_first_group_in_a_batch() -> None:
     assert message.SerializeToString() == announced(1).to_bytes()
 
 
-def one_id_more(message: pb.Announcement) -> None:
+def add_one_id(message: pb.Announcement) -> None:
     message.more_ids.append(bytes(32))
 
 
-def short_id(message: pb.Announcement) -> None:
+def shorten_an_id(message: pb.Announcement) -> None:
     message.more_ids[0] = bytes(31)
 
 
-def too_many(message: pb.Announcement) -> None:
+def add_too_many_ids(message: pb.Announcement) -> None:
     for _ in range(MAX_MORE_GROUPS):
         message.more_ids.append(b"")
 
 
-def large_body(message: pb.Announcement) -> None:
+def exceed_the_envelope_size(message: pb.Announcement) -> None:
     message.more_envelope_bytes[0] = MAX_ENVELOPE_BYTES + 1
 
 
-def many_tokens(message: pb.Announcement) -> None:
+def exceed_the_tokens(message: pb.Announcement) -> None:
     message.more_num_tokens[0] = MAX_TOKENS + 1
 
 
-def much_later(message: pb.Announcement) -> None:
+def exceed_the_time_span(message: pb.Announcement) -> None:
     message.more_created_ms[0] = 86_400_001
 
 
-def number_beyond_the_last(message: pb.Announcement) -> None:
+def exceed_the_largest_number(message: pb.Announcement) -> None:
     message.number = MAX_INTEGER
 
 
-def of_another_peer(message: pb.Announcement) -> None:
+def set_a_sender(message: pb.Announcement) -> None:
     message.sender = example.IDENTITY.peer
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "change",
     [
-        *(one_id_more, short_id, too_many, large_body, many_tokens, much_later, number_beyond_the_last),
-        of_another_peer,
+        *(
+            add_one_id,
+            shorten_an_id,
+            add_too_many_ids,
+            exceed_the_envelope_size,
+            exceed_the_tokens,
+            exceed_the_time_span,
+            exceed_the_largest_number,
+        ),
+        set_a_sender,
     ],
 )
-def test_a_malformed_batch_is_refused(spoil: Callable[[pb.Announcement], None]) -> None:
+def test_a_malformed_batch_is_refused(change: Callable[[pb.Announcement], None]) -> None:
     (batch,) = join_announcements([announced(1), announced(2)])
     message = pb.Announcement.FromString(batch.to_bytes())
-    spoil(message)
+    change(message)
     with pytest.raises(RecordError) as caught:
         open_announcement(message.SerializeToString())
     assert caught.value.reason == "malformed"

@@ -1,4 +1,4 @@
-"""A group goes to bytes and comes back the same, at 8 bytes a token; what is no group is refused by name."""
+"""The exact codec: a group is written at 8 bytes per token and read unchanged; invalid bytes are refused by reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _qwen_like(identity: Identity, *, num_completions: int = 12, num_tokens: int
     )
 
 
-def test_every_field_survives(identity: Identity) -> None:
+def test_every_field_is_read_unchanged(identity: Identity) -> None:
     group = make_group(
         identity,
         sampling=SamplingSettings(temperature=0.7, top_p=0.95, top_k=20),
@@ -76,7 +76,7 @@ def _versions(group: Group) -> list[tuple[int, int]]:
     st.integers(0, 2**63 - 1 - 2**32),
     st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31 - 1)), min_size=1, max_size=6),
 )
-def test_any_versions_survive(oldest: int, offsets_and_spans: list[tuple[int, int]]) -> None:
+def test_policy_versions_are_read_unchanged(oldest: int, offsets_and_spans: list[tuple[int, int]]) -> None:
     versions = [(oldest + offset, oldest + offset + span) for offset, span in offsets_and_spans]
     group = make_group(
         Identity.from_seed(bytes(32)), completions=tuple(make_completion(1, versions=pair) for pair in versions)
@@ -94,14 +94,14 @@ def test_any_versions_survive(oldest: int, offsets_and_spans: list[tuple[int, in
         ((3, 5), "f38e0aff5421a33e45902704989a4d0cb5af0a327d5be1a22d36b91cea25b730"),
     ],
 )
-def test_versions_that_all_share_cost_no_byte(versions: tuple[int, int], sha256: str) -> None:
-    """The hashes are those of bodies from before completions had versions of their own."""
+def test_versions_that_all_completions_share_take_no_bytes(versions: tuple[int, int], sha256: str) -> None:
+    """The hashes are of bodies that an older release wrote, when versions were fields of the group only."""
     body = pack_group(make_group(Identity.from_seed(bytes(range(32))), created_at=1.5, versions=versions))
     assert hashlib.sha256(body).hexdigest() == sha256
     assert _versions(unpack_group(body)) == [versions, versions]
 
 
-def test_versions_that_differ_cost_a_few_bytes(identity: Identity) -> None:
+def test_different_versions_take_a_few_bytes(identity: Identity) -> None:
     group = make_group(identity, created_at=1.5, versions=(3, 4))
     first, second = group.completions
     mixed = group.with_completions((first, replace(second, policy_version=4)))
@@ -109,19 +109,19 @@ def test_versions_that_differ_cost_a_few_bytes(identity: Identity) -> None:
     assert pack_group(mixed) == pack_group(group) + offsets_and_spans
 
 
-def test_a_last_token_older_than_the_first_is_not_packed(identity: Identity) -> None:
+def test_a_newest_version_below_the_oldest_or_too_far_above_is_not_packed(identity: Identity) -> None:
     for versions in ((4, 3), (3, 3 + 2**32)):
         with pytest.raises(ValueError, match="out of range"):
             pack_group(make_group(identity, versions=versions))
 
 
-def test_an_envelope_of_12_x_300_tokens_costs_at_most_8_25_bytes_a_token(identity: Identity) -> None:
+def test_an_envelope_of_12_x_300_tokens_takes_at_most_8_25_bytes_per_token(identity: Identity) -> None:
     group = _qwen_like(identity)
     data = seal_group(group, identity).to_bytes()
     assert len(data) / group.num_tokens <= 8.25
 
 
-def test_an_announcement_is_small_and_survives(identity: Identity) -> None:
+def test_an_announcement_is_small_and_read_unchanged(identity: Identity) -> None:
     group = _qwen_like(identity)
     envelope = seal_group(group, identity)
     announcement = announce_group(envelope, group, envelope_bytes=len(envelope.to_bytes()))
@@ -130,7 +130,7 @@ def test_an_announcement_is_small_and_survives(identity: Identity) -> None:
     assert open_announcement(data) == announcement
 
 
-def test_the_signature_holds_for_its_sender_and_no_other(identity: Identity) -> None:
+def test_a_signature_is_valid_for_its_sender_and_body_only(identity: Identity) -> None:
     envelope = open_envelope(seal_group(make_group(identity), identity).to_bytes())
     assert envelope.is_signed_by(identity.peer_id)
     assert not envelope.is_signed_by(Identity.generate().peer_id)
@@ -155,7 +155,7 @@ def _set_versions(body: pb.Body, *, span: int, offsets: list[int], spans: list[i
         (lambda b: setattr(b, "schema", 2), "version"),
         (lambda b: setattr(b, "codec", 7), "codec"),
         (lambda b: setattr(b, "run", b"short"), "malformed"),
-        (lambda b: setattr(b, "sender", b"x" * 38), "malformed"),  # of the right length, and no peer id
+        (lambda b: setattr(b, "sender", b"x" * 38), "malformed"),  # of the right length, but no peer id
         (lambda b: setattr(b, "sender", b"x" * 37), "malformed"),
         (lambda b: setattr(b, "task", "t" * 129), "malformed"),
         (lambda b: setattr(b, "number", 2**63), "malformed"),
@@ -171,10 +171,10 @@ def _set_versions(body: pb.Body, *, span: int, offsets: list[int], spans: list[i
         (lambda b: setattr(b, "logprobs", b.logprobs[:-4]), "malformed"),
         (lambda b: setattr(b, "token_ids", b.token_ids + b"\0\0\0\0"), "malformed"),
         (lambda b: b.rewards.append(1.0), "malformed"),
-        (lambda b: _set_versions(b, span=2, offsets=[0, 1], spans=[0, 0]), "malformed"),  # none as new as the group
-        (lambda b: _set_versions(b, span=2, offsets=[0, 1], spans=[0, 2]), "malformed"),  # newer than the group
+        (lambda b: _set_versions(b, span=2, offsets=[0, 1], spans=[0, 0]), "malformed"),  # none has the newest version
+        (lambda b: _set_versions(b, span=2, offsets=[0, 1], spans=[0, 2]), "malformed"),  # a version above the newest
         (lambda b: _set_versions(b, span=2, offsets=[0, 2**32 - 1], spans=[2, 2**32 - 1]), "malformed"),
-        (lambda b: _set_versions(b, span=2, offsets=[1, 1], spans=[0, 1]), "malformed"),  # none as old as the group
+        (lambda b: _set_versions(b, span=2, offsets=[1, 1], spans=[0, 1]), "malformed"),  # none has the oldest version
         (lambda b: _set_versions(b, span=2, offsets=[0, 1], spans=[]), "malformed"),
         (lambda b: _set_versions(b, span=2, offsets=[], spans=[0, 2]), "malformed"),
         (lambda b: _set_versions(b, span=2, offsets=[0], spans=[2]), "malformed"),
@@ -182,20 +182,20 @@ def _set_versions(body: pb.Body, *, span: int, offsets: list[int], spans: list[i
         (lambda b: _set_versions(b, span=2, offsets=[0, 0], spans=[0, 2, 0]), "malformed"),
     ],
 )
-def test_contradictions_are_refused_by_name(identity: Identity, change, reason: str) -> None:
+def test_an_inconsistent_body_is_refused_by_reason(identity: Identity, change, reason: str) -> None:
     data = _body(identity, change)
     with pytest.raises(RecordError) as caught:
         unpack_group(data)
     assert caught.value.reason == reason
 
 
-def test_size_is_checked_before_anything_is_parsed() -> None:
+def test_the_size_is_checked_before_parsing() -> None:
     with pytest.raises(RecordError) as caught:
         open_envelope(b"\xff" * 101, max_bytes=100)
     assert caught.value.reason == "size"
 
 
-def test_a_newer_field_is_ignored(identity: Identity) -> None:
+def test_an_unknown_field_is_ignored(identity: Identity) -> None:
     body = pack_group(make_group(identity))
     unknown_field_500 = b"\xa2\x1f\x03new"
     assert unpack_group(body + unknown_field_500).number == 1
@@ -203,7 +203,7 @@ def test_a_newer_field_is_ignored(identity: Identity) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=400))
-def test_random_bytes_are_refused_with_a_reason(data: bytes) -> None:
+def test_random_bytes_are_refused_by_reason(data: bytes) -> None:
     for reader in (unpack_group, open_envelope, open_announcement):
         try:
             reader(data)
@@ -213,18 +213,18 @@ def test_random_bytes_are_refused_with_a_reason(data: bytes) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_a_flipped_byte_never_passes_for_the_same_group(data: st.DataObject) -> None:
+def test_a_changed_byte_invalidates_the_signature(data: st.DataObject) -> None:
     identity = Identity.from_seed(bytes(32))
-    good = seal_group(make_group(identity), identity).to_bytes()
-    position = data.draw(st.integers(0, len(good) - 1))
-    flipped = bytearray(good)
-    flipped[position] ^= data.draw(st.integers(1, 255))
+    valid = seal_group(make_group(identity), identity).to_bytes()
+    position = data.draw(st.integers(0, len(valid) - 1))
+    changed = bytearray(valid)
+    changed[position] ^= data.draw(st.integers(1, 255))
     try:
-        envelope = open_envelope(bytes(flipped))
+        envelope = open_envelope(bytes(changed))
         group = unpack_group(envelope.body)
     except RecordError:
         return
-    assert not envelope.is_signed_by(identity.peer_id) or envelope.body == open_envelope(good).body
+    assert not envelope.is_signed_by(identity.peer_id) or envelope.body == open_envelope(valid).body
     assert group.completions
 
 

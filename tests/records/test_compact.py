@@ -1,4 +1,4 @@
-"""The compact forms: what is lossless comes back to the bit, what is lossy within 1/512 nat, and no bomb goes off."""
+"""The compact codecs: lossless is exact, lossy is within 1/512 nat, and a decompression bomb takes no memory."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(("codec", "most"), [("exact", 8.25), ("lossless", 6.0), ("lossy", 3.5)])
-def test_a_token_costs_no_more_than_promised_everything_counted(identity: Identity, codec: Codec, most: float) -> None:
-    """The worst case: ids all over Qwen's vocabulary, log-probs with random mantissas."""
+def test_a_token_takes_at_most_the_documented_number_of_bytes(identity: Identity, codec: Codec, most: float) -> None:
+    """The worst case: ids from the whole vocabulary of Qwen, log-probs with random mantissas.
+
+    The envelope and the announcement both count.
+    """
     group = random_group(identity, 100_000, np.random.default_rng(0))
     envelope = seal_group(group, identity, codec=codec)
     data = envelope.to_bytes()
@@ -46,9 +49,9 @@ def test_a_token_costs_no_more_than_promised_everything_counted(identity: Identi
     assert (len(data) + len(announcement)) / group.num_tokens <= most
 
 
-def test_a_lossless_group_comes_back_to_the_bit(identity: Identity) -> None:
-    odd = np.array([-0.0, 1e-3, -np.inf, np.nan, -1e-45], dtype=np.float32)
-    completion = replace(make_completion(1, -3, 2**31 - 1, 151_664, 0), logprobs=odd)
+def test_a_lossless_group_is_read_unchanged(identity: Identity) -> None:
+    special = np.array([-0.0, 1e-3, -np.inf, np.nan, -1e-45], dtype=np.float32)
+    completion = replace(make_completion(1, -3, 2**31 - 1, 151_664, 0), logprobs=special)
     group = make_group(identity, completions=(completion, make_completion(7, 2)))
     again = unpack_group(pack_group(group, codec="lossless"))
     assert again == group
@@ -61,7 +64,7 @@ def test_a_lossless_group_comes_back_to_the_bit(identity: Identity) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=50))
-def test_any_ids_survive(ids: list[int]) -> None:
+def test_ids_are_read_unchanged(ids: list[int]) -> None:
     array = np.array(ids, dtype="<i4")
     assert unpack_ids(pack_ids(array), len(ids)).tolist() == ids
 
@@ -73,7 +76,7 @@ def test_ids_take_as_many_planes_as_the_largest_has_bytes(largest: int, num_plan
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-255.9375, 0, width=32), min_size=1, max_size=50))
-def test_a_lossy_logprob_is_off_by_at_most_1_512_nat(values: list[float]) -> None:
+def test_the_error_of_a_lossy_logprob_is_at_most_1_512_nat(values: list[float]) -> None:
     array = np.array(values, dtype="<f4")
     again = unpack_logprobs(pack_logprobs(array, lossy=True), len(values), lossy=True)
     assert np.abs(again.astype(np.float64) - array).max() <= 1 / 512
@@ -81,7 +84,7 @@ def test_a_lossy_logprob_is_off_by_at_most_1_512_nat(values: list[float]) -> Non
     assert unpack_logprobs(pack_logprobs(again, lossy=True), len(values), lossy=True).tolist() == again.tolist()
 
 
-def test_the_ends_of_the_lossy_scale() -> None:
+def test_lossy_logprobs_are_clipped_to_the_scale_and_nan_is_refused() -> None:
     array = np.array([1e-3, 0.0, -300.0, -np.inf, -255.99], dtype="<f4")
     lowest = -65535 / 256
     again = unpack_logprobs(pack_logprobs(array, lossy=True), 5, lossy=True)
@@ -94,7 +97,7 @@ def test_every_codec_has_a_name_in_the_manifest() -> None:
     assert get_args(Codec) == tuple(CODECS)
 
 
-def test_a_codec_that_is_not_taken_is_refused_by_name(identity: Identity) -> None:
+def test_a_codec_that_the_run_does_not_accept_is_refused_by_name(identity: Identity) -> None:
     body = pack_group(make_group(identity), codec="lossy")
     with pytest.raises(RecordError, match="'lossy', this run takes exact, lossless") as caught:
         unpack_any(body, codecs=("exact", "lossless"))
@@ -106,13 +109,13 @@ def _frame(content: bytes, **options: bool) -> bytes:
 
 
 BOMB = _frame(bytes(1 << 30))
-UNSTATED = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(5))
+WITHOUT_SIZE = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(5))
 SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
 WITH_DICTIONARY = zstandard.ZstdCompressor(
     dict_data=zstandard.train_dictionary(1024, [bytes([n, 1, n]) * 9 for n in range(250)]), level=1
 ).compress(bytes(5))
-# a frame that states 5 bytes of content and repeats a byte 2^17 times
-LIAR = bytes.fromhex("28b52ffd2005") + (1 | 1 << 1 | (1 << 17) << 3).to_bytes(3, "little") + b"\0"
+# the header declares 5 bytes of content; the block repeats a byte 2^17 times
+WRONG_SIZE = bytes.fromhex("28b52ffd2005") + (1 | 1 << 1 | (1 << 17) << 3).to_bytes(3, "little") + b"\0"
 
 
 @pytest.mark.parametrize(
@@ -120,8 +123,8 @@ LIAR = bytes.fromhex("28b52ffd2005") + (1 | 1 << 1 | (1 << 17) << 3).to_bytes(3,
     [
         (lambda b: b.id_planes.__setitem__(0, BOMB), "malformed"),
         (lambda b: b.logprob_planes.__setitem__(0, BOMB), "malformed"),
-        (lambda b: b.id_planes.__setitem__(0, LIAR), "malformed"),
-        (lambda b: b.id_planes.__setitem__(0, UNSTATED), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, WRONG_SIZE), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, WITHOUT_SIZE), "malformed"),
         (lambda b: b.id_planes.__setitem__(0, SKIPPABLE), "malformed"),
         (lambda b: b.id_planes.__setitem__(0, WITH_DICTIONARY), "malformed"),
         (lambda b: b.id_planes.__setitem__(0, _frame(bytes(4))), "malformed"),
@@ -143,7 +146,7 @@ LIAR = bytes.fromhex("28b52ffd2005") + (1 | 1 << 1 | (1 << 17) << 3).to_bytes(3,
     ],
 )
 @pytest.mark.parametrize("codec", ["lossless", "lossy"])
-def test_what_is_no_plane_is_refused_and_costs_no_memory(
+def test_an_invalid_plane_is_refused_and_takes_no_memory(
     identity: Identity, codec: Codec, change: Callable[[pb.Body], None], reason: str
 ) -> None:
     body = pb.Body.FromString(pack_group(make_group(identity), codec=codec))
@@ -170,6 +173,6 @@ def test_a_plane_with_bits_of_another_is_refused(place: int, most: int) -> None:
                 unpack_logprobs(frames, 3, lossy=True)
 
 
-def test_more_tokens_than_a_reader_takes_are_not_packed() -> None:
+def test_more_tokens_than_a_reader_accepts_are_not_packed() -> None:
     with pytest.raises(ValueError, match="at most"):
         pack_ids(np.zeros(MAX_TOKENS + 1, dtype="<i4"))

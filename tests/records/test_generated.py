@@ -1,4 +1,4 @@
-"""The generated protobuf code is that of `proto/rollout.proto`, and every field there says what it is."""
+"""The generated protobuf code agrees with `proto/rollout.proto`, and every field there has a comment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_committed_code_is_up_to_date(tmp_path: Path) -> None:
         assert committed == (tmp_path / name).read_text(), "run `make proto`"
 
 
-def test_every_field_has_its_sentence() -> None:
+def test_every_field_has_a_comment() -> None:
     lines = (ROOT / "proto" / "rollout.proto").read_text().splitlines()
     fields = [number for number, line in enumerate(lines) if re.match(r"\s+[\w ]+ = \d+;", line)]
     assert len(fields) > 40

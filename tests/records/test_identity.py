@@ -1,4 +1,4 @@
-"""The key file, the peer id, and signatures that hold in their own domain only."""
+"""The key file, the peer id, and signatures that are valid in one domain only."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ftis_node.records.identity import (
     verify,
 )
 from ftis_node.records.peer_messages import PeerStats
+from tests.records.wire_example import sign_peer_info
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,14 +39,14 @@ def test_the_peer_id_contains_the_public_key() -> None:
     assert peer_id_text(identity.peer) == identity.peer_id
 
 
-def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+def test_the_key_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "identity.key"
     first = Identity.load_or_create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Identity.load_or_create(path) == first
 
 
-def test_a_key_that_others_read_or_that_is_damaged_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_key_or_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "identity.key"
     Identity.load_or_create(path)
     path.chmod(0o644)
@@ -57,7 +58,7 @@ def test_a_key_that_others_read_or_that_is_damaged_is_refused(tmp_path: Path) ->
         Identity.load_or_create(path)
 
 
-def test_a_signature_holds_in_its_own_domain_only(identity: Identity) -> None:
+def test_a_signature_is_valid_in_its_domain_only(identity: Identity) -> None:
     signature = identity.sign(ENVELOPE_DOMAIN, b"body")
     assert verify(identity.peer, ENVELOPE_DOMAIN, b"body", signature)
     assert not verify(identity.peer, PEER_DOMAIN, b"body", signature)
@@ -83,7 +84,7 @@ def _record(identity: Identity) -> PeerRecord:
     )
 
 
-def test_a_directory_record_survives_and_is_bound_to_its_peer(identity: Identity) -> None:
+def test_a_directory_record_is_read_unchanged_and_bound_to_its_signer(identity: Identity) -> None:
     record = _record(identity)
     data = seal_peer_record(record, identity)
     assert len(data) < 2048
@@ -96,7 +97,7 @@ def test_a_directory_record_survives_and_is_bound_to_its_peer(identity: Identity
     assert caught.value.reason == "size"
 
 
-def test_the_largest_record_with_measurements_fits_and_comes_back() -> None:
+def test_the_largest_record_with_measurements_fits_and_is_read_unchanged() -> None:
     identity = Identity.generate()
     others = [Identity.generate().peer_id for _ in range(MAX_GROUP_SOURCES)]
     stats = PeerStats(
@@ -118,15 +119,13 @@ def test_the_largest_record_with_measurements_fits_and_comes_back() -> None:
         pb.PeerStats(groups_per_minute=float("inf")),
         pb.PeerStats(pass_rates=[pb.PassRate(pass_at_1=1.5)]),
         pb.PeerStats(pass_rates=[pb.PassRate()] * (MAX_PASS_RATES + 1)),
-        pb.PeerStats(sources=[pb.GroupSource(peer=b"nobody", groups=1)]),
+        pb.PeerStats(sources=[pb.GroupSource(peer=b"no peer id", groups=1)]),
         pb.PeerStats(step=2**64 - 1),
     ],
 )
-def test_measurements_out_of_bounds_refuse_the_record(stats: pb.PeerStats) -> None:
+def test_a_record_with_measurements_out_of_bounds_is_refused(stats: pb.PeerStats) -> None:
     identity = Identity.generate()
     info = pb.PeerInfo.FromString(pb.PeerRecord.FromString(seal_peer_record(_record(identity), identity)).body)
     info.stats.CopyFrom(stats)
-    body = info.SerializeToString()
-    data = pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
     with pytest.raises(RecordError, match="malformed"):
-        open_peer_record(data)
+        open_peer_record(sign_peer_info(info.SerializeToString(), identity))

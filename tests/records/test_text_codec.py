@@ -1,4 +1,4 @@
-"""A group told as text goes to bytes and comes back the same; what contradicts itself is refused by name."""
+"""The text codec: a text group is read as it was written; inconsistent bodies are refused by reason."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 REASONS = {"parse", "version", "codec", "malformed"}
 
 
-def test_every_field_survives(identity: Identity) -> None:
+def test_every_field_is_read_unchanged(identity: Identity) -> None:
     group = make_text_group(identity)
     assert unpack_any(pack_text_group(group)) == group
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=50), st.floats(-50, 0, width=32), st.integers(1, 2**32 - 1))
-def test_any_text_survives(text: str, mean: float, num_tokens: int) -> None:
+def test_texts_are_read_unchanged(text: str, mean: float, num_tokens: int) -> None:
     completion = TextCompletion(text, mean_logprob=mean, num_tokens=num_tokens, finish_reason=FinishReason.ABORT)
     group = make_text_group(Identity.from_seed(bytes(32)), completions=(completion,))
     (again,) = unpack_any(pack_text_group(group)).completions
@@ -39,17 +39,17 @@ def test_any_text_survives(text: str, mean: float, num_tokens: int) -> None:
     assert again.mean_logprob == pytest.approx(mean, rel=1e-6)
 
 
-def test_each_form_is_read_as_what_it_is(identity: Identity) -> None:
-    exact, told = pack_group(make_group(identity)), pack_text_group(make_text_group(identity))
+def test_each_reader_accepts_its_own_form_only(identity: Identity) -> None:
+    exact, text = pack_group(make_group(identity)), pack_text_group(make_text_group(identity))
     assert isinstance(unpack_any(exact), Group)
-    assert isinstance(unpack_any(told), TextGroup)
-    for reader, other in ((unpack_group, told), (partial(unpack_any, codecs=()), exact)):
+    assert isinstance(unpack_any(text), TextGroup)
+    for reader, other in ((unpack_group, text), (partial(unpack_any, codecs=()), exact)):
         with pytest.raises(RecordError) as caught:
             reader(other)
         assert caught.value.reason == "codec"
 
 
-def test_the_sender_signs_its_text(identity: Identity) -> None:
+def test_the_signature_of_a_text_group_is_valid_for_its_sender_only(identity: Identity) -> None:
     envelope = open_envelope(seal_group(make_text_group(identity), identity).to_bytes())
     assert envelope.is_signed_by(identity.peer_id)
     assert not envelope.is_signed_by(Identity.generate().peer_id)
@@ -76,7 +76,9 @@ def test_the_sender_signs_its_text(identity: Identity) -> None:
         (lambda b: b.texts.__setitem__(0, "x" * (MAX_TEXT_BYTES + 1)), "malformed"),
     ],
 )
-def test_contradictions_are_refused_by_name(identity: Identity, change: Callable[[pb.Body], None], reason: str) -> None:
+def test_an_inconsistent_body_is_refused_by_reason(
+    identity: Identity, change: Callable[[pb.Body], None], reason: str
+) -> None:
     body = pb.Body.FromString(pack_text_group(make_text_group(identity)))
     change(body)
     with pytest.raises(RecordError) as caught:
@@ -84,25 +86,25 @@ def test_contradictions_are_refused_by_name(identity: Identity, change: Callable
     assert caught.value.reason == reason
 
 
-def test_a_text_that_is_no_utf8_is_refused(identity: Identity) -> None:
-    good = pack_text_group(make_text_group(identity))
-    bad = good.replace("naïve".encode(), b"na\xff\xffve")
-    assert len(bad) == len(good)
-    assert bad != good
+def test_a_text_that_is_not_utf8_is_refused(identity: Identity) -> None:
+    valid = pack_text_group(make_text_group(identity))
+    invalid = valid.replace("naïve".encode(), b"na\xff\xffve")
+    assert len(invalid) == len(valid)
+    assert invalid != valid
     with pytest.raises(RecordError) as caught:
-        unpack_any(bad)
+        unpack_any(invalid)
     assert caught.value.reason == "parse"
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_mangled_bytes_are_refused_with_a_reason_or_are_a_group(data: st.DataObject) -> None:
+def test_changed_bytes_are_refused_by_reason_or_are_a_group(data: st.DataObject) -> None:
     identity = Identity.from_seed(bytes(32))
-    good = pack_text_group(make_text_group(identity, created_at=1.0))
-    position = data.draw(st.integers(0, len(good)))
-    mangled = good[:position] + data.draw(st.binary(max_size=20)) + good[position + data.draw(st.integers(0, 20)) :]
+    valid = pack_text_group(make_text_group(identity, created_at=1.0))
+    position = data.draw(st.integers(0, len(valid)))
+    changed = valid[:position] + data.draw(st.binary(max_size=20)) + valid[position + data.draw(st.integers(0, 20)) :]
     try:
-        group = unpack_any(mangled, codecs=())
+        group = unpack_any(changed, codecs=())
     except RecordError as error:
         assert error.reason in REASONS
         return
@@ -110,7 +112,7 @@ def test_mangled_bytes_are_refused_with_a_reason_or_are_a_group(data: st.DataObj
     assert len(group.retells) == 32
 
 
-def test_the_hash_of_a_prompt_is_of_its_words() -> None:
+def test_the_prompt_hash_depends_on_the_messages_only() -> None:
     one = hash_messages([{"role": "user", "content": "1+1="}])
     assert one == hash_messages(({"content": "1+1=", "role": "user"},))
     assert one != hash_messages([{"role": "user", "content": "1+2="}])

@@ -1,4 +1,4 @@
-"""The flat token arrays: views, equality, and bounds where bytes come in."""
+"""The flat token arrays: views, equality, and size checks when bytes are read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_batches_are_equal_by_their_contents() -> None:
     assert tokens != TokenBatch.from_parts(IDS)
 
 
-def test_bytes_come_back_as_the_batch() -> None:
+def test_a_batch_is_read_from_its_bytes() -> None:
     tokens = TokenBatch.from_parts(IDS, LOGPROBS)
     again = TokenBatch.from_bytes(tokens.token_ids.tobytes(), tokens.logprobs.tobytes(), [3, 1])
     assert again == tokens
@@ -50,7 +50,7 @@ def test_sizes_that_disagree_with_the_lengths_are_refused(
         TokenBatch.from_bytes(bytes(num_id_bytes), bytes(num_logprob_bytes), lengths)
 
 
-def test_a_group_gives_back_the_completions_that_it_was_made_from(identity) -> None:
+def test_a_group_returns_the_completions_that_it_was_made_from(identity) -> None:
     completions = (make_completion(1, 2, 3, reward=0.5, versions=(3, 5)), make_completion(4, versions=(4, 4)))
     group = make_group(identity, completions=completions)
     assert group == group.with_completions(group.completions)

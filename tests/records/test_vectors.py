@@ -1,4 +1,4 @@
-"""`proto/vectors.json`, from which other implementations test their readers, against this one."""
+"""This implementation reads `proto/vectors.json`, with which other implementations test their readers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .make_vectors import VECTORS, batches, refused, valid
 STORED: dict[str, Any] = json.loads(VECTORS.read_text())
 
 
-def test_the_file_is_what_its_script_writes() -> None:
-    """Except for the compressed bytes, which depend on the version of zstd, and the ids over them."""
+def test_the_file_is_up_to_date_with_its_script() -> None:
+    """Compressed bytes and their ids may differ, because they depend on the version of zstd."""
     assert STORED["refused"] == refused()
     assert STORED["batches"] == batches()
     for old, new in zip(STORED["valid"], json.loads(json.dumps(valid())), strict=True):
@@ -58,7 +58,7 @@ def test_every_group_of_a_batch_is_read() -> None:
 
 
 @pytest.mark.parametrize("vector", STORED["refused"], ids=lambda vector: vector["fault"])
-def test_a_wrong_envelope_is_refused(vector: dict[str, Any]) -> None:
+def test_an_invalid_envelope_is_refused(vector: dict[str, Any]) -> None:
     if vector["reason"] == "signature":
         envelope = open_envelope(bytes.fromhex(vector["envelope"]))
         assert not envelope.is_signed_by(STORED["valid"][0]["sender"])

@@ -1,7 +1,8 @@
-"""Offers of weights: signed, bounded, and refused by name; groups that name whose weights sampled them."""
+"""Weight offers and requests: signatures, bounds, reasons of refusals; groups that name the peer of their weights."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group, unpack_group
-from ftis_node.records.identity import WEIGHTS_DOMAIN, Identity
+from ftis_node.records.identity import Identity
 from ftis_node.records.weights import (
     WeightsOffer,
     WeightsPart,
@@ -20,7 +21,7 @@ from ftis_node.records.weights import (
     seal_offer,
 )
 from tests.conftest import RUN_ID, TOKENIZER, make_group
-from tests.records.wire_example import hash_chunks
+from tests.records.wire_example import hash_chunks, sign_weights_info
 
 OTHER = Identity.from_seed(bytes(reversed(range(32))))
 
@@ -44,22 +45,20 @@ def make_offer(identity: Identity, **changes: Any) -> WeightsOffer:
     return replace(offer, **changes)
 
 
-def test_an_offer_survives_and_is_small(identity: Identity) -> None:
+def test_an_offer_is_small_and_read_unchanged(identity: Identity) -> None:
     offer = make_offer(identity, adapter_config=b"{}", num_bytes=15 << 30, chunk_bytes=1 << 20)
     data = seal_offer(offer, identity)
     assert open_offer(data) == offer
     assert len(data) < 400
 
 
-def test_the_last_chunk_has_what_is_left(identity: Identity) -> None:
+def test_the_last_chunk_has_the_remaining_bytes(identity: Identity) -> None:
     offer = make_offer(identity)
     assert [offer.size_of(chunk) for chunk in range(offer.num_chunks)] == [1000, 1000, 500]
     assert make_offer(identity, num_bytes=2000).num_chunks == 2
 
 
-def test_a_list_of_hashes_is_held_against_the_offer(identity: Identity) -> None:
-    import hashlib
-
+def test_a_list_of_hashes_must_match_the_offer(identity: Identity) -> None:
     hashes = hash_chunks([b"a", b"b", b"c"])
     offer = make_offer(identity, chunks_sha256=hashlib.sha256(hashes).digest())
     assert offer.lists(hashes)
@@ -68,13 +67,13 @@ def test_a_list_of_hashes_is_held_against_the_offer(identity: Identity) -> None:
     assert not offer.lists(hash_chunks([b"a", b"b", b"d"]))
 
 
-def test_another_key_does_not_sign_for_the_learner(identity: Identity) -> None:
+def test_an_offer_signed_with_another_key_is_refused(identity: Identity) -> None:
     with pytest.raises(RecordError) as caught:
         open_offer(seal_offer(make_offer(identity), OTHER))
     assert caught.value.reason == "signature"
 
 
-def test_a_signature_of_another_kind_of_record_does_not_count(identity: Identity) -> None:
+def test_a_signature_of_another_domain_is_refused(identity: Identity) -> None:
     message = pb.WeightsOffer.FromString(seal_offer(make_offer(identity), identity))
     message.signature = identity.sign(b"ftis-node/peer/1\n", message.body)
     with pytest.raises(RecordError) as caught:
@@ -109,23 +108,21 @@ def test_a_signed_offer_out_of_bounds_is_refused(identity: Identity, changes: di
     for name, value in changes.items():
         info.ClearField(name)  # type: ignore[arg-type]
         info.MergeFrom(pb.WeightsInfo(**{name: value}))
-    body = info.SerializeToString()
-    data = pb.WeightsOffer(body=body, signature=identity.sign(WEIGHTS_DOMAIN, body)).SerializeToString()
     with pytest.raises(RecordError) as caught:
-        open_offer(data)
+        open_offer(sign_weights_info(info.SerializeToString(), identity))
     assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize(
-    "question",
+    "weights_request",
     [
         WeightsRequest(WeightsPart.OFFER),
         WeightsRequest(WeightsPart.HASHES, file=bytes(32)),
         WeightsRequest(WeightsPart.CHUNKS, file=bytes(32), first=9, count=64),
     ],
 )
-def test_questions_survive(question: WeightsRequest) -> None:
-    assert open_weights_request(question.to_bytes()) == question
+def test_requests_are_read_unchanged(weights_request: WeightsRequest) -> None:
+    assert open_weights_request(weights_request.to_bytes()) == weights_request
 
 
 @pytest.mark.parametrize(
@@ -140,19 +137,19 @@ def test_questions_survive(question: WeightsRequest) -> None:
         WeightsRequest(WeightsPart.CHUNKS, file=bytes(32)).to_bytes(),
     ],
 )
-def test_other_questions_are_refused(data: bytes) -> None:
+def test_invalid_requests_are_refused(data: bytes) -> None:
     with pytest.raises(RecordError):
         open_weights_request(data)
 
 
-def test_a_group_names_whose_weights_sampled_it_and_otherwise_has_not_a_byte_more(identity: Identity) -> None:
+def test_a_group_names_the_peer_of_its_weights_and_takes_no_byte_without_one(identity: Identity) -> None:
     own = make_group(identity)
     followed = replace(own, weights_of=OTHER.peer_id)
     assert unpack_group(pack_group(followed)).weights_of == OTHER.peer_id
     assert unpack_group(pack_group(own)).weights_of is None
     assert len(pack_group(followed)) - len(pack_group(own)) == 38 + 3
     body = pb.Body.FromString(pack_group(own))
-    body.weights_of = b"somebody"
+    body.weights_of = b"no peer id"
     with pytest.raises(RecordError) as caught:
         unpack_group(body.SerializeToString())
     assert caught.value.reason == "malformed"

@@ -1,4 +1,4 @@
-"""docs/reference/wire-format.md against the code: its bytes, and a reader made from the page alone, no protobuf."""
+"""docs/reference/wire-format.md agrees with the code: its bytes, and a reader that uses the page only, no protobuf."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip import encryption as secret_file
-from ftis_node.gossip.directory import entries
-from ftis_node.gossip.directory import validators as door
+from ftis_node.gossip.directory import entries, validators
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, pack_ids, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.serve import MAX_ANSWERS
@@ -35,7 +34,7 @@ HEX_LINE = re.compile(r" {4,}([0-9a-f]{2,})(?: {2,}.*)?")
 
 
 def _bytes(name: str) -> bytes:
-    """The bytes of a block of the page: the hex digits with which its lines begin."""
+    """Return the bytes of a block of the page: the hex digits at the start of its lines."""
     block = PAGE.split(f"<!-- bytes: {name} -->\n", 1)[1].split("\n\n", 1)[0]
     found = [HEX_LINE.fullmatch(line) for line in block.splitlines()]
     return bytes.fromhex("".join(match[1] for match in found if match and len(match[1]) % 2 == 0))
@@ -51,7 +50,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes) -> dict[int, list[int | bytes]]:
-    """A protobuf message by field numbers: integers of varints, bytes of all else."""
+    """Return a protobuf message by field numbers: integers for varints, bytes for all else."""
     fields: dict[int, list[int | bytes]] = {}
     at = 0
     while at < len(data):
@@ -92,7 +91,7 @@ def _is_signed(peer: bytes, domain: str, message: bytes, signature: bytes) -> bo
 
 
 @pytest.mark.parametrize("name", ["body", "id", "signature", "announcement", "question", "member", "fetch"])
-def test_the_pages_bytes_are_those_of_the_code(name: str) -> None:
+def test_the_bytes_of_the_page_agree_with_the_code(name: str) -> None:
     sealed = example.envelope()
     ids = pack_ids([sealed.id], limits=GossipLimits())
     made = {
@@ -107,7 +106,7 @@ def test_the_pages_bytes_are_those_of_the_code(name: str) -> None:
     assert _bytes(name).hex() == made[name].hex()
 
 
-def test_a_reader_from_the_page_alone_reads_the_group() -> None:
+def test_a_reader_made_from_the_page_reads_the_group() -> None:
     envelope = _fields(example.envelope().to_bytes())
     (data,), (signature,) = envelope[1], envelope[2]
     assert isinstance(data, bytes) and isinstance(signature, bytes)
@@ -128,7 +127,7 @@ def test_a_reader_from_the_page_alone_reads_the_group() -> None:
     assert struct.unpack(f"<{sum(lengths)}f", body[19]) == (-0.5, -0.25, -0.125, -1.0, -2.0)
 
 
-def test_a_reader_from_the_page_alone_reads_a_member() -> None:
+def test_a_reader_made_from_the_page_reads_a_member() -> None:
     raw = example.member()
     kind, peer, expiry, signature = raw[0], raw[1:39], raw[39:47], raw[47:111]
     run, payload = raw[112 : 112 + raw[111]], raw[112 + raw[111] :]
@@ -141,14 +140,14 @@ def test_a_reader_from_the_page_alone_reads_a_member() -> None:
     assert entry is not None and entry.key == f"/ftis/1/{example.RUN_ID}/members/43"
 
 
-def test_the_pages_lossy_planes_are_those_of_the_code() -> None:
+def test_the_lossy_planes_of_the_page_agree_with_the_code() -> None:
     logprobs = example.GROUP.completions[0].logprobs.tolist() + example.GROUP.completions[1].logprobs.tolist()
     frames = pack_logprobs(np.array(logprobs, dtype="<f4"), lossy=True)
     planes = " ".join(zstandard.ZstdDecompressor().decompress(frame).hex() for frame in frames)
     assert f"    {planes}\n" in PAGE
 
 
-def test_names_and_turns_are_as_the_page_says() -> None:
+def test_the_names_and_the_assignment_order_agree_with_the_page() -> None:
     assert set(RpcService) == set(re.findall(r"^\| `(\w+)` \| (?:empty|ids|the same|a `)", PAGE, flags=re.MULTILINE))
     assert (topic("RUN", 3), protocol("RUN", RpcService.ASK)) == ("/ftis/1/RUN/3", "/ftis/1/RUN/ask")
     members = [f"peer-{number}" for number in range(5)]
@@ -157,15 +156,15 @@ def test_names_and_turns_are_as_the_page_says() -> None:
 
 
 def test_the_page_has_every_field_of_a_body_and_the_probe_texts() -> None:
-    told = re.findall(r"^\| `(\w+)` \| (\d+), ", PAGE, flags=re.MULTILINE)
-    assert {(name, int(number)) for name, number in told} == {(f.name, f.number) for f in pb.Body.DESCRIPTOR.fields}
+    rows = re.findall(r"^\| `(\w+)` \| (\d+), ", PAGE, flags=re.MULTILINE)
+    assert {(name, int(number)) for name, number in rows} == {(f.name, f.number) for f in pb.Body.DESCRIPTOR.fields}
     for text in PROBE_TEXTS:
         assert f"    {json.dumps(text)}\n" in PAGE
 
 
-def test_the_pages_bounds_are_those_of_the_code() -> None:
+def test_the_bounds_of_the_page_agree_with_the_code() -> None:
     limits = GossipLimits()
-    told = {
+    sentences = {
         "never above 4 MiB": bounds.MAX_ENVELOPE_BYTES == 4 << 20,
         "at most 512 bytes. gossipsub": envelope_file.MAX_ANNOUNCEMENT_BYTES == 512,
         "`attempt` (9, at most 255)": bounds.MAX_ATTEMPT == 255,
@@ -187,19 +186,20 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "| 512 bytes |": entries.MAX_MEMBER_BYTES == 512,
         "at most ten minutes ahead (and a minute": (limits.max_record_ttl_s, entries.CLOCK_SLACK_S) == (600, 60),
         "at most 65,536 bytes unpacked": entries.MAX_MANIFEST_BYTES == 65_536,
-        "A bucket keeps 256 members": door.MAX_MEMBERS_PER_BUCKET == 256,
-        "16 keys are looked up and 256 stored": (door.MAX_KEYS_PER_FIND, door.MAX_KEYS_PER_STORE) == (16, 256),
+        "A bucket keeps 256 members": validators.MAX_MEMBERS_PER_BUCKET == 256,
+        "16 keys are looked up and 256 stored": (validators.MAX_KEYS_PER_FIND, validators.MAX_KEYS_PER_STORE)
+        == (16, 256),
         "modulo 64": NUM_MEMBER_BUCKETS == 64,
         "k modulo 8": NUM_TURNS == 8,
         "the oldest group first, at most 256": MAX_ANSWERS == 256,
         "The secret is 32 bytes or more": secret_file.MIN_SECRET_BYTES == 32,
     }
-    assert [text for text, holds in told.items() if not holds] == []
-    assert [text for text in told if text not in PAGE] == []
+    assert [text for text, holds in sentences.items() if not holds] == []
+    assert [text for text in sentences if text not in PAGE] == []
 
 
-def test_the_directory_is_hiveminds() -> None:
-    """What the page says of the DHT, and of a secret, holds for the library and the code."""
+def test_the_page_describes_the_dht_and_the_encryption() -> None:
+    """Compare the formulas of the page for DHT keys and for the cipher with hivemind and the code."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF

@@ -7,10 +7,11 @@ import hashlib
 import numpy as np
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
-from ftis_node.records.identity import Identity
+from ftis_node.records.identity import PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
 from ftis_node.records.peer_messages import BackfillRequest
 
 IDENTITY = Identity.from_seed(bytes(range(32)))
@@ -49,27 +50,37 @@ GROUP = Group.from_completions(
 
 
 def envelope() -> Envelope:
-    """The signed group."""
+    """Return the signed group."""
     return seal_group(GROUP, IDENTITY)
 
 
 def announcement() -> bytes:
-    """What is said of it in its topic."""
+    """Return the announcement of the group."""
     sealed = envelope()
     return announce_group(sealed, GROUP, envelope_bytes=len(sealed.to_bytes())).to_bytes()
 
 
 def question() -> bytes:
-    """Which groups of this sender, from its number 2 to 9, do you hold?"""
+    """Return a backfill request for the sender's groups with the numbers 2 to 9."""
     return BackfillRequest(sender=IDENTITY.peer_id, first_number=2, last_number=9).to_bytes()
 
 
 def member() -> bytes:
-    """A directory entry: a member of the run at one address."""
+    """Return a directory entry: a member of the run with one address."""
     payload = pack_member([ADDRESS], num_shards=8)
     return sign_entry(IDENTITY, EntryKind.MEMBER, RUN_ID, payload, expires_at=EXPIRES_AT)
 
 
+def sign_peer_info(body: bytes, identity: Identity = IDENTITY) -> bytes:
+    """Return the directory record of a body, signed by `identity`."""
+    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+
+
+def sign_weights_info(body: bytes, identity: Identity = IDENTITY) -> bytes:
+    """Return the weight offer of a body, signed by `identity`."""
+    return pb.WeightsOffer(body=body, signature=identity.sign(WEIGHTS_DOMAIN, body)).SerializeToString()
+
+
 def hash_chunks(chunks: list[bytes]) -> bytes:
-    """The concatenated SHA-256 hashes of the chunks."""
+    """Return the concatenated SHA-256 hashes of the chunks."""
     return b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)

@@ -1,4 +1,4 @@
-"""The totals of the buffer count every group once, pruned or not, also in a file of an older version."""
+"""The totals of the buffer count every group once, pruned or not, and in a file of an older version."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ BY_ROWS = (
 )
 
 
-def _live(buffer: ReplayBuffer, *, rounds: int) -> None:
-    """Everything that may happen to groups, in some order."""
+def _use(buffer: ReplayBuffer, *, rounds: int) -> None:
+    """Apply every operation on groups, in an order from a fixed seed."""
     draw = random.Random(0)
     for step in range(1, rounds + 1):
         identities = [draw.choice((ME, ANN, BOB)) for _ in range(5)]
         arrivals = [(accepted(one, 10 * step + at), one is ME) for at, one in enumerate(identities)]
-        buffer.admit_many([*arrivals, arrivals[0]])  # the last one is known
+        buffer.admit_many([*arrivals, arrivals[0]])  # the last one repeats the first
         buffer.take(step, own=2, foreign=2)
         if step % 3:
             buffer.release_step(step, draw.choice((ReleaseReason.TRAINED, ReleaseReason.REFUSED)))
@@ -52,7 +52,7 @@ def test_figures_count_every_group_once(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(ReplayBuffer(path)) as buffer, closing(ReplayReader(path)) as reader:
         assert (reader.figures().groups_own, reader.kept_bytes(), reader.ready_foreign_bytes()) == (0, 0, 0)
-        _live(buffer, rounds=6)
+        _use(buffer, rounds=6)
         figures = reader.figures()
         admitted = (figures.groups_own, figures.groups_foreign, figures.tokens_own, figures.tokens_foreign)
         trained = reader.trained_tokens(), figures.trained_own + figures.trained_foreign
@@ -70,7 +70,7 @@ def test_figures_count_every_group_once(tmp_path: Path) -> None:
 def test_a_buffer_of_an_older_version_is_read_and_then_upgraded(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(ReplayBuffer(path)) as buffer:
-        _live(buffer, rounds=4)
+        _use(buffer, rounds=4)
     with closing(ReplayReader(path)) as reader:
         counted = dataclasses.replace(reader.figures(), disk_bytes=0)
     with closing(sqlite3.connect(path)) as db:
@@ -79,16 +79,16 @@ def test_a_buffer_of_an_older_version_is_read_and_then_upgraded(tmp_path: Path) 
         with closing(ReplayReader(path)) as reader:
             assert dataclasses.replace(reader.figures(), disk_bytes=0) == counted
         with closing(ReplayBuffer(path)) as buffer:
-            assert buffer.take(99, own=0, foreign=0).groups == [], "no trigger of the older version is left"
+            assert buffer.take(99, own=0, foreign=0).groups == [], "no trigger of the older version remains"
     with closing(sqlite3.connect(path)) as db:
         assert not db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' OR name = 'counts'").fetchall()
 
 
-def test_a_buffer_whose_sizes_are_not_filled_in_is_read_and_then_completed(tmp_path: Path) -> None:
-    """An upgrade is cut off after it has added the column, or an older version writes to the upgraded file."""
+def test_a_buffer_without_sizes_is_read_and_then_completed(tmp_path: Path) -> None:
+    """Sizes are missing after an interrupted upgrade, or if an older version writes to the upgraded file."""
     path = tmp_path / "replay.sqlite"
     with closing(ReplayBuffer(path)) as buffer:
-        _live(buffer, rounds=1)
+        _use(buffer, rounds=1)
     with closing(ReplayReader(path)) as reader:
         counted = reader.figures()
     with closing(sqlite3.connect(path)) as db, db:
@@ -100,15 +100,13 @@ def test_a_buffer_whose_sizes_are_not_filled_in_is_read_and_then_completed(tmp_p
         assert reader.figures().envelope_bytes == counted.envelope_bytes > 0
 
 
-def test_own_rewards_are_of_the_newest_own_groups_in_whatever_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_rewards_are_of_the_newest_own_groups_in_any_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "replay.sqlite"
     buffer = ReplayBuffer(path)
     for version in range(1, 6):
         for one in (ME, ANN):
             assert buffer.admit(accepted(one, version, versions=(version, version)), own=one is ME)
-        buffer.take(version, own=int(version < 4), foreign=0)  # 4 and 5 stay READY
+        buffer.take(version, own=int(version < 4), foreign=0)  # versions 4 and 5 stay READY
         if version < 3:
             buffer.release_step(version, ReleaseReason.TRAINED)
     reader = ReplayReader(path)

@@ -1,4 +1,4 @@
-"""Pruned numbers stay used, at a bounded cost."""
+"""The sequence numbers of pruned groups stay used, and their table is bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _intervals(db: sqlite3.Connection, sender: str = "ann") -> list[tuple[int, i
 
 @settings(max_examples=100, deadline=None)
 @given(numbers)
-def test_exactly_what_was_forgotten_counts_as_used(order: list[int]) -> None:
+def test_exactly_the_forgotten_numbers_count_as_used(order: list[int]) -> None:
     with sqlite3.connect(":memory:") as db:
         db.executescript(side_tables.FORGOTTEN_SCHEMA)
         for touch, number in enumerate(order):
@@ -55,7 +55,9 @@ def test_intervals_of_a_former_version_stay_used(db: sqlite3.Connection) -> None
     assert [n for n in range(13) if side_tables.is_forgotten(db, "ann", n)] == [*range(1, 10), 11]
 
 
-def test_rows_longest_untouched_go_first(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_rows_are_dropped_first(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(side_tables, "MAX_FORGOTTEN", 2)
     for touch, (sender, number) in enumerate((("ann", 1), ("bob", 1), ("eve", 1), ("ann", 2))):
         side_tables.forget(db, sender, number, touch=touch)
@@ -63,7 +65,7 @@ def test_rows_longest_untouched_go_first(db: sqlite3.Connection, monkeypatch: py
     assert [_intervals(db, name) for name in ("ann", "bob", "eve")] == [[(2, 2)], [], [(1, 1)]]
 
 
-def test_a_pruned_group_does_not_come_in_again(tmp_path: Path) -> None:
+def test_a_pruned_group_is_not_admitted_again(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     buffer = ReplayBuffer(path)
     reader = ReplayReader(path)
@@ -86,27 +88,11 @@ def test_a_pruned_group_does_not_come_in_again(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_a_batch_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_batch_admits_no_group(tmp_path: Path) -> None:
     buffer = ReplayBuffer(tmp_path / "replay.sqlite")
-    broken = accepted(ANN, 2)
-    object.__setattr__(broken.group, "model", None)
+    invalid = accepted(ANN, 2)
+    object.__setattr__(invalid.group, "model", None)
     with pytest.raises(sqlite3.IntegrityError):
-        buffer.admit_many([(accepted(ANN, 1), False), (broken, False)])
+        buffer.admit_many([(accepted(ANN, 1), False), (invalid, False)])
     assert buffer.take(1, own=0, foreign=9).groups == []
-    buffer.close()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_buffer_of_a_former_schema_is_upgraded(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "replay.sqlite"
-    ReplayBuffer(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE forgotten")
-        connection.execute("ALTER TABLE groups DROP COLUMN weights_of")
-        if version == 1:
-            connection.execute("ALTER TABLE groups DROP COLUMN text_token_ids")
-        connection.execute(f"PRAGMA user_version = {version}")
-    connection.close()
-    buffer = ReplayBuffer(path)
-    assert buffer.admit(accepted(ANN, 1), own=False)
     buffer.close()

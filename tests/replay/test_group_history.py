@@ -1,4 +1,4 @@
-"""The prompt of a stored group, made again from the home's run."""
+"""The prompt of a stored group, rebuilt from the run in the home."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_run_without_a_task_is_a_reason(tmp_path: Path) -> None:
-    """The dashboard ends with any other exception."""
+def test_a_run_without_a_task_is_given_as_the_reason(tmp_path: Path) -> None:
+    """An exception here would end the dashboard."""
     home = Home(tmp_path)
     home.run_toml.write_text('name = "no task"\n')
     group: Any = SimpleNamespace(prompt_ref=PromptRef("arithmetic", "train", 1))

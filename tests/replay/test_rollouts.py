@@ -1,4 +1,4 @@
-"""The public names of the package: light to import, rollouts as tables, envelopes verified."""
+"""The public names of the package: a light import, rollouts as tables, verified envelopes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftis_node.records.identity import Identity
 
 
-def test_the_import_loads_nothing_heavy() -> None:
+def test_the_import_loads_no_large_package() -> None:
     code = (
         "import sys, ftis_node; ftis_node.Manifest; ftis_node.ReplayBuffer; ftis_node.Task; ftis_node.decode_envelope\n"
         "ftis_node.Node\n"
@@ -45,13 +45,13 @@ def test_rollouts_are_read_while_the_buffer_is_open(tmp_path: Path, identity: Id
     assert dataset["token_ids"][0] == [10, 11, 2]
 
 
-def test_an_envelope_is_decoded_only_with_its_senders_signature(identity: Identity) -> None:
+def test_an_envelope_is_decoded_only_with_a_valid_signature(identity: Identity) -> None:
     group = make_group(identity)
     data = seal_group(group, identity).to_bytes()
     assert ftis_node.decode_envelope(data).rewards == group.rewards
     with pytest.raises(RecordError) as caught:
         ftis_node.decode_envelope(data[:-1] + bytes([data[-1] ^ 1]))
     assert caught.value.reason == "signature"
-    for broken in (b"", b"\xff" * 40, data[:-1], bytes(5 << 20)):
+    for invalid in (b"", b"\xff" * 40, data[:-1], bytes(5 << 20)):
         with pytest.raises(RecordError):
-            ftis_node.decode_envelope(broken)
+            ftis_node.decode_envelope(invalid)

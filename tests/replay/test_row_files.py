@@ -1,4 +1,4 @@
-"""Files of rows: every writer holds a bounded part of a large buffer, and a table has the same columns for any rows."""
+"""Files of rows: each writer holds a bounded part of a large buffer, and every table has the same columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NUM_GROUPS = 128
 TOKENS_PER_GROUP = 4096
-NUMBERS_BYTES = 68  # of one token: an int, a float, and their places in lists
+NUMBERS_BYTES = 68  # of one token: an int, a float, and their list items
 MAX_TRACED_BYTES = 16 << 20
 MAX_ARROW_BYTES = 8 << 20
 WRITERS = {
@@ -36,7 +36,7 @@ WRITERS = {
 
 @pytest.fixture(scope="module")
 def large_buffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A buffer whose rows take more than twice the bound as Python numbers."""
+    """Return the path of a buffer whose rows take more than twice the bound as Python numbers."""
     assert NUM_GROUPS * TOKENS_PER_GROUP * NUMBERS_BYTES > 2 * MAX_TRACED_BYTES
     identity = Identity.from_seed(bytes(range(32)))
     path = tmp_path_factory.mktemp("large") / "replay.sqlite"
@@ -51,7 +51,7 @@ def large_buffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _peak(write: Callable[[], int]) -> tuple[int, int]:
-    """The number of rows, and the most bytes that Python objects took."""
+    """Return the number of rows and the peak of the bytes of Python objects."""
     tracemalloc.start()
     try:
         count = write()
@@ -62,7 +62,7 @@ def _peak(write: Callable[[], int]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("form", WRITERS)
 def test_a_writer_holds_a_bounded_part_of_the_buffer(large_buffer: Path, tmp_path: Path, form: str) -> None:
-    pa.array([{}])  # loads pandas, whose modules would count
+    pa.array([{}])  # loads pandas now, so that its modules do not count below
     pool = pa.proxy_memory_pool(pa.default_memory_pool())
     before = pa.default_memory_pool()
     pa.set_memory_pool(pool)
@@ -78,7 +78,7 @@ def test_a_writer_holds_a_bounded_part_of_the_buffer(large_buffer: Path, tmp_pat
     assert pool.max_memory() < MAX_ARROW_BYTES
 
 
-def test_a_table_has_the_same_columns_for_any_rows(large_buffer: Path, tmp_path: Path) -> None:
+def test_a_table_without_rows_has_the_same_columns(large_buffer: Path, tmp_path: Path) -> None:
     reader = ReplayReader(large_buffer)
     (row, *_) = rows = list(group_rows(reader))[:3]
     reader.close()
@@ -91,7 +91,7 @@ def test_a_table_has_the_same_columns_for_any_rows(large_buffer: Path, tmp_path:
         assert full.column_names == list(made[0])
     completion = pq.read_table(tmp_path / "full").to_pylist()[0]
     assert completion["token_ids"] == row["completions"][0]["token_ids"]
-    assert completion["logprobs"] == row["completions"][0]["logprobs"], "the values that the sender signed"
+    assert completion["logprobs"] == row["completions"][0]["logprobs"], "as the sender signed them"
 
 
 def test_row_groups_are_bounded(large_buffer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Announcement rate limit, and the back-off of a slow peer."""
+"""The announcement rate limit, and the back-off from a slow peer."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from ftis_node.swarm.rate_limits import RateLimiter
 ANN, BOB = "ann", "bob"
 
 
-def test_a_peer_may_say_a_minutes_worth_at_once_and_then_at_the_rate() -> None:
+def test_a_peer_may_announce_one_minutes_allowance_at_once_and_then_at_the_rate() -> None:
     limiter = RateLimiter[str](max_per_minute=60)
     assert [limiter.admits(ANN, now=0.0) for _ in range(61)] == [True] * 60 + [False]
-    assert limiter.admits(BOB, now=0.0), "each has its own"
+    assert limiter.admits(BOB, now=0.0), "each peer has a separate allowance"
     assert [limiter.admits(ANN, now=2.0) for _ in range(3)] == [True, True, False]
 
 
-def test_of_too_many_voices_the_one_heard_longest_ago_is_forgotten() -> None:
+def test_a_full_limiter_drops_the_peer_that_announced_longest_ago() -> None:
     limiter = RateLimiter[str](max_per_minute=1, max_keys=2)
-    for peer in (ANN, BOB, ANN, "carol"):  # ann was heard again, so bob goes
+    for peer in (ANN, BOB, ANN, "carol"):  # ann announces again, so bob is dropped
         limiter.admits(peer, now=0.0)
     assert not limiter.admits(ANN, now=0.0)
     assert limiter.admits(BOB, now=0.0)
 
 
-def test_pauses_double_with_each_failure_in_a_row_and_end_with_an_answer() -> None:
+def test_pauses_double_with_each_consecutive_failure_and_end_with_an_answer() -> None:
     backoff = PeerBackoff(first_s=5.0)
     now = 0.0
     for length_s in (5.0, 10.0, 20.0):
@@ -39,7 +39,7 @@ def test_pauses_double_with_each_failure_in_a_row_and_end_with_an_answer() -> No
     assert backoff.may_ask(ANN, now=now + 5.0)
 
 
-def test_a_pause_has_a_longest_length_and_one_that_was_asked_for_is_no_failure() -> None:
+def test_pauses_are_bounded_and_a_requested_pause_is_no_failure() -> None:
     backoff = PeerBackoff(first_s=1.0)
     for _ in range(MAX_FACTOR):
         backoff.failed(ANN, now=0.0)

@@ -25,47 +25,47 @@ MEMBERS = [f"peer-{number}" for number in range(20)]
 IDS = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(600)]
 
 
-def test_exactly_one_member_is_on_duty_and_another_at_each_attempt() -> None:
+def test_each_attempt_assigns_exactly_one_member_and_a_different_one() -> None:
     for group_id in IDS[:50]:
         for attempt in range(4):
-            on_duty = [peer for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS, attempt=attempt)]
-            assert len(on_duty) == 1
+            assigned = [peer for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS, attempt=attempt)]
+            assert len(assigned) == 1
         firsts = {
             peer for peer in MEMBERS for attempt in range(4) if is_assigned(group_id, peer, MEMBERS, attempt=attempt)
         }
         assert len(firsts) == 4
 
 
-def test_duties_are_even() -> None:
+def test_assignments_are_even() -> None:
     counts = Counter(peer for group_id in IDS for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS))
     assert min(counts.values()) > 10 and max(counts.values()) < 60
 
 
-def test_a_member_more_or_less_moves_few_duties() -> None:
-    moved = sum(
+def test_one_member_more_or_less_changes_few_assignments() -> None:
+    num_changed = sum(
         is_assigned(group_id, peer, MEMBERS) != is_assigned(group_id, peer, MEMBERS[1:])
         for group_id in IDS
         for peer in MEMBERS[1:]
     )
-    assert moved < 2 * len(IDS) / len(MEMBERS)
+    assert num_changed < 2 * len(IDS) / len(MEMBERS)
 
 
-def test_an_attempt_beyond_the_members_begins_again() -> None:
+def test_an_attempt_beyond_the_number_of_members_starts_again() -> None:
     assert is_assigned(IDS[0], "alone", [], attempt=3)
     assert is_assigned(IDS[0], "alone", ["alone"], attempt=0)
 
 
-def test_in_a_small_swarm_duties_go_round_among_all_in_a_large_one_in_the_shard() -> None:
+def test_all_members_are_eligible_in_a_small_swarm_and_those_of_the_shard_in_a_large_one() -> None:
     me, sender = MEMBERS[0], MEMBERS[1]
     few = eligible_members(sender, peer_id=me, known=MEMBERS[1:], shard_members=["x", sender], num_shards=8)
     assert few == MEMBERS[1:]
     many = MEMBERS * MIN_MEMBERS_PER_SHARD
     for other in MEMBERS[1:]:
-        circle = eligible_members(other, peer_id=me, known=many, shard_members=["x", other], num_shards=8)
-        assert circle == (["x", other] if shard_of(other, 8) == shard_of(me, 8) else None)
+        eligible = eligible_members(other, peer_id=me, known=many, shard_members=["x", other], num_shards=8)
+        assert eligible == (["x", other] if shard_of(other, 8) == shard_of(me, 8) else None)
 
 
-def test_assignments_are_those_of_ranking_all_eligible_members() -> None:
+def test_assignments_agree_with_a_ranking_of_all_eligible_members() -> None:
     random = Random(5)
     num_assigned = Counter[int]()
     for group_id in IDS:
@@ -81,7 +81,7 @@ def test_assignments_are_those_of_ranking_all_eligible_members() -> None:
 
 
 @pytest.mark.parametrize(("attempt", "num_visited", "max_queried"), [(0, 16, 1), (255, 80, 16)])
-def test_the_work_for_one_group_hardly_grows_with_the_members(attempt: int, num_visited: int, max_queried: int) -> None:
+def test_the_work_for_one_group_is_bounded_for_many_members(attempt: int, num_visited: int, max_queried: int) -> None:
     visited: list[str] = []
     queried: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Attribution: the signer is at fault for contents, the serving peer for what it could check, otherwise none."""
+"""Attribution: the signer is at fault for contents, the serving peer for faults that it could detect, else neither."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from ftis_node.swarm.reputation import Behaviour
         ("duplicate_of_own", True, "signer", Behaviour.FALSE_CLAIM),
     ],
 )
-def test_who_is_blamed_for_what(reason: str, signed: bool, blamed: str, conduct: Behaviour) -> None:
+def test_each_reason_is_attributed_to_the_peer_that_caused_it(
+    reason: str, signed: bool, blamed: str, conduct: Behaviour
+) -> None:
     assert attribute_refusal(reason, origin="relay", sender="signer", signed=signed) == (blamed, conduct)
 
 
-def test_a_flood_is_the_senders_only_from_its_own_hand() -> None:
+def test_a_flood_is_attributed_to_the_sender_only_if_it_served_the_group() -> None:
     assert attribute_refusal("quota", origin="signer", sender="signer", signed=False) == (
         "signer",
         Behaviour.RATE_LIMITED,
     )
 
 
-def test_a_name_without_a_signature_blames_nobody_else() -> None:
+def test_an_unsigned_group_is_attributed_to_the_peer_that_served_it() -> None:
     assert attribute_refusal("anything", origin="forger", sender="victim", signed=False) == (
         "forger",
         Behaviour.REFUSED,

@@ -1,4 +1,4 @@
-"""Unconfirmed groups are announced again, claims are verified, and confirmations are repeated in turn."""
+"""The retry queue of announcements, and the bounded sets of ids by peer behind claims and confirmations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ftis_node.swarm.delivery import IdsByPeer, RetryQueue
 GROUP, OTHER = b"g" * 32, b"o" * 32
 
 
-def test_the_pauses_double_until_the_last_attempt() -> None:
+def test_waits_double_until_the_last_attempt() -> None:
     queue, now, waits = RetryQueue[str](first_wait_s=2.0, max_attempts=3), 0.0, []
     attempt = 1
     while queue.put("x", attempt=attempt, now=now):
@@ -23,7 +23,7 @@ def test_the_pauses_double_until_the_last_attempt() -> None:
     assert len(queue) == 0
 
 
-def test_what_is_discarded_is_not_tried_again() -> None:
+def test_a_discarded_item_is_not_retried() -> None:
     queue = RetryQueue[bytes](first_wait_s=10.0)
     assert queue.put(GROUP, now=0.0) and queue.put(OTHER, now=5.0)
     assert queue.due(now=9.9) == []
@@ -31,14 +31,14 @@ def test_what_is_discarded_is_not_tried_again() -> None:
     assert queue.due(now=100.0) == [(OTHER, 1)]
 
 
-def test_of_too_many_the_oldest_are_given_up() -> None:
+def test_a_full_queue_drops_the_oldest() -> None:
     queue = RetryQueue[int](first_wait_s=1.0, capacity=2)
     for number in range(3):
         queue.put(number, now=0.0)
     assert queue.due(now=1.0) == [(1, 1), (2, 1)]
 
 
-def test_a_delivery_is_one_peers_and_one_groups() -> None:
+def test_a_delivery_is_a_pair_of_peer_and_group() -> None:
     sent = IdsByPeer(capacity=100)
     sent.add("a", b"1")
     sent.add("a", b"1")
@@ -48,7 +48,7 @@ def test_a_delivery_is_one_peers_and_one_groups() -> None:
     assert len(sent) == 1
 
 
-def test_who_takes_most_makes_others_forgotten_last() -> None:
+def test_a_full_set_first_drops_ids_of_the_peer_with_most() -> None:
     sent = IdsByPeer(capacity=10)
     sent.add("honest", b"x")
     for number in range(1000):
@@ -61,7 +61,7 @@ def test_who_takes_most_makes_others_forgotten_last() -> None:
     assert len(sent) == 10
 
 
-def test_claims_are_taken_in_turn_and_bounded() -> None:
+def test_claims_are_bounded_and_peers_take_turns() -> None:
     claims = IdsByPeer(capacity=6)
     claims.add("honest", b"x")
     for number in range(100):
@@ -76,19 +76,19 @@ def test_claims_are_taken_in_turn_and_bounded() -> None:
     assert claims.take(8) == []
 
 
-def test_all_of_a_peer_at_once_and_peers_in_turn() -> None:
+def test_all_ids_of_a_peer_are_taken_at_once_and_peers_take_turns() -> None:
     ids = IdsByPeer(capacity=100)
     for peer, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3")):
         ids.add(peer, group_id)
     assert ids.take_of_next(lambda peer: True, most=64) == ("a", [b"1", b"3"])
     ids.add("a", b"4")
-    assert ids.take_of_next(lambda peer: True, most=64) == ("b", [b"2"]), "it comes before one whose turn just was"
+    assert ids.take_of_next(lambda peer: True, most=64) == ("b", [b"2"]), "b comes before a, which just had its turn"
     assert ids.take_of_next(lambda peer: peer != "a", most=64) is None
     assert ids.take_of_next(lambda peer: True, most=64) == ("a", [b"4"])
     assert len(ids) == 0
 
 
-def test_what_one_message_does_not_hold_waits_for_the_next_turn() -> None:
+def test_ids_beyond_one_message_wait_for_the_next_turn() -> None:
     ids = IdsByPeer(capacity=100)
     for peer, group_id in (("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"4")):
         ids.add(peer, group_id)

@@ -1,4 +1,4 @@
-"""Which groups are pulled first if nodes have domains."""
+"""The order of pulls if nodes have domains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNTS = st.integers(0, 50)
 SHARES = st.floats(0, 1)
 
 
-def test_by_hand() -> None:
+def test_portions_by_hand() -> None:
     assert portions(0.75, stock=8, need=8, num_near=0, num_far=0) == (
         DomainPortion(6, True),
         DomainPortion(2, False),
@@ -33,11 +33,11 @@ def test_by_hand() -> None:
 
 
 @given(share=SHARES, stock=COUNTS, need=st.none() | COUNTS, near=COUNTS, far=COUNTS)
-def test_nothing_is_left_out_and_no_more_than_twice_the_stock_waits(
+def test_portions_keep_within_the_shares_and_any_group_comes_last(
     share: float, stock: int, need: int | None, near: int, far: int
 ) -> None:
     made = portions(share, stock=stock, need=need, num_near=near, num_far=far)
-    assert made[-1] == ANY, "what one side has not got the other fills"
+    assert made[-1] == ANY, "any group fills what one domain lacks"
     if need is not None:
         taken = {portion.near: portion.num or 0 for portion in made[:-1]}
         assert set(taken) == {True, False}
@@ -46,23 +46,23 @@ def test_nothing_is_left_out_and_no_more_than_twice_the_stock_waits(
         assert taken[False] + far <= max(far, stock - round(share * stock))
 
 
-def test_a_claim_is_of_a_domain_only_where_all_its_parts_are() -> None:
+def test_a_group_is_in_the_domain_only_if_all_its_labels_are() -> None:
     domain = OwnDomain(frozenset({"a", "b"}), share=1.0)
     assert domain.is_claimed(frozenset({"a"}))
     assert domain.is_claimed(frozenset({"a", "b"}))
     assert not domain.is_claimed(frozenset({"a", "c"}))
-    assert not domain.is_claimed(frozenset()), "for the whole task, or it says nothing"
+    assert not domain.is_claimed(frozenset()), "a group without labels is in no domain"
 
 
-def test_only_what_is_meant_is_asked_for_and_duties_always() -> None:
-    wants = PullQueue()
+def test_only_matching_groups_are_requested_and_assigned_ones_always() -> None:
+    queue = PullQueue()
     for number, sender in enumerate("aabb"):
         name = f"{sender}{number}".encode()
-        wants.add(PullItem(name, sender, number + 1, 100, float(number), is_assigned=name == b"b2"), holder=sender)
+        queue.add(PullItem(name, sender, number + 1, 100, float(number), is_assigned=name == b"b2"), holder=sender)
     requested = []
-    while batch := wants.next_request(most=9, need=None, max_bytes=1 << 20, is_meant=lambda want: want.sender == "a"):
-        requested.append([want.id for want in batch.items])
+    while batch := queue.next_request(most=9, need=None, max_bytes=1 << 20, is_meant=lambda item: item.sender == "a"):
+        requested.append([item.id for item in batch.items])
     assert requested == [[b"a1", b"a0"], [b"b2"]]
-    assert wants.num_in_flight_of(lambda want: want.sender == "a") == 2
-    rest = wants.next_request(most=9, need=None, max_bytes=1 << 20)
-    assert rest is not None and [want.id for want in rest.items] == [b"b3"]
+    assert queue.num_in_flight_of(lambda item: item.sender == "a") == 2
+    rest = queue.next_request(most=9, need=None, max_bytes=1 << 20)
+    assert rest is not None and [item.id for item in rest.items] == [b"b3"]

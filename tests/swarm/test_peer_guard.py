@@ -1,4 +1,4 @@
-"""Exceptions caused by a peer's values are counted and charged, with a pause; the node's own faults pass through."""
+"""The guard counts and charges exceptions that a peer's values cause; the node's own faults pass through."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_peer_pauses_for_twice_as_long_after_each_fault() -> None:
     guard = PeerGuard(clock=clock)
     for num_before in range(3):
         with guard.work_for(PEER, Place.HELLO):
-            raise ValueError("bad")
+            raise ValueError("invalid")
         assert not guard.may_work(PEER)
         assert guard.may_work("another peer")
         clock.now += FIRST_PAUSE_S * 2**num_before - 0.1
@@ -92,20 +92,20 @@ def test_the_nodes_own_faults_pass_through(error: BaseException) -> None:
         ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
     ],
 )
-def test_what_a_value_can_bring_about_is_the_peers(error: Exception) -> None:
+def test_errors_that_a_value_can_cause_are_the_peers_fault(error: Exception) -> None:
     assert not is_own(error)
     with PeerGuard().work_for(PEER, Place.STORE) as work:
         raise error
     assert work.failed
 
 
-def test_a_caller_names_what_else_passes() -> None:
+def test_a_caller_may_name_more_errors_that_pass_through() -> None:
     guard = PeerGuard()
     with pytest.raises(EOFError), guard.work_for(PEER, Place.HELLO, passes=(OSError, EOFError)):
         raise EOFError("p2pd is gone")
 
 
-def test_what_the_machine_lacked_is_counted_but_charged_to_nobody() -> None:
+def test_a_lack_of_resources_is_counted_but_not_charged() -> None:
     charged: list[str] = []
     guard = PeerGuard(lambda peer_id, place, error: charged.append(peer_id))
     for error in (OSError(errno.EMFILE, "Too many open files"), MemoryError()):
@@ -116,7 +116,7 @@ def test_what_the_machine_lacked_is_counted_but_charged_to_nobody() -> None:
     assert charged == []
 
 
-def test_each_kind_is_logged_once_and_the_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_error_is_logged_once_and_the_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     guard = PeerGuard()
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
@@ -148,7 +148,7 @@ async def test_work_that_is_cancelled_ends() -> None:
 
 
 async def test_an_error_while_work_is_cancelled_does_not_hide_the_cancellation() -> None:
-    """A clean-up that fails would else leave a task that goes on, and a node that never ends."""
+    """Otherwise the task continues after a clean-up that fails, and the node never ends."""
     guard, began = PeerGuard(), asyncio.Event()
 
     async def work() -> None:
@@ -158,7 +158,7 @@ async def test_an_error_while_work_is_cancelled_does_not_hide_the_cancellation()
                     began.set()
                     await asyncio.Event().wait()
                 finally:
-                    raise ValueError("of the clean-up")
+                    raise ValueError("the clean-up failed")
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         task = tasks.create_task(work())
@@ -168,7 +168,7 @@ async def test_an_error_while_work_is_cancelled_does_not_hide_the_cancellation()
     assert guard.num_faults == {Place.PULL: 1}
 
 
-async def test_a_time_limit_around_guarded_work_holds() -> None:
+async def test_a_time_limit_around_guarded_work_passes_through() -> None:
     guard = PeerGuard()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -176,10 +176,10 @@ async def test_a_time_limit_around_guarded_work_holds() -> None:
                 try:
                     await asyncio.sleep(5)
                 finally:
-                    raise ValueError("of the clean-up")
+                    raise ValueError("the clean-up failed")
 
 
-async def test_a_time_limit_inside_of_guarded_work_is_the_peers_fault() -> None:
+async def test_a_time_limit_inside_guarded_work_is_the_peers_fault() -> None:
     guard = PeerGuard()
     with guard.work_for(PEER, Place.PULL) as work:
         async with asyncio.timeout(0.01):
@@ -207,9 +207,9 @@ def test_a_failure_to_charge_a_peer_is_logged_and_swallowed(caplog: pytest.LogCa
 
     guard = PeerGuard(charge)
     with guard.work_for(PEER, Place.STORE) as work:
-        raise ValueError("bad")
+        raise ValueError("invalid")
     assert work.failed
-    assert not guard.may_work(PEER), "it pauses all the same"
+    assert not guard.may_work(PEER), "the peer is paused anyway"
     assert "UnicodeEncodeError" in caplog.text
 
 
@@ -218,4 +218,4 @@ def test_a_disk_that_fails_while_a_peer_is_charged_is_the_nodes_own_fault() -> N
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space"), PeerGuard(charge).work_for(PEER, Place.STORE):
-        raise ValueError("bad")
+        raise ValueError("invalid")

@@ -1,4 +1,4 @@
-"""The token bucket, the rate limits of one sender and of all new peers, and the buffer places of one peer."""
+"""The token bucket, the rate limits of one sender and of all new peers, and one peer's share of the buffer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LIMITS = RateLimitsSection(
 )
 
 
-def spend(quotas: Quotas, peer_id: str, *, groups: int, tokens: int = 1, stranger: bool = False) -> int:
-    """How many of these groups would be looked at, all at time 0."""
+def spend(quotas: Quotas, peer_id: str, *, groups: int, tokens: int = 1, is_new: bool = False) -> int:
+    """Return how many of these groups are allowed, all at time 0."""
     allowed = 0
     for _ in range(groups):
-        if quotas.allows(peer_id, is_new_peer=stranger, now=0.0):
-            quotas.spend(peer_id, tokens, is_new_peer=stranger, now=0.0)
+        if quotas.allows(peer_id, is_new_peer=is_new, now=0.0):
+            quotas.spend(peer_id, tokens, is_new_peer=is_new, now=0.0)
             allowed += 1
     return allowed
 
 
-def test_a_sender_has_a_minutes_worth_and_then_its_rate() -> None:
+def test_a_sender_may_use_one_minutes_allowance_and_then_its_rate() -> None:
     quotas = Quotas(LIMITS)
     assert spend(quotas, "ann", groups=100) == 60
     assert quotas.allows("bob", is_new_peer=False, now=0.0)
@@ -30,13 +30,13 @@ def test_a_sender_has_a_minutes_worth_and_then_its_rate() -> None:
     assert quotas.allows("ann", is_new_peer=False, now=1.1)
 
 
-def test_few_groups_of_many_tokens_are_bounded_too() -> None:
+def test_the_number_of_tokens_is_bounded_too() -> None:
     assert spend(Quotas(LIMITS), "ann", groups=100, tokens=2000) == 3
 
 
-def test_a_thousand_strangers_have_no_more_than_two_peers_and_take_no_known_peers_turn() -> None:
+def test_a_thousand_new_peers_share_one_limit_and_do_not_use_that_of_a_known_peer() -> None:
     quotas = Quotas(LIMITS, max_peers=50)
-    assert sum(spend(quotas, f"new{i}", groups=2, stranger=True) for i in range(1000)) == 120
+    assert sum(spend(quotas, f"new{i}", groups=2, is_new=True) for i in range(1000)) == 120
     assert not quotas.allows("new5000", is_new_peer=True, now=0.0)
     assert spend(quotas, "ann", groups=100) == 60
     assert len(quotas._senders) <= 50
@@ -46,7 +46,7 @@ def test_a_thousand_strangers_have_no_more_than_two_peers_and_take_no_known_peer
     ("num_peers", "peer", "places"),
     [(1, "ann", 100), (2, "ann", 50), (3, "ann", 33), (4, "ann", 25), (99, "ann", 25), (99, "friend", 50)],
 )
-def test_among_few_peers_each_has_its_part_and_among_many_none_has_more_than_the_share(
+def test_few_peers_divide_the_buffer_equally_and_of_many_none_exceeds_its_share(
     num_peers: int, peer: str, places: int
 ) -> None:
     cap = ShareCap(share=0.25, trusted_share=0.5, trusted=frozenset({"friend"}))
@@ -64,34 +64,34 @@ def test_among_few_peers_each_has_its_part_and_among_many_none_has_more_than_the
         (["/ip4/192.168.1.1/tcp/1", "", "nonsense", "/ip4/x/tcp/1", "/dns4/example.org/tcp/1"], None),
     ],
 )
-def test_peers_of_one_public_network_are_one_neighbor(addresses: list[str], network: str | None) -> None:
+def test_the_subnet_is_that_of_the_first_public_address(addresses: list[str], network: str | None) -> None:
     assert subnet_of(addresses) == network
 
 
-def test_a_burst_is_there_at_once_and_then_the_rate() -> None:
-    allowance = TokenBucket(rate_per_s=10.0, burst=20.0)
-    assert allowance.take(20.0, now=100.0)
-    assert not allowance.take(1.0, now=100.0)
-    assert allowance.wait_s(5.0, now=100.0) == pytest.approx(0.5)
-    assert allowance.take(5.0, now=100.5)
-    assert not allowance.take(1.0, now=100.5)
+def test_a_bucket_allows_its_burst_at_once_and_then_the_rate() -> None:
+    bucket = TokenBucket(rate_per_s=10.0, burst=20.0)
+    assert bucket.take(20.0, now=100.0)
+    assert not bucket.take(1.0, now=100.0)
+    assert bucket.wait_s(5.0, now=100.0) == pytest.approx(0.5)
+    assert bucket.take(5.0, now=100.5)
+    assert not bucket.take(1.0, now=100.5)
 
 
-def test_it_never_holds_more_than_its_burst() -> None:
-    allowance = TokenBucket(rate_per_s=10.0, burst=20.0)
-    allowance.take(20.0, now=0.0)
-    assert allowance.left(now=1e6) == 20.0
-    assert allowance.wait_s(50.0, now=1e6) == 0.0, "more than a burst waits for a full one only"
+def test_a_bucket_never_holds_more_than_its_burst() -> None:
+    bucket = TokenBucket(rate_per_s=10.0, burst=20.0)
+    bucket.take(20.0, now=0.0)
+    assert bucket.left(now=1e6) == 20.0
+    assert bucket.wait_s(50.0, now=1e6) == 0.0, "a request above the burst waits for a full bucket only"
 
 
-def test_a_debt_is_paid_before_anything_more_is_allowed() -> None:
-    allowance = TokenBucket(rate_per_s=10.0, burst=20.0)
-    assert allowance.spend(50.0, now=0.0) == pytest.approx(3.0)
-    assert not allowance.take(1.0, now=3.0)
-    assert allowance.take(1.0, now=3.1)
+def test_a_debt_is_paid_before_more_is_allowed() -> None:
+    bucket = TokenBucket(rate_per_s=10.0, burst=20.0)
+    assert bucket.spend(50.0, now=0.0) == pytest.approx(3.0)
+    assert not bucket.take(1.0, now=3.0)
+    assert bucket.take(1.0, now=3.1)
 
 
 @pytest.mark.parametrize(("rate_per_s", "burst"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
-def test_an_allowance_of_nothing_is_refused(rate_per_s: float, burst: float) -> None:
+def test_a_rate_or_burst_of_zero_or_less_is_refused(rate_per_s: float, burst: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         TokenBucket(rate_per_s=rate_per_s, burst=burst)

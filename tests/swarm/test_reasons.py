@@ -1,4 +1,4 @@
-"""Every reason has a sentence, the same as in the documentation."""
+"""Every reason has a sentence; the page of rejections has the same sentences."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ftis_node.swarm.reputation import BY_OPERATOR, GOOD_BEHAVIOUR, Behaviour
 PAGE = Path(__file__).parents[2] / "docs/reference/rejections.md"
 
 
-def test_the_sentences_are_those_of_the_page_of_rejections() -> None:
+def test_the_page_of_rejections_has_the_same_sentences() -> None:
     text = PAGE.read_text(encoding="utf-8")
     table = text[text.index("| reason | the group is refused") : text.index("## Other names")]
     assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == REFUSALS
 
 
-def test_whatever_a_peers_record_counts_has_a_sentence() -> None:
+def test_every_reason_in_a_peers_record_has_a_sentence() -> None:
     for reason in [
         *(set(Behaviour) - GOOD_BEHAVIOUR),
         BY_OPERATOR,

@@ -1,4 +1,4 @@
-"""Which peers a full table drops, and what it reports as changed."""
+"""Which peers a full reputation table drops, and which changes of trust it returns."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ def note(
     return changes[-1]
 
 
-def test_the_operators_word_and_those_that_taught_are_remembered_longest() -> None:
+def test_a_full_table_keeps_decisions_of_the_operator_and_peers_that_contributed() -> None:
     table = ReputationTable(AccessSection(), max_peers=16)
     table.ban("banned by hand", 5.0, now=1e6)
     table.trust("trusted", True, now=1e6)
-    note(table, "teacher", Behaviour.CONTRIBUTED, 12)
+    note(table, "contributor", Behaviour.CONTRIBUTED, 12)
     for number in range(100):
-        note(table, f"liar{number}", Behaviour.FALSE_CLAIM, 3)
-        note(table, f"stranger{number}", Behaviour.HARMLESS, 1)
+        note(table, f"malicious{number}", Behaviour.FALSE_CLAIM, 3)
+        note(table, f"unknown{number}", Behaviour.HARMLESS, 1)
     kept = {peer_id for peer_id, _ in table}
     assert len(kept) <= 16
-    assert {"banned by hand", "trusted", "teacher", "liar99"} <= kept
-    assert table.reputation("stranger0").trust_level(now=1e6) is TrustLevel.GOOD
-    assert table.forgotten >= {"stranger0"}
+    assert {"banned by hand", "trusted", "contributor", "malicious99"} <= kept
+    assert table.reputation("unknown0").trust_level(now=1e6) is TrustLevel.GOOD
+    assert table.forgotten >= {"unknown0"}
     assert not table.forgotten & kept
 
 
-def test_a_change_is_told_once() -> None:
+def test_a_change_of_trust_is_returned_once() -> None:
     table = ReputationTable(AccessSection())
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is TrustLevel.PROBATION
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is None

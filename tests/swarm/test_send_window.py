@@ -1,4 +1,4 @@
-"""When a small message goes at once, and when it waits for others."""
+"""The send window: a small message goes at once, or waits to be joined with others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from ftis_node.swarm.rate_limits import SendWindow
 
 
-def test_an_idle_destination_waits_for_nothing_and_a_busy_one_until_the_window_ends() -> None:
+def test_a_message_waits_for_the_end_of_the_window_only_if_its_destination_is_busy() -> None:
     window = SendWindow(window_s=0.5)
     assert window.wait_s("a", now=10.0) == 0
     window.sent("a", now=10.0)
@@ -16,7 +16,7 @@ def test_an_idle_destination_waits_for_nothing_and_a_busy_one_until_the_window_e
     assert window.wait_s("a", now=10.5) == 0
 
 
-def test_a_burst_goes_at_once_and_then_one_message_a_window() -> None:
+def test_a_burst_goes_at_once_and_then_one_message_per_window() -> None:
     window = SendWindow(window_s=0.5, burst=3)
     for _ in range(3):
         assert window.wait_s("a", now=10.0) == 0

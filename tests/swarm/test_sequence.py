@@ -10,19 +10,19 @@ from ftis_node.swarm.sequence import (
 )
 
 
-def heard(*numbers: int) -> SequenceTracker:
+def tracker_after(*numbers: int) -> SequenceTracker:
     sender = SequenceTracker(at=0.0)
     for number in numbers:
         sender.note(number, at=1.0)
     return sender
 
 
-def test_what_came_before_the_first_is_no_gap() -> None:
-    assert heard(7, 8, 9).gaps == ()
+def test_numbers_before_the_first_one_are_no_gap() -> None:
+    assert tracker_after(7, 8, 9).gaps == ()
 
 
-def test_gaps_are_named_newest_first_and_filled() -> None:
-    sender = heard(1, 4, 9)
+def test_gaps_are_listed_newest_first_and_filled() -> None:
+    sender = tracker_after(1, 4, 9)
     assert sender.gaps == (SequenceGap(5, 8), SequenceGap(2, 3))
     sender.note(6, at=2.0)
     assert sender.gaps == (SequenceGap(7, 8), SequenceGap(5, 5), SequenceGap(2, 3))
@@ -33,7 +33,7 @@ def test_gaps_are_named_newest_first_and_filled() -> None:
 
 
 def test_only_a_higher_number_ends_a_silence() -> None:
-    sender = heard(1, 2)
+    sender = tracker_after(1, 2)
     sender.note(2, at=5.0)
     assert (sender.highest, sender.at) == (2, 1.0)
     sender.note(3, at=6.0)
@@ -41,18 +41,18 @@ def test_only_a_higher_number_ends_a_silence() -> None:
 
 
 def test_a_directory_record_shows_a_missing_tail() -> None:
-    sender = heard(1, 2)
+    sender = tracker_after(1, 2)
     sender.note_tail(5)
     assert sender.gaps == (SequenceGap(3, 5),)
     sender.note_tail(5)
     assert sender.gaps == (SequenceGap(3, 5),)
-    unheard = SequenceTracker(at=0.0)
-    unheard.note_tail(5)
-    assert unheard.gaps == (), "what came before is asked for by time"
+    silent = SequenceTracker(at=0.0)
+    silent.note_tail(5)
+    assert silent.gaps == (), "earlier groups are queried by time"
 
 
-def test_a_gap_is_given_up_after_a_final_answer_or_a_few_tries() -> None:
-    sender = heard(1, 4, 9)
+def test_a_gap_is_dropped_after_a_final_answer_or_max_tries() -> None:
+    sender = tracker_after(1, 4, 9)
     sender.note_query(SequenceGap(5, 8), is_final=True)
     assert sender.gaps == (SequenceGap(2, 3),)
     for tries in range(1, MAX_TRIES):
@@ -62,7 +62,7 @@ def test_a_gap_is_given_up_after_a_final_answer_or_a_few_tries() -> None:
     assert sender.gaps == ()
 
 
-def test_a_sender_that_leaves_out_every_other_number_costs_little() -> None:
-    sender = heard(*range(1, 1001, 2))
+def test_the_gaps_of_a_sender_that_skips_every_other_number_are_bounded() -> None:
+    sender = tracker_after(*range(1, 1001, 2))
     assert len(sender.gaps) == MAX_GAPS
     assert sender.gaps[0] == SequenceGap(998, 998)

@@ -1,4 +1,4 @@
-"""In which shard a node announces, and which it reads."""
+"""In which shard a node announces, which shards it reads, and which peers it dials."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CANDIDATES = [f"peer {number}" for number in range(50)]
 
 
 @pytest.mark.parametrize("num_shards", [1, 4, 64])
-def test_a_shards_buckets_list_the_peers_that_speak_in_it(num_shards: int) -> None:
+def test_the_buckets_of_a_shard_list_the_peers_that_announce_in_it(num_shards: int) -> None:
     for peer in PEERS:
         assert bucket_of(peer) in buckets_of(shard_of(peer, num_shards), num_shards)
     listed = [bucket for shard in range(num_shards) for bucket in buckets_of(shard, num_shards)]
     assert sorted(listed) == list(range(NUM_MEMBER_BUCKETS))
 
 
-def test_a_node_reads_its_own_shard_and_the_least_read() -> None:
+def test_a_node_reads_its_own_shard_and_those_with_the_fewest_readers() -> None:
     peer = PEERS[0]
     own = shard_of(peer, 8)
     readers = dict.fromkeys(range(8), 5) | {(own + 1) % 8: 0, (own + 2) % 8: 1}
@@ -41,7 +41,7 @@ def test_a_node_reads_its_own_shard_and_the_least_read() -> None:
     assert choose_shards(peer, num_shards=8, count=0, readers={}) == {own}
 
 
-def test_required_shards_come_before_the_least_read_and_beyond_the_count() -> None:
+def test_all_required_shards_are_read_even_beyond_the_count() -> None:
     peer = PEERS[0]
     own = shard_of(peer, 8)
     required = frozenset({(own + 3) % 8, (own + 4) % 8})
@@ -51,27 +51,27 @@ def test_required_shards_come_before_the_least_read_and_beyond_the_count() -> No
     assert chosen == {own, (own + 1) % 8} | required
 
 
-def test_readers_spread_where_nothing_is_known() -> None:
+def test_without_known_readers_nodes_spread_over_the_shards() -> None:
     read = [choose_shards(peer, num_shards=16, count=3, readers={}) for peer in PEERS]
     per_shard = [sum(shard in shards for shards in read) for shard in range(16)]
     assert min(per_shard) > 0.5 * sum(per_shard) / 16
 
 
 @pytest.mark.parametrize(
-    ("heard_per_s", "num_read", "count"),
+    ("received_per_s", "num_read", "count"),
     [
         (10.0, 4, 8),  # little traffic: twice as many
-        (10.0, 16, 16),  # all there are
+        (10.0, 16, 16),  # all shards
         (100.0, 8, 4),  # twice the budget: half as many
-        (40.0, 8, 8),  # near the budget: stays
-        (1000.0, 1, 1),  # one is the least
+        (40.0, 8, 8),  # near the budget: no change
+        (1000.0, 1, 1),  # at least one
     ],
 )
-def test_the_budget_decides_how_many(heard_per_s: float, num_read: int, count: int) -> None:
-    assert num_affordable(heard_per_s, num_read=num_read, num_shards=16, budget_per_s=50.0) == count
+def test_the_budget_decides_how_many_shards_are_read(received_per_s: float, num_read: int, count: int) -> None:
+    assert num_affordable(received_per_s, num_read=num_read, num_shards=16, budget_per_s=50.0) == count
 
 
-def test_a_count_that_fits_is_kept() -> None:
+def test_a_number_of_shards_that_fits_does_not_change() -> None:
     count = 16
     for _ in range(10):
         count = num_affordable(7.0 * count, num_read=count, num_shards=16, budget_per_s=50.0)
@@ -81,14 +81,14 @@ def test_a_count_that_fits_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("num_members", "num_dials"),
-    [(0, 8), (5, 3), (8, 1), (23, 1), (24, 0)],  # missing ones; one stranger more; many members: none
+    [(0, 8), (5, 3), (8, 1), (23, 1), (24, 0)],  # the missing ones; one unknown peer more; none with many members
 )
-def test_how_many_are_dialed(num_members: int, num_dials: int) -> None:
+def test_the_number_of_dials_depends_on_the_number_of_members(num_members: int, num_dials: int) -> None:
     chosen = choose_dials(CANDIDATES, [], members=CANDIDATES[:num_members], num_target=8, rng=random.Random(1))
     assert len(set(chosen)) == num_dials
 
 
-def test_only_strangers_are_dialed_and_not_always_the_same() -> None:
+def test_only_unconnected_peers_are_dialed_in_random_order() -> None:
     connected = CANDIDATES[:47]
     for seed in range(5):
         chosen = choose_dials(CANDIDATES, connected, members=[], num_target=8, rng=random.Random(seed))
@@ -100,12 +100,12 @@ def test_only_strangers_are_dialed_and_not_always_the_same() -> None:
     assert len(firsts) > 10
 
 
-def test_each_shard_that_is_read_gets_members_of_its_own() -> None:
+def test_members_of_each_shard_that_is_read_are_dialed() -> None:
     chosen = choose_dials(
         CANDIDATES, [], members=[], num_target=8, rng=random.Random(1), read=(1, 2, 3, 4), num_shards=8
     )
     per_shard = Counter(shard_of(peer_id, 8) for peer_id in chosen)
     assert {shard: per_shard[shard] for shard in (1, 2, 3, 4)} == dict.fromkeys((1, 2, 3, 4), MEMBERS_PER_SHARD)
-    assert len(chosen) == 4 * MEMBERS_PER_SHARD, "and no more than that, where it is enough in all"
+    assert len(chosen) == 4 * MEMBERS_PER_SHARD, "and no more, because these reach the target"
     assert shards_in_need(chosen, read=(1, 2), num_shards=8) == {}
     assert shards_in_need(chosen[:0], read=(2, 1), num_shards=8) == {1: MEMBERS_PER_SHARD, 2: MEMBERS_PER_SHARD}

@@ -1,4 +1,4 @@
-"""Weight versions in transit, and which are worth storing at a generator or a learner."""
+"""Weight versions in transit, and which of them a generator fetches and a learner keeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.swarm.transit import VersionsInTransit, outdated_offers, should_fetch
 
 
-def test_a_version_arrives_when_it_is_so_old_and_overtaken_ones_never() -> None:
+def test_a_version_arrives_after_its_delay_and_never_after_a_newer_one() -> None:
     transit = VersionsInTransit(parse_delay("fixed:2.5", unit="seconds"), random.Random(0))
     for version, at in ((1, 10.0), (2, 11.0), (3, 12.0)):
         transit.send(version, at=at)
@@ -22,10 +22,10 @@ def test_a_version_arrives_when_it_is_so_old_and_overtaken_ones_never() -> None:
     transit.send(1, at=0.0)
     assert transit.receive(20.0) == 3
     transit.send(1, at=0.0)
-    assert transit.receive(99.0) is None, "never back"
+    assert transit.receive(99.0) is None, "an older version never replaces a newer one"
 
 
-def test_a_delay_in_seconds_is_no_whole_number() -> None:
+def test_a_delay_in_seconds_is_not_rounded() -> None:
     delay = parse_delay("lognormal:0.5-1800", unit="seconds")
     drawn = [delay.draw(random.Random(seed)) for seed in range(200)]
     assert min(drawn) >= 0.5
@@ -34,17 +34,17 @@ def test_a_delay_in_seconds_is_no_whole_number() -> None:
 
 
 @pytest.mark.parametrize("spec", ["fixed:1801", "lognormal:0-8", "lognormal:1-1800.5", "fixed:-1", "uniform:1-2"])
-def test_another_delay_in_seconds_is_refused(spec: str) -> None:
+def test_an_invalid_delay_in_seconds_is_refused(spec: str) -> None:
     with pytest.raises(ConfigError):
         parse_delay(spec, unit="seconds", most=1800)
 
 
-def test_with_a_long_delay_the_places_are_spread_over_it() -> None:
+def test_versions_in_transit_are_spread_over_a_long_delay() -> None:
     delay = parse_delay("fixed:100", unit="seconds")
     transit, held_at, most = VersionsInTransit(delay, random.Random(0)), -1e9, 0
     ages = []
     made_at: dict[int, float] = {}
-    for now in range(1000):  # a version a second
+    for now in range(1000):  # one version per second
         if should_fetch(delay, num_held=len(transit.versions), max_held=4, since_last=now - held_at):
             transit.send(now + 1, at=now)
             made_at[now + 1], held_at = now, now
@@ -54,10 +54,10 @@ def test_with_a_long_delay_the_places_are_spread_over_it() -> None:
             ages.append(now - made_at[transit.served])
     assert most <= 4
     assert min(ages) == 100
-    assert max(ages) <= 130, "without the spreading, one is served for nearly another delay"
+    assert max(ages) <= 130, "without spreading, a version is served for nearly another delay"
 
 
-def test_a_learner_keeps_the_newest_and_what_is_being_fetched() -> None:
+def test_a_learner_keeps_the_newest_versions_and_those_being_fetched() -> None:
     requested_at = {1: 90.0, 2: 0.0, 3: 95.0, 4: 99.0, 5: 0.0, 6: 0.0}
     assert outdated_offers(requested_at, now=100.0, max_offered=8) == [2]
     assert outdated_offers(requested_at, now=100.0, max_offered=4) == [2, 1]

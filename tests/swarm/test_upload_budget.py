@@ -1,4 +1,4 @@
-"""Upload budget: requests a minute, bytes a second, fair shares."""
+"""The upload budget: requests per minute, bytes per second, fair shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def budget(*, bytes_per_s: float = 1000, requests: float = 60) -> UploadBudget:
     return UploadBudget(max_bytes_per_s=bytes_per_s, max_requests_per_minute=requests)
 
 
-def test_a_minute_of_requests_goes_at_once_then_one_a_second() -> None:
+def test_one_minutes_requests_are_taken_at_once_and_then_one_per_second() -> None:
     serving = budget(requests=60)
     assert all(serving.takes_request("a", "fetch", now=0) for _ in range(60))
     assert not serving.takes_request("a", "fetch", now=0)
@@ -22,7 +22,7 @@ def test_a_minute_of_requests_goes_at_once_then_one_a_second() -> None:
     assert sum(serving.takes_request("a", "ask", cost=10, now=1) for _ in range(20)) == 6
 
 
-def test_requests_of_thousands_of_peers_are_not_remembered_for_ever() -> None:
+def test_the_number_of_peers_with_a_request_count_is_bounded() -> None:
     serving = budget(requests=1)
     for number in range(MAX_REMEMBERED + 10):
         assert serving.takes_request(f"peer{number}", "fetch", now=0)
@@ -44,17 +44,17 @@ def test_bytes_above_the_rate_wait_and_then_are_refused() -> None:
     assert serving.wait_s("a", 500, now=10) == 0
 
 
-def test_an_item_above_a_second_of_the_line_goes_when_the_line_is_at_rest() -> None:
+def test_an_item_larger_than_one_seconds_bytes_is_sent_only_if_the_budget_is_idle() -> None:
     serving = budget(bytes_per_s=1000)
     assert serving.wait_s("a", 5000, now=0) == 0
     assert serving.wait_s("a", 1, now=1) is None
     assert serving.wait_s("a", 1, now=5) == 0
 
 
-def test_on_a_full_line_the_greedy_are_refused_first() -> None:
+def test_above_the_budget_the_peer_that_took_most_is_refused_first() -> None:
     serving = budget(bytes_per_s=1000)
     assert serving.wait_s("modest", 100, now=0) == 0
     assert serving.wait_s("greedy", 900, now=0) == 0
     assert serving.wait_s("greedy", 100, now=0) is None
     assert serving.wait_s("modest", 100, now=0) == pytest.approx(0.1)
-    assert serving.wait_s("greedy", 100, now=60) == 0  # what was given long ago is forgotten
+    assert serving.wait_s("greedy", 100, now=60) == 0  # bytes sent long ago no longer count

@@ -1,4 +1,4 @@
-"""Advice to update: the outdated peer, or this node if most others are ahead."""
+"""Advice to update: a peer with an older wire version, or this node if most members have a newer one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from ftis_node.node.peers.registry import count_other_versions, describe_peer_version
 
 
-def test_a_peer_of_another_version_is_named() -> None:
+def test_the_description_names_the_side_to_update() -> None:
     assert describe_peer_version(None, ours=1) == describe_peer_version(1, ours=1) == ""
     assert (
         describe_peer_version(2, ours=1)
@@ -31,7 +31,7 @@ def test_a_peer_of_another_version_is_named() -> None:
         ([2], 1, 0, True),
     ],
 )
-def test_this_node_is_to_be_updated_where_most_are_newer(
+def test_this_node_must_be_updated_if_most_members_are_newer(
     schemas: list[int | None], num_newer: int, num_older: int, is_due: bool
 ) -> None:
     found = count_other_versions(schemas, ours=1)

@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP on 127.0.0.1, which parses what arrives with the messages of OpenTelemetry."""
+"""A receiver of OTLP over HTTP on 127.0.0.1. It parses requests with the protobuf messages of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Point = tuple[Any, ...]
 
 
 class OtlpReceiver:
-    """Keeps path, headers and message of each request, and answers with the status `answer`."""
+    """An HTTP server that keeps path, headers and message of each request, and answers with the status `answer`."""
 
     def __init__(self, *, failing: range = range(0)) -> None:
-        """The requests with these numbers, from 1 on, get the status 503."""
+        """Answer the requests in `failing`, numbered from 1, with the status 503."""
         self.answer = 200
         self._failing = failing
         self.paths: list[str] = []
@@ -62,20 +62,20 @@ class OtlpReceiver:
         request.end_headers()
 
     def metrics(self, number: int = -1) -> list[Any]:
-        """The metrics of one request, of the last by default."""
+        """Return the metrics of one request, by default of the last one."""
         (resource,) = self.messages[number].resource_metrics
         (scope,) = resource.scope_metrics
         assert scope.scope.name == "ftis_node"
         return list(scope.metrics)
 
     def resource(self) -> dict[str, str]:
-        """The attributes of the resource in the last request."""
+        """Return the attributes of the resource in the last request."""
         (resource,) = self.messages[-1].resource_metrics
         return {one.key: one.value.string_value for one in resource.resource.attributes}
 
 
 def kind_of(metric: Any) -> str:
-    """The kind of a metric in the words of Prometheus; anything that is neither is an error."""
+    """Return `counter` or `gauge`, the kind of a metric in Prometheus. Any other kind fails."""
     which = metric.WhichOneof("data")
     if which == "sum":
         assert metric.sum.is_monotonic
@@ -85,7 +85,7 @@ def kind_of(metric: Any) -> str:
 
 
 def points_of(metric: Any) -> dict[Point, float]:
-    """The values of a metric by its name and labels."""
+    """Return the values of a metric by its name and labels."""
     points = getattr(metric, metric.WhichOneof("data")).data_points
     return {
         (metric.name, *sorted((one.key, one.value.string_value) for one in point.attributes)): point.as_double

@@ -1,4 +1,4 @@
-"""Event logs of schemas 1 to 3 are read under the present names, by every reader."""
+"""Every reader reads event logs of schemas 1 to 3 with the present names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EVENTS, REASONS, read_events, with_present_name
 from ftis_node.telemetry.history import read_event, read_head
-from tests.chaos.observing.trail import parse
+from tests.chaos.observation.event_log import parse
 from tests.telemetry.test_history import read_history
 
 GROUP = "ab" * 32
@@ -21,7 +21,7 @@ OLD_LOG = Path(__file__).parents[1] / "node" / "startup" / "old_homes" / "events
 
 
 @pytest.mark.parametrize(("old", "new"), EVENTS.items())
-def test_an_old_name_is_read_as_the_present_one(old: str, new: str, tmp_path: Path) -> None:
+def test_an_old_event_name_is_read_as_the_present_one(old: str, new: str, tmp_path: Path) -> None:
     line = json.dumps({"time": 1.0, "event": old, "file": "x", "group": GROUP}).encode() + b"\n"
     (path := tmp_path / "events.jsonl").write_bytes(line)
     assert [event["event"] for event in read_events(path, name=new)] == [new]
@@ -29,7 +29,7 @@ def test_an_old_name_is_read_as_the_present_one(old: str, new: str, tmp_path: Pa
     assert head is not None and (head.event, read_event(line)["event"]) == (new, new)
     assert [event["event"] for event in read_history(path).events] == [new]
     assert [event["event"] for event in group_events(path, GROUP)] == [new]
-    assert (seen := parse(line)) is not None and seen.name == new
+    assert (parsed := parse(line)) is not None and parsed.name == new
 
 
 @pytest.mark.parametrize(("old", "new"), REASONS.items())
@@ -40,8 +40,8 @@ def test_an_old_reason_is_read_as_the_present_one(old: str, new: str, tmp_path: 
     (path := tmp_path / "events.jsonl").write_bytes(b"".join(lines))
     assert [event["reason"] for event in read_events(path, name="refused")] == [new]
     assert [event["reason"] for event in group_events(path, GROUP)] == [new]
-    (was,) = read_events(path, name="reputation_changed")
-    assert (was["standing"], was["why"]) == ("probation", f"{new}: {old}")
+    (event,) = read_events(path, name="reputation_changed")
+    assert (event["standing"], event["why"]) == ("probation", f"{new}: {old}")
     totals = EventTotals()
     head = read_head(lines[0])
     assert head is not None
@@ -49,14 +49,14 @@ def test_an_old_reason_is_read_as_the_present_one(old: str, new: str, tmp_path: 
     assert totals.refused == {new: 1}
 
 
-def test_the_reason_of_a_released_group_stays() -> None:
+def test_the_reason_of_a_released_group_is_not_renamed() -> None:
     released = {"time": 1.0, "event": "released", "group": GROUP, "reason": "audit"}
     assert with_present_name(released) == released
 
 
-def test_every_present_reason_is_in_the_dictionary() -> None:
+def test_every_present_reason_has_a_sentence_and_no_former_one() -> None:
     assert set(REASONS.values()) <= REFUSALS.keys() | BEHAVIOUR.keys()
-    assert not REASONS.keys() & (REFUSALS.keys() | BEHAVIOUR.keys()), "a former name has no other meaning now"
+    assert not REASONS.keys() & (REFUSALS.keys() | BEHAVIOUR.keys()), "a former name must not have another meaning"
 
 
 @pytest.mark.parametrize("lost", [{"event": "buffer_behind"}, {"event": "saved", "file": "replay.sqlite"}])
@@ -68,10 +68,10 @@ def test_an_old_log_that_lost_its_buffer_expects_no_group(lost: dict[str, str], 
     assert read_event_log_summary(path).expected == []
 
 
-def test_a_log_of_schema_1_gives_its_history() -> None:
-    history, remembered = read_history(OLD_LOG), read_event_log_summary(OLD_LOG)
+def test_the_history_is_read_from_a_log_of_schema_1() -> None:
+    history, summary = read_history(OLD_LOG), read_event_log_summary(OLD_LOG)
     assert [point.step for point in history.steps] == [1, 2]
     assert [point.step for point in history.evaluations] == [0, 2]
-    assert (history.damaged_lines, remembered.num_damaged, remembered.step) == (0, 0, 2)
-    assert len(remembered.used) == 10
-    assert set(remembered.last_numbers.values()) == {21}
+    assert (history.damaged_lines, summary.num_damaged, summary.step) == (0, 0, 2)
+    assert len(summary.used) == 10
+    assert set(summary.last_numbers.values()) == {21}

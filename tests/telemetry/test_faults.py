@@ -1,4 +1,4 @@
-"""An error that nobody waits for is a fault where it passed through our code, wherever it happens; once is enough."""
+"""Errors that no code awaits: one that passed through this package is reported as a fault, once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.multiaddr import parse_multiaddr
 from ftis_node.telemetry.faults import unhandled_errors, watched_task
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterator
 
     import pytest
@@ -21,35 +23,35 @@ WAIT_S = 20.0
 
 
 class Faults:
-    """What was heard, and a wait for it."""
+    """The reported faults, and a wait for the first one."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, BaseException]] = []
-        self._came = asyncio.Event()
+        self.reported: list[tuple[str, BaseException]] = []
+        self._arrived = asyncio.Event()
 
     def take(self, where: str, error: BaseException) -> None:
-        self.heard.append((where, error))
-        self._came.set()
+        self.reported.append((where, error))
+        self._arrived.set()
 
     async def wait(self) -> tuple[str, BaseException]:
         async with asyncio.timeout(WAIT_S):
-            await self._came.wait()
-        return self.heard[0]
+            await self._arrived.wait()
+        return self.reported[0]
 
 
 @contextmanager
-def heard_faults() -> Iterator[Faults]:
+def collected_faults() -> Iterator[Faults]:
     faults = Faults()
     with unhandled_errors(faults.take):
         yield faults
 
 
-def fail_in_our_code() -> None:
+def fail_in_the_package() -> None:
     parse_multiaddr("nonsense")
 
 
-def fail_elsewhere() -> None:
-    raise LookupError("a library's")
+def fail_in_a_library() -> None:
+    raise LookupError("an error of a library")
 
 
 async def _later(failing: Callable[[], None]) -> None:
@@ -57,9 +59,9 @@ async def _later(failing: Callable[[], None]) -> None:
     failing()
 
 
-async def test_a_task_that_nobody_awaits() -> None:
-    with heard_faults() as faults:
-        task = asyncio.create_task(_later(fail_in_our_code), name="orphan")
+async def test_an_error_in_a_task_without_an_owner_is_reported() -> None:
+    with collected_faults() as faults:
+        task = asyncio.create_task(_later(fail_in_the_package), name="orphan")
         await asyncio.wait({task})
         del task
         gc.collect()
@@ -68,43 +70,49 @@ async def test_a_task_that_nobody_awaits() -> None:
     assert isinstance(error, ConfigError)
 
 
-async def test_a_callback_of_something_that_ended_well() -> None:
-    with heard_faults() as faults:
+async def test_an_error_in_a_done_callback_is_reported() -> None:
+    with collected_faults() as faults:
         ended = asyncio.create_task(asyncio.sleep(0))
-        ended.add_done_callback(lambda _: fail_in_our_code())
+        ended.add_done_callback(lambda _: fail_in_the_package())
         await ended
         where, error = await faults.wait()
     assert where.startswith("the event loop")
     assert isinstance(error, ConfigError)
 
 
-async def test_a_thread() -> None:
-    with heard_faults() as faults:
-        threading.Thread(target=fail_in_our_code, name="reader").start()
+async def test_an_error_in_a_thread_is_reported_and_the_hook_is_restored() -> None:
+    before = threading.excepthook
+    with collected_faults() as faults:
+        threading.Thread(target=fail_in_the_package, name="reader").start()
         where, error = await faults.wait()
     assert where == "the thread reader"
     assert isinstance(error, ConfigError)
-    assert threading.excepthook is threading.__excepthook__ or not faults.heard[1:], "the hook was given back"
+    assert threading.excepthook is before
 
 
-async def test_a_watched_task_that_still_has_its_owner() -> None:
-    """A reader that nobody asks: it fails at once, not when it is collected, and whoever raised."""
-    with heard_faults() as faults:
-        kept = watched_task(_later(fail_elsewhere), name="p2pd-output")
+async def test_an_error_in_a_watched_task_is_reported_at_once() -> None:
+    """The task still has an owner, and the error is of a library. It is not reported only at garbage collection."""
+    with collected_faults() as faults:
+        kept = watched_task(_later(fail_in_a_library), name="p2pd-output")
         assert await faults.wait() == ("the task p2pd-output", kept.exception())
 
 
-async def test_the_first_fault_ends_the_node_and_a_librarys_does_not(caplog: pytest.LogCaptureFixture) -> None:
-    with heard_faults() as faults:
+async def test_the_first_fault_is_reported_and_errors_of_a_library_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with collected_faults() as faults:
         loop = asyncio.get_running_loop()
+
+        def library_errors() -> list[logging.LogRecord]:
+            return [record for record in caplog.records if "a library failed" in record.message]
+
         for _ in range(3):
-            loop.call_soon(fail_elsewhere)
-        await asyncio.sleep(0.05)
-        assert faults.heard == []
-        loop.call_soon(fail_in_our_code)
-        loop.call_soon(fail_in_our_code)
+            loop.call_soon(fail_in_a_library)
+        await eventually(library_errors)
+        assert faults.reported == []
+        loop.call_soon(fail_in_the_package)
+        loop.call_soon(fail_in_the_package)
         await faults.wait()
         await asyncio.sleep(0)
-    assert len(faults.heard) == 1
-    told = [record for record in caplog.records if "a library failed" in record.message]
-    assert len(told) == 1, "once for each kind"
+    assert len(faults.reported) == 1
+    assert len(library_errors()) == 1

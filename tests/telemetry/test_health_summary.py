@@ -1,4 +1,4 @@
-"""Contributing, learning, healthy: what a status document says, in words, and what to do."""
+"""The answers of a status document, contributing, learning and healthy, with their causes and advice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ftis_node.telemetry.status import (
 )
 
 NOW = 1_000_000.0
-WELL = Status(
+HEALTHY = Status(
     node=NodeStatus(peer_id="12D3", state="running", uptime_s=8000.0),
     generation=GenerationStatus(state="ready", last_group_at=NOW - 5),
     learner=LearnerStatus(
@@ -40,13 +40,13 @@ YES, NO, NOT_YET, NOT_APPLICABLE = AnswerWord.YES, AnswerWord.NO, AnswerWord.NOT
 
 
 def _with(**changes: Any) -> Status:
-    """WELL, with some fields of its sections changed: `learner={"state": "off"}`."""
-    sections = {name: replace(getattr(WELL, name), **fields) for name, fields in changes.items()}
-    return replace(WELL, **sections)
+    """Return `HEALTHY` with changed fields in its sections: `learner={"state": "off"}`."""
+    sections = {name: replace(getattr(HEALTHY, name), **fields) for name, fields in changes.items()}
+    return replace(HEALTHY, **sections)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words", "said"),
+    ("changes", "words", "text"),
     [
         ({}, (YES, YES, YES), "40 groups sent, 4 confirmed"),
         ({"swarm": {"state": "standalone", "reason": "no peers were given; waiting"}}, (NO, YES, YES), "give --peers"),
@@ -85,37 +85,39 @@ def _with(**changes: Any) -> Status:
         ),
     ],
 )
-def test_each_finding(changes: dict[str, Any], words: tuple[AnswerWord, ...], said: str) -> None:
+def test_each_state_gets_its_answers_and_advice(
+    changes: dict[str, Any], words: tuple[AnswerWord, ...], text: str
+) -> None:
     verdict = summarize_health(_with(**changes), now=NOW)
     assert tuple(answer.word for _, answer in verdict.items()) == words
-    assert said in " ".join(f"{answer.why} {answer.advice}" for _, answer in verdict.items())
+    assert text in " ".join(f"{answer.why} {answer.advice}" for _, answer in verdict.items())
     assert "node" in changes or all(answer.advice for _, answer in verdict.items() if answer.word is NO)
 
 
-def test_a_stopped_and_a_starting_node() -> None:
-    words = [answer.word for _, answer in summarize_health(stopped(WELL), now=NOW).items()]
-    assert words == [NO, NO, NO], "it left no word: killed"
-    words = [answer.word for _, answer in summarize_health(starting(WELL), now=NOW).items()]
+def test_the_answers_of_a_killed_and_of_a_starting_node() -> None:
+    words = [answer.word for _, answer in summarize_health(stopped(HEALTHY), now=NOW).items()]
+    assert words == [NO, NO, NO], "its last status does not end: it was killed"
+    words = [answer.word for _, answer in summarize_health(starting(HEALTHY), now=NOW).items()]
     assert words == [NOT_YET, NOT_YET, NOT_YET]
 
 
-def test_a_stopping_node_says_what_it_waits_for() -> None:
-    for waits_for, said in (("the checkpoint of step 7", "it waits for the checkpoint of step 7"), ("", "wait")):
+def test_a_stopping_node_names_what_it_waits_for() -> None:
+    for waits_for, text in (("the checkpoint of step 7", "it waits for the checkpoint of step 7"), ("", "wait")):
         document = _with(node={"state": "stopping", "waits_for": waits_for})
         answers = [answer for _, answer in summarize_health(document, now=NOW).items()]
         assert [(answer.word, answer.why) for answer in answers] == [(NOT_YET, "the node is stopping")] * 3
-        assert all(said in answer.advice for answer in answers)
-    assert summarize_health(stopping(WELL), now=NOW).healthy.word is NOT_YET
+        assert all(text in answer.advice for answer in answers)
+    assert summarize_health(stopping(HEALTHY), now=NOW).healthy.word is NOT_YET
     problem = _with(node={"state": "stopping"}, health={"problems": ["the pull loop is stuck"]})
     assert summarize_health(problem, now=NOW).healthy.word is NO
 
 
 @pytest.mark.parametrize(
-    ("node", "word", "said"),
+    ("node", "word", "text"),
     [
         ({"state": "stopping", "waits_for": "its end"}, NO, "did not end by itself: killed"),
         ({"state": "running"}, NO, "did not end by itself: killed, or a fault: start it again with C"),
-        ({"state": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),  # as an older version left it
+        ({"state": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),  # from an older version
         ({"state": "stopped", "end": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),
         ({"state": "stopped", "end": "finished"}, AnswerWord.FINISHED, "10 of 10 steps: go on with C"),
         ({"state": "stopped", "end": "failed"}, NO, "the node failed; see logs/ in the home: start it again with C"),
@@ -123,26 +125,26 @@ def test_a_stopping_node_says_what_it_waits_for() -> None:
         ({"state": "stopped", "peer_id": ""}, NO, "killed"),
     ],
 )
-def test_how_a_node_ended(node: dict[str, str], word: AnswerWord, said: str) -> None:
+def test_the_end_of_a_node_is_described(node: dict[str, str], word: AnswerWord, text: str) -> None:
     saved = _with(node=node, budget={"learn_steps": amount(10, 10)})
-    left = stopped(saved, resume="C")
-    assert (left.node.state, left.node.resume, left.node.waits_for) == ("stopped", "C", "")
-    verdict = summarize_health(left, now=NOW)
+    status = stopped(saved, resume="C")
+    assert (status.node.state, status.node.resume, status.node.waits_for) == ("stopped", "C", "")
+    verdict = summarize_health(status, now=NOW)
     for answer in (verdict.contributing, verdict.learning, verdict.healthy):
-        assert answer.word is word and said in f"{answer.why}: {answer.advice}"
-    assert starting(left).node.end == "", "a node that starts has not ended"
+        assert answer.word is word and text in f"{answer.why}: {answer.advice}"
+    assert starting(status).node.end == "", "a node that starts has not ended"
 
 
 @pytest.mark.parametrize("worker", ["generation", "learner"])
-def test_an_older_version_whose_worker_failed_did_not_stop_as_asked(worker: str) -> None:
+def test_a_node_of_an_older_version_with_a_failed_worker_has_failed(worker: str) -> None:
     saved = _with(node={"state": "stopped"}, **{worker: {"state": "failed"}})
-    left = stopped(saved)
-    assert left.node.end == "failed"
+    status = stopped(saved)
+    assert status.node.end == "failed"
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (3661, "1 h 1 min"), (7200, "2 h"), (90000, "1 d 1 h"), (-5, "0 s")],
 )
-def test_lengths_of_time(seconds: float, text: str) -> None:
+def test_durations_are_written_in_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -1,4 +1,4 @@
-"""The history says what the trail says: over turned-over files, beside a writer, through damage and repeated steps."""
+"""The history read from an event log: rotated files, a concurrent writer, damaged lines, repeated steps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ def path(tmp_path: Path) -> Path:
 
 
 def read_history(path: Path) -> History:
-    """The history of the whole log at `path`."""
-    follower = HistoryReader(path)
-    follower.poll()
-    return follower.history
+    """Return the history of the whole log at `path`."""
+    reader = HistoryReader(path)
+    reader.poll()
+    return reader.history
 
 
-def test_points_have_the_events_figures_and_none_where_there_is_none(path: Path) -> None:
-    with closing(EventLog(path)) as trail:
-        trail.write("step", step=1, reward_mean=0.25, loss=float("nan"), own_groups=3, foreign_groups=5, refused="loss")
-        trail.write("eval", step=1, task="arithmetic", pass_at_1=0.5, n=16)
+def test_points_have_the_figures_of_their_events_and_none_for_missing_ones(path: Path) -> None:
+    with closing(EventLog(path)) as events:
+        events.write(
+            "step", step=1, reward_mean=0.25, loss=float("nan"), own_groups=3, foreign_groups=5, refused="loss"
+        )
+        events.write("eval", step=1, task="arithmetic", pass_at_1=0.5, n=16)
     history = read_history(path)
     (point,) = history.steps
     assert (point.step, point.reward_mean, point.own_groups, point.foreign_groups) == (1, 0.25, 3, 5)
@@ -40,12 +42,12 @@ def test_points_have_the_events_figures_and_none_where_there_is_none(path: Path)
     assert history.damaged_lines == 0
 
 
-def test_no_trail_is_an_empty_history(path: Path) -> None:
+def test_a_missing_log_is_an_empty_history(path: Path) -> None:
     assert read_history(path) == History()
     assert HistoryReader(path).poll() is False
 
 
-def test_a_damaged_line_is_passed_over_and_counted(path: Path) -> None:
+def test_a_damaged_line_is_skipped_and_counted(path: Path) -> None:
     path.write_bytes(
         b'{"time":1,"event":"step","step":1}\n'
         b'{"time":2,"ev{"time":3,"event":"step","step":2}\n'
@@ -59,59 +61,59 @@ def test_a_damaged_line_is_passed_over_and_counted(path: Path) -> None:
     assert history.damaged_lines == 4
 
 
-def test_a_step_that_was_done_again_takes_the_place_of_what_stood_there(path: Path) -> None:
-    with closing(EventLog(path)) as trail:
+def test_a_repeated_step_replaces_the_earlier_one(path: Path) -> None:
+    with closing(EventLog(path)) as events:
         for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25), (3, 0.35)):
-            trail.write("step", step=step, reward_mean=reward)
+            events.write("step", step=step, reward_mean=reward)
     assert [(point.step, point.reward_mean) for point in read_history(path).steps] == [(1, 0.1), (2, 0.25), (3, 0.35)]
 
 
-def test_a_follower_reads_each_line_once_also_through_turn_overs(path: Path) -> None:
-    follower = HistoryReader(path, num_last_events=4)
-    with closing(EventLog(path, max_bytes=200, kept_files=5)) as trail:
+def test_a_reader_reads_each_line_once_while_files_rotate(path: Path) -> None:
+    reader = HistoryReader(path, num_last_events=4)
+    with closing(EventLog(path, max_bytes=200, kept_files=5)) as events:
         for step in range(1, 31):
-            trail.write("step", step=step)
+            events.write("step", step=step)
             if step % 7 == 0:
-                assert follower.poll() is True
-                assert follower.poll() is False
-    follower.poll()
+                assert reader.poll() is True
+                assert reader.poll() is False
+    reader.poll()
     assert len(list(path.parent.iterdir())) == 6
-    assert [point.step for point in follower.history.steps] == list(range(1, 31))
-    assert [event["step"] for event in follower.history.events] == [27, 28, 29, 30]
-    assert follower.history.damaged_lines == 0
+    assert [point.step for point in reader.history.steps] == list(range(1, 31))
+    assert [event["step"] for event in reader.history.events] == [27, 28, 29, 30]
+    assert reader.history.damaged_lines == 0
 
 
-def test_notable_events_are_kept_however_many_others_follow(path: Path) -> None:
-    with closing(EventLog(path)) as trail:
+def test_notable_events_are_kept_among_many_others(path: Path) -> None:
+    with closing(EventLog(path)) as events:
         for step in range(1, 5):
-            trail.write("ban", peer=f"peer-{step}")
+            events.write("ban", peer=f"peer-{step}")
             for _ in range(20):
-                trail.write("admitted", step=step)
-    follower = HistoryReader(path, num_last_events=3)
-    follower.poll()
-    events = [(event["event"], event.get("peer", event.get("step"))) for event in follower.history.events]
-    assert events == [("ban", "peer-2"), ("ban", "peer-3"), ("ban", "peer-4"), *[("admitted", 4)] * 3]
-    with closing(EventLog(path)) as trail:
-        trail.write("ban", peer="peer-5")
-    follower.poll()
-    assert [event["event"] for event in follower.history.events][-2:] == ["admitted", "ban"], "none is shown twice"
-    assert len(follower.history.events) == 5
-    assert follower.history.damaged_lines == 0
+                events.write("admitted", step=step)
+    reader = HistoryReader(path, num_last_events=3)
+    reader.poll()
+    shown = [(event["event"], event.get("peer", event.get("step"))) for event in reader.history.events]
+    assert shown == [("ban", "peer-2"), ("ban", "peer-3"), ("ban", "peer-4"), *[("admitted", 4)] * 3]
+    with closing(EventLog(path)) as events:
+        events.write("ban", peer="peer-5")
+    reader.poll()
+    assert [event["event"] for event in reader.history.events][-2:] == ["admitted", "ban"], "no event is shown twice"
+    assert len(reader.history.events) == 5
+    assert reader.history.damaged_lines == 0
 
 
-def test_all_turned_over_files_are_read_the_oldest_first(path: Path) -> None:
-    with closing(EventLog(path, max_bytes=120)) as trail:
+def test_rotated_files_are_read_oldest_first(path: Path) -> None:
+    with closing(EventLog(path, max_bytes=120)) as events:
         for step in range(1, 9):
-            trail.write("step", step=step)
+            events.write("step", step=step)
     assert path.with_name("events.jsonl.3").exists()
     assert [point.step for point in read_history(path).steps] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_half_written_line_waits_for_its_end(path: Path) -> None:
+def test_an_incomplete_line_is_read_after_its_end_is_written(path: Path) -> None:
     path.write_bytes(b'{"time":1,"event":"step","st')
-    follower = HistoryReader(path)
-    assert follower.poll() is False
+    reader = HistoryReader(path)
+    assert reader.poll() is False
     with path.open("ab") as file:
         file.write(b'ep":1}\n')
-    assert follower.poll() is True
-    assert [point.step for point in follower.history.steps] == [1]
+    assert reader.poll() is True
+    assert [point.step for point in reader.history.steps] == [1]

@@ -1,4 +1,4 @@
-"""Every number of the status is a metric with a good name, and the page on metrics is made from the same table."""
+"""Every number of the status is a metric with a name by the conventions of Prometheus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATUS = Status(
 
 
 def _numbers() -> set[str]:
-    """The paths of the snapshot's numbers and tables of counts."""
+    """Return the paths of the numbers and tables of counts in a status."""
     paths = set()
     for section, kind in get_type_hints(Status).items():
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -43,7 +43,7 @@ def _numbers() -> set[str]:
     return paths
 
 
-def test_every_number_of_the_status_is_a_metric_and_no_other() -> None:
+def test_the_metrics_are_the_numbers_of_the_status() -> None:
     assert {metric.path for metric in all_metrics() if metric.path} == _numbers()
 
 
@@ -52,24 +52,24 @@ UNITS = (("_per_s", "_per_second"), ("bytes", "_bytes"), ("_age_s", "_age_second
 
 
 def _faults(metric: Metric) -> list[str]:
-    """What is wrong with a metric's name, kind and texts."""
-    held = {
+    """Return what the name, kind and texts of a metric lack."""
+    checks = {
         "a name of a known part": NAME.fullmatch(metric.name),
-        "_total for a counter alone": (metric.kind == "counter") == metric.name.endswith("_total"),
-        "base units, spelled out": not re.search(r"_(s|ms|mb|kb|percent)(_|$)", metric.name),
-        "the unit of its number": all(unit in metric.name for end, unit in UNITS if metric.path.endswith(end)),
+        "_total for counters only": (metric.kind == "counter") == metric.name.endswith("_total"),
+        "base units in full": not re.search(r"_(s|ms|mb|kb|percent)(_|$)", metric.name),
+        "the unit of its field": all(unit in metric.name for end, unit in UNITS if metric.path.endswith(end)),
         "a sentence of help": metric.help.endswith(".") and len(metric.help) > 15,
-        "what is normal": metric.normal,
+        "a normal value": metric.normal,
     }
-    return [f"{metric.name} ({metric.path}) lacks: {what}" for what, holds in held.items() if not holds]
+    return [f"{metric.name} ({metric.path}) lacks: {what}" for what, holds in checks.items() if not holds]
 
 
-def test_names_kinds_and_texts() -> None:
+def test_every_metric_has_a_valid_name_kind_and_texts() -> None:
     faults = [fault for metric in all_metrics() for fault in _faults(metric)]
     assert not faults, "\n".join(faults)
 
 
-def test_what_prometheus_reads() -> None:
+def test_prometheus_reads_the_values_of_the_status() -> None:
     text = render_metrics(STATUS).decode()
     samples = {
         (sample.name, *sorted(sample.labels.items())): sample.value
@@ -78,13 +78,13 @@ def test_what_prometheus_reads() -> None:
     }
     assert samples["ftis_learner_step",] == 7
     assert samples["ftis_learner_loss",] == 0.25
-    assert ("ftis_learner_reward_mean",) not in samples, "None is no number"
+    assert ("ftis_learner_reward_mean",) not in samples, "an unset number has no sample"
     assert samples["ftis_generation_groups_total",] == 3
     assert samples["ftis_swarm_refused_groups_total", ("reason", "reward_mismatch")] == 2
     assert samples["ftis_learner_used_groups", ("origin", "own")] == 4
     assert samples["ftis_learner_used_groups", ("origin", "foreign")] == 5
     assert samples["ftis_replay_groups", ("state", "ready")] == 6
-    assert samples["ftis_eval_pass_at_1", ("task", "t")] == 0.5, "the newest"
+    assert samples["ftis_eval_pass_at_1", ("task", "t")] == 0.5, "the newest evaluation"
     assert samples["ftis_swarm_state", ("state", "standalone")] == 1
     assert samples["ftis_swarm_state", ("state", "connected")] == 0
     assert samples["ftis_worker_state", ("state", "backing-off"), ("worker", "learner")] == 1
@@ -93,7 +93,7 @@ def test_what_prometheus_reads() -> None:
     assert (info["name"], info["run"]) == ('a"b\\c\nd', "test")
 
 
-def test_a_role_without_a_learner_has_no_answer_about_learning() -> None:
+def test_a_role_without_a_learner_has_no_metric_of_learning() -> None:
     status = msgspec.structs.replace(STATUS, learner=LearnerStatus(state="off"))
     assert b"\nftis_node_learning" not in render_metrics(status)
     assert b"\nftis_node_learning 0.0\n" in render_metrics(STATUS)

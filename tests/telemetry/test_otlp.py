@@ -1,8 +1,7 @@
-"""OpenTelemetry metrics at a real receiver: those of Prometheus, one warning for all faults, nothing loaded if off."""
+"""OpenTelemetry metrics at a real receiver: the values of Prometheus, one warning for all faults, no import if off."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import subprocess
@@ -23,9 +22,12 @@ from ftis_node.telemetry.secrets import redacted
 from ftis_node.telemetry.status import LearnerStatus
 from tests.telemetry.otlp_receiver import OtlpReceiver, kind_of, points_of
 from tests.telemetry.test_metrics import STATUS
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from ftis_node.telemetry.status import Status
 
 pytest.importorskip("opentelemetry.sdk.metrics", reason="run `pip install -e .[otel]`")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="run `pip install -e .[otel]`")
@@ -37,18 +39,22 @@ def receiver() -> Iterator[OtlpReceiver]:
         yield receiver
 
 
-async def exported(endpoint: str, *statuses: Any, during_s: float = 0.0) -> None:
-    """Exports the last of the statuses at the end; with an interval in the environment, others before."""
-    newest = list(statuses or [STATUS])
-    async with exported_metrics(endpoint, lambda: newest[0], version="1.2.3", instance="12D3Koo"):
-        while during_s and len(newest) > 1:
-            await asyncio.sleep(during_s)
-            newest.pop(0)
-        await asyncio.sleep(during_s)
+async def export(
+    endpoint: str,
+    status: Status = STATUS,
+    *,
+    until: Callable[[], Any] = lambda: True,
+    last: Status | None = None,
+) -> None:
+    """Export `status` at the interval of the environment until the condition holds, and `last` at the end."""
+    present = status
+    async with exported_metrics(endpoint, lambda: present, version="1.2.3", instance="12D3Koo"):
+        await eventually(until)
+        present = last or status
 
 
-async def test_a_collector_gets_the_metrics_that_prometheus_reads(receiver: OtlpReceiver) -> None:
-    await exported(receiver.url)
+async def test_a_collector_receives_the_metrics_that_prometheus_reads(receiver: OtlpReceiver) -> None:
+    await export(receiver.url)
     metrics = receiver.metrics()
     families = list(text_string_to_metric_families(render_metrics(STATUS).decode()))
     scraped = {
@@ -63,12 +69,12 @@ async def test_a_collector_gets_the_metrics_that_prometheus_reads(receiver: Otlp
     assert all(metric.description == help_of(metric.name) for metric in metrics)
 
 
-async def test_a_metric_that_is_not_measured_any_more_is_absent(
+async def test_a_metric_without_a_present_value_is_absent(
     receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
     later = msgspec.structs.replace(STATUS, learner=LearnerStatus(state="ready", step=8))
-    await exported(receiver.url, STATUS, later, during_s=0.5)
+    await export(receiver.url, until=lambda: receiver.messages, last=later)
     first, last = receiver.metrics(0), receiver.metrics()
     assert "ftis_learner_loss" in {metric.name for metric in first}
     assert "ftis_learner_loss" not in {metric.name for metric in last}
@@ -76,26 +82,28 @@ async def test_a_metric_that_is_not_measured_any_more_is_absent(
     assert step == {("ftis_learner_step",): 8}
 
 
-async def test_the_resource_names_the_service_and_the_environment_has_the_last_word(
+async def test_the_resource_names_the_service_and_the_environment_overrides_it(
     receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await exported(receiver.url)
+    await export(receiver.url)
     assert receiver.resource().items() >= {
         ("service.name", "ftis-node"), ("service.version", "1.2.3"), ("service.instance.id", "12D3Koo"),
     }  # fmt: skip
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=gpu-7,deployment.environment.name=lab")
-    await exported(receiver.url)
+    await export(receiver.url)
     assert receiver.resource().items() >= {
         ("service.name", "mine"), ("service.instance.id", "gpu-7"), ("deployment.environment.name", "lab"),
     }  # fmt: skip
 
 
-async def test_the_variables_of_the_exporter_hold(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_variables_of_the_exporter_are_used(
+    receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-scope=team-a")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "DELTA")
-    await exported(f"{receiver.url}/collector/")
+    await export(f"{receiver.url}/collector/")
     assert receiver.paths == ["/collector/v1/metrics"]
     assert receiver.headers[-1]["x-scope"] == "team-a"
     assert receiver.headers[-1]["content-encoding"] == "gzip"
@@ -103,7 +111,7 @@ async def test_the_variables_of_the_exporter_hold(receiver: OtlpReceiver, monkey
     assert set(deltas) == {1}  # AGGREGATION_TEMPORALITY_DELTA
 
 
-async def test_the_sdk_is_on_for_the_metrics_alone(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_sdk_is_enabled_for_the_metrics_only(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     async with exported_metrics(receiver.url, lambda: STATUS, version="1", instance="i"):
         assert os.environ["OTEL_SDK_DISABLED"] == "true"
@@ -111,7 +119,7 @@ async def test_the_sdk_is_on_for_the_metrics_alone(receiver: OtlpReceiver, monke
 
 
 @pytest.mark.parametrize("fault", ["absent", "503", "400", "variable"])
-async def test_a_fault_is_logged_once_and_the_node_goes_on(
+async def test_a_fault_is_logged_once_and_the_node_continues(
     fault: str, receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "0" if fault == "variable" else "50")
@@ -119,25 +127,26 @@ async def test_a_fault_is_logged_once_and_the_node_goes_on(
     receiver.answer = int(fault) if fault.isdigit() else 200
     url = "http://127.0.0.1:9" if fault == "absent" else receiver.url
     caplog.set_level(logging.DEBUG)
-    await exported(url, during_s=1.0)
-    warnings = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    assert [one.name for one in warnings] == ["ftis_node.telemetry.otlp"]
-    assert warnings[0].getMessage().startswith(f"metrics do not reach {url.removeprefix('http://')} (")
+
+    def warnings() -> list[logging.LogRecord]:
+        return [one for one in caplog.records if one.levelno >= logging.WARNING]
+
+    await export(url, until=lambda: warnings() and (not fault.isdigit() or len(receiver.paths) > 1))
+    assert [one.name for one in warnings()] == ["ftis_node.telemetry.otlp"]
+    assert warnings()[0].getMessage().startswith(f"metrics do not reach {url.removeprefix('http://')} (")
     assert logging.getLogger("opentelemetry").propagate
     assert not logging.getLogger("opentelemetry").handlers
-    if fault.isdigit():
-        assert len(receiver.paths) > 1
 
 
-async def test_a_status_that_cannot_be_converted_is_a_fault_too(
+async def test_a_status_that_cannot_be_converted_is_logged_once(
     receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = msgspec.structs.replace(STATUS, learner=LearnerStatus(state="ready", step="seven"))  # type: ignore[arg-type]
-    await exported(receiver.url, broken)
+    invalid = msgspec.structs.replace(STATUS, learner=LearnerStatus(state="ready", step="seven"))  # type: ignore[arg-type]
+    await export(receiver.url, invalid)
     assert [one.levelname for one in caplog.records if one.levelno >= logging.WARNING] == ["WARNING"]
 
 
-def test_a_node_without_it_loads_nothing_of_it() -> None:
+def test_a_node_without_an_endpoint_imports_no_opentelemetry() -> None:
     code = """
 import asyncio, sys
 import ftis_node.node.startup.run
@@ -153,14 +162,14 @@ sys.exit(", ".join(name for name in sys.modules if name.startswith("opentelemetr
 
 
 @pytest.mark.parametrize("module", [*PACKAGES, "opentelemetry"])
-def test_it_is_refused_before_the_model_is_looked_for_if_it_is_not_installed(
+def test_a_missing_package_is_reported_before_the_model_is_loaded(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setenv("FTIS_OBSERVE__OTLP_ENDPOINT", "http://127.0.0.1:4318")
-    assert run(["join", "--model", "nobody/nothing", "--home", str(tmp_path / "home")]) == 2
+    assert run(["join", "--model", "missing/model", "--home", str(tmp_path / "home")]) == 2
     assert capsys.readouterr().err == (
         "ftis-node: observe.otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'ftis-node[otel]', "
         "or remove the setting\n"

@@ -1,4 +1,4 @@
-"""A secret in any form is taken out of log lines, tracebacks, events and statuses; innocent text stays."""
+"""A secret in any form is redacted in log lines, tracebacks, events and statuses; other text is unchanged."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SEED = bytes((7 * number + 5) % 251 for number in range(32))
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
+def secret_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "_forms", set())
     keep_secret(SEED)
 
 
 @pytest.fixture
-def logging_again() -> Iterator[None]:
+def restored_logging() -> Iterator[None]:
     root, own = logging.getLogger(), logging.getLogger("ftis_node")
     before = root.handlers[:], root.level, own.level
     yield
@@ -51,13 +51,13 @@ def logging_again() -> Iterator[None]:
         base64.b64encode(b"xy" + SEED).decode(),
     ],
 )
-def test_each_form_of_a_secret_is_taken_out(form: str) -> None:
+def test_each_form_of_a_secret_is_redacted(form: str) -> None:
     shown = redacted(f"before {form} after")
     assert shown.startswith("before ") and shown.endswith(" after") and HIDDEN in shown
     assert form[8:24] not in shown
 
 
-def test_access_tokens_are_known_by_their_looks_and_by_the_environment() -> None:
+def test_access_tokens_are_found_by_their_form_and_in_the_environment() -> None:
     token = "hf_" + "Abc123" * 5
     assert redacted(f"401 for {token}.") == f"401 for {HIDDEN}."
     assert redacted("Authorization: Bearer abcdefgh12345678xyz") == f"Authorization: Bearer {HIDDEN}"
@@ -69,15 +69,15 @@ def test_access_tokens_are_known_by_their_looks_and_by_the_environment() -> None
     assert redacted("x-key=fedcba98-key,x-scope=a") == f"x-key={HIDDEN},x-scope=a"
 
 
-def test_innocent_text_and_short_words_stay() -> None:
+def test_other_text_and_short_secrets_are_unchanged() -> None:
     keep_secret("")
     keep_secret("short")
     text = "a group of 12 short completions by 12D3KooWabc, hf_small, http://host:4318/@a, ssh://git@host"
     assert redacted(text) == text
 
 
-@pytest.mark.usefixtures("logging_again")
-def test_log_lines_and_tracebacks_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("restored_logging")
+def test_log_lines_and_tracebacks_contain_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging()
     log = logging.getLogger("ftis_node.x")
     try:
@@ -85,27 +85,27 @@ def test_log_lines_and_tracebacks_have_none(capsys: pytest.CaptureFixture[str]) 
     except ValueError as error:
         log.exception("failed with %s", SEED.hex())
         show_traceback(type(error), error, error.__traceback__)
-    said = capsys.readouterr().err
-    assert said.count(HIDDEN) == 3
-    assert said.count("ValueError: cannot use b'<secret>'") == 2
-    assert SEED.hex() not in said and repr(SEED)[2:-1] not in said
+    printed = capsys.readouterr().err
+    assert printed.count(HIDDEN) == 3
+    assert printed.count("ValueError: cannot use b'<secret>'") == 2
+    assert SEED.hex() not in printed and repr(SEED)[2:-1] not in printed
 
 
-@pytest.mark.usefixtures("logging_again")
-def test_an_error_of_the_command_line_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("restored_logging")
+def test_an_error_of_the_command_line_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--home", f"/no/home/{SEED.hex()}"]) == 2
     assert capsys.readouterr().err == (f"ftis-node: no node has run in /no/home/{HIDDEN}: give its home with --home\n")
 
 
-def test_events_and_statuses_have_none(tmp_path: Path) -> None:
-    trail = EventLog(tmp_path / "events.jsonl")
-    trail.write("failed", problem=f"seed {SEED.hex()}", blob=SEED)
-    trail.close()
+def test_events_and_statuses_contain_no_secret(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.jsonl")
+    events.write("failed", problem=f"seed {SEED.hex()}", blob=SEED)
+    events.close()
     event = json.loads((tmp_path / "events.jsonl").read_text())
     assert (event["problem"], event["blob"]) == (f"seed {HIDDEN}", HIDDEN)
-    told = Status(node=NodeStatus(name=base64.b64encode(SEED).decode().rstrip("="))).to_json()
-    assert Status.from_json(told).node.name.startswith(HIDDEN)
+    document = Status(node=NodeStatus(name=base64.b64encode(SEED).decode().rstrip("="))).to_json()
+    assert Status.from_json(document).node.name.startswith(HIDDEN)
 
 
-def test_an_identity_that_is_shown_keeps_its_key_to_itself() -> None:
+def test_the_repr_of_an_identity_contains_no_key() -> None:
     assert "seed" not in repr(Identity.from_seed(SEED)) and repr(SEED)[2:12] not in repr(Identity.from_seed(SEED))

@@ -1,4 +1,4 @@
-"""The event trail survives what a node survives; the status is the contract's."""
+"""The event log over rotations and incomplete lines, JSON log lines, and the fields of the status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftis_node.telemetry.status import EvalStatus, LearnerStatus, NodeStatus, St
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONTRACT = {
+REQUIRED_FIELDS = {
     "node": {"peer_id", "name", "version", "role", "state", "uptime_s", "addresses"},
     "run": {"id", "name", "method", "task"},
     "model": {"name", "parameters", "trainable_parameters", "tokenizer_fingerprint", "policy_version"},
@@ -33,32 +33,32 @@ CONTRACT = {
 }  # fmt: skip
 
 
-def test_the_status_has_all_that_the_contract_names() -> None:
+def test_the_status_has_all_required_fields() -> None:
     document = json.loads(Status(eval=[EvalStatus(step=5, task="gsm8k", pass_at_1=0.5, n=10)]).to_json())
     assert document["schema"] == 1
-    for section, keys in CONTRACT.items():
+    for section, keys in REQUIRED_FIELDS.items():
         assert keys <= set(document[section]), section
     assert document["eval"] == [{"step": 5, "task": "gsm8k", "pass_at_1": 0.5, "n": 10}]
 
 
-def test_the_status_comes_back_and_damage_is_an_error() -> None:
+def test_the_status_is_read_unchanged_and_damage_is_an_error() -> None:
     status = Status(swarm=SwarmStatus(groups_refused={"reward_mismatch": 2}, bytes_per_token=8.25))
     assert Status.from_json(status.to_json()) == status
     with pytest.raises(msgspec.DecodeError):
         Status.from_json(b'{"schema": "one"}')
 
 
-def test_a_stopped_nodes_figures_stay_but_nothing_runs() -> None:
+def test_a_stopped_node_keeps_its_figures_and_no_part_runs() -> None:
     status = stopped(Status(node=NodeStatus(state="running"), learner=LearnerStatus(state="ready", step=7)))
     assert (status.node.state, status.learner.state, status.learner.step) == ("stopped", "stopped", 7)
     assert status.swarm.reason
 
 
-def test_events_are_lines_that_a_text_search_follows(tmp_path: Path) -> None:
-    trail = EventLog(tmp_path / "events.jsonl")
-    trail.write("admitted", group=b"\xab\xcd", own=True)
-    trail.write("taken", group=b"\xab\xcd", step=1)
-    trail.close()
+def test_events_of_a_group_are_found_by_its_id(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.jsonl")
+    events.write("admitted", group=b"\xab\xcd", own=True)
+    events.write("taken", group=b"\xab\xcd", step=1)
+    events.close()
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl") if event["group"] == "abcd"] == [
         "admitted",
         "taken",
@@ -67,29 +67,29 @@ def test_events_are_lines_that_a_text_search_follows(tmp_path: Path) -> None:
     assert read_events(tmp_path / "missing.jsonl") == []
 
 
-def test_a_json_log_line_has_null_for_what_json_has_no_number_for() -> None:
+def test_a_json_log_line_has_null_for_nan_and_infinity() -> None:
     record = logging.LogRecord("ftis_node", logging.INFO, __file__, 1, "step %d", (3,), None)
     record.fields = {"loss": float("nan"), "by_sender": [{"kl": float("inf"), "groups": 2}], "step": 3}
 
     def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     document = json.loads(JsonFormatter().format(record), parse_constant=refuse)
     assert document["fields"] == {"loss": None, "by_sender": [{"kl": None, "groups": 2}], "step": 3}
     assert document["message"] == "step 3"
 
 
-def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": 1, "event": "a"}\n{"time": 2, "ev')
     assert [event["event"] for event in read_events(path)] == ["a"]
 
 
-def test_the_trail_is_turned_over_at_a_size(tmp_path: Path) -> None:
-    trail = EventLog(tmp_path / "events.jsonl", max_bytes=1000, kept_files=2)
+def test_the_event_log_is_rotated_at_a_size(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.jsonl", max_bytes=1000, kept_files=2)
     for number in range(100):
-        trail.write("step", step=number)
-    trail.close()
+        events.write("step", step=number)
+    events.close()
     files = sorted(tmp_path.iterdir())
     assert len(files) == 3
     assert all(file.stat().st_size <= 1000 for file in files)

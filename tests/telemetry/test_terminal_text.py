@@ -1,16 +1,16 @@
-"""Text of strangers stays text on a terminal, within its width."""
+"""Text from peers is printed without control characters, and within the width of the terminal."""
 
 from __future__ import annotations
 
 from ftis_node.telemetry.terminal_text import cells, clipped, columns, cut, printable, wrapped
 
 
-def test_nothing_reaches_the_terminal_but_text() -> None:
+def test_control_characters_are_escaped() -> None:
     assert printable("a\x1b[2Jb\r\n\x9b\u202ec\x07") == "a\\x1b[2Jb\\r\\n\\x9b\\u202ec\\x07"
     assert printable("naïve 京 |[red]") == "naïve 京 |[red]"
 
 
-def test_widths_are_those_of_cells() -> None:
+def test_widths_are_counted_in_cells() -> None:
     assert (cells("京都"), cells("e\u0301"), cells("ab")) == (4, 1, 2)
     assert clipped("京都市", 5) == "京都…"
     assert clipped("abc", 3) == "abc"
@@ -23,7 +23,7 @@ def test_lines_are_broken_between_words() -> None:
     assert all(cells(line) <= 9 for line in wrapped("京都 " * 9, 9, indent=3))
 
 
-def test_a_cut_text_is_all_there() -> None:
+def test_a_text_is_cut_without_loss() -> None:
     assert cut("京都市 abc\n", 4) == ["京都", "市 a", "bc\\n"]
     assert cut("", 4) == [""]
 

@@ -1,4 +1,4 @@
-"""Curves come out as they went in, over several starts; a tracker that is broken, slow or absent stops nobody."""
+"""Trackers write complete curves over several starts; a failing, slow or missing tracker does not stop the node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_in(folder: Path) -> TrackedRun:
 
 
 def curve(folder: Path, name: str) -> list[tuple[int, float]]:
-    """Steps and values as TensorBoard shows them."""
+    """Return steps and values as TensorBoard shows them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))
@@ -39,7 +39,7 @@ def curve(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(entry.step, entry.value) for entry in events.Scalars(name)]
 
 
-async def test_tensorboard_joins_two_starts_to_one_curve(tmp_path: Path) -> None:
+async def test_tensorboard_joins_two_starts_into_one_curve(tmp_path: Path) -> None:
     for steps in ((1, 2), (3,)):
         tracking = Tracking.to(["tensorboard"], run_in(tmp_path))
         for step in steps:
@@ -50,16 +50,16 @@ async def test_tensorboard_joins_two_starts_to_one_curve(tmp_path: Path) -> None
     assert curve(tmp_path, "eval/gsm8k/pass_at_1") == [(1, 0.25), (2, 0.25), (3, 0.25)]
 
 
-async def test_a_fault_is_said_once_and_the_tracker_comes_back(
+async def test_a_fault_is_logged_once_and_the_tracker_recovers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    in_the_way = tmp_path / "tensorboard"
-    in_the_way.write_text("not a folder")
+    blocking_file = tmp_path / "tensorboard"
+    blocking_file.write_text("not a folder")
     tracking = Tracking.to(["tensorboard"], run_in(tmp_path))
     for step in (1, 2):
         tracking.log(step, {"loss": 1.0})
     wait_until(lambda: tracking.counts()["tensorboard"]["failed"] == 2)
-    in_the_way.unlink()
+    blocking_file.unlink()
     tracking.log(3, {"loss": 1.5})
     await tracking.close(limit_s=LIMIT_S)
     assert tracking.counts() == {"tensorboard": {"written": 1, "failed": 2, "dropped": 0}}
@@ -70,23 +70,23 @@ async def test_a_fault_is_said_once_and_the_tracker_comes_back(
 
 
 class StuckTracker:
-    """As one whose server does not answer."""
+    """A tracker whose server does not answer."""
 
     def __init__(self) -> None:
         self.logged: list[int] = []
         self.is_busy = threading.Event()
-        self.may_go_on = threading.Event()
+        self.may_continue = threading.Event()
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self.is_busy.set()
-        assert self.may_go_on.wait(LIMIT_S)
+        assert self.may_continue.wait(LIMIT_S)
         self.logged.append(step)
 
     def close(self) -> None:
         self.logged.append(-1)
 
 
-async def test_a_tracker_that_does_not_answer_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tracker_that_does_not_answer_delays_no_step(caplog: pytest.LogCaptureFixture) -> None:
     stuck = StuckTracker()
     thread = TrackerThread("slow", lambda: stuck, capacity=2)
     tracking = Tracking([thread])
@@ -100,14 +100,14 @@ async def test_a_tracker_that_does_not_answer_holds_nobody_up(caplog: pytest.Log
         ["slow", "is", "too"],
         ["slow", "did", "not"],
     ]
-    stuck.may_go_on.set()
+    stuck.may_continue.set()
     assert thread.join(LIMIT_S)
     assert stuck.logged == [1, 2, 3, -1]
     assert tracking.counts() == {"slow": {"written": 3, "failed": 0, "dropped": 2}}
 
 
-def test_a_full_disk_is_one_line_however_long_it_lasts(tmp_path: Path) -> None:
-    """The limit stands for a full disk: writing fails, and so does closing, with what is still to be written."""
+def test_a_full_disk_is_logged_once(tmp_path: Path) -> None:
+    """A limit of the file size simulates a full disk: writing fails, and so does closing with unwritten data."""
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True, timeout=50
     )
@@ -120,8 +120,7 @@ def test_a_full_disk_is_one_line_however_long_it_lasts(tmp_path: Path) -> None:
 FULL_DISK = """
 import asyncio, json, resource, sys
 from pathlib import Path
-from ftis_node.telemetry.tracking import TrackedRun
-from ftis_node.telemetry.tracking import Tracking
+from ftis_node.telemetry.tracking import TrackedRun, Tracking
 
 async def main(folder):
     tracking = Tracking.to(["tensorboard"], TrackedRun(project="p", name="n", id="i", folder=Path(folder)))
@@ -145,7 +144,7 @@ def test_a_tracker_that_is_not_installed_is_refused_in_one_line(
     check_installed(["tensorboard"])
     for make_folder in (False, True):
         if make_folder:
-            (tmp_path / "ftis_absent").mkdir()  # such as `wandb` leaves where it runs: no package
+            (tmp_path / "ftis_absent").mkdir()  # a folder without a package, as wandb creates one
         with pytest.raises(ConfigError) as caught:
             check_installed(["tensorboard", "ftis_absent"])
         assert str(caught.value) == (
@@ -153,7 +152,7 @@ def test_a_tracker_that_is_not_installed_is_refused_in_one_line(
         )
 
 
-def test_numbers_of_a_record_are_those_that_are_numbers() -> None:
+def test_only_numeric_fields_of_a_record_are_tracked() -> None:
     fields = {"loss": -1, "mean": None, "name": "x", "repeated": True, "refused": {"reward": 2}, "ids": [1]}
     assert numbers_of(fields, prefix="learner") == {"learner/loss": -1.0, "learner/refused/reward": 2.0}
 
@@ -161,8 +160,7 @@ def test_numbers_of_a_record_are_those_that_are_numbers() -> None:
 RUN_TRACKER = """
 import asyncio, logging, sys
 from pathlib import Path
-from ftis_node.telemetry.tracking import TrackedRun
-from ftis_node.telemetry.tracking import Tracking
+from ftis_node.telemetry.tracking import TrackedRun, Tracking
 
 async def main(name, folder, step):
     run = TrackedRun(project="ftis-test", name="n1", id="ab-cd", folder=Path(folder), settings={"run": {"name": "x"}})
@@ -177,7 +175,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def run_tracker(name: str, folder: Path, *, step: int) -> str:
-    """One start of a node's tracker in a process of its own; returns what it says."""
+    """Run a tracker for one step in a separate process, and return its output."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "TRACKIO_"))}
     paths = {"PYTHONPATH": str(Path(ftis_node.__file__).parents[1]), "TRACKIO_DIR": str(folder), "HOME": str(folder)}
     done = subprocess.run(
@@ -189,7 +187,7 @@ def run_tracker(name: str, folder: Path, *, step: int) -> str:
 
 
 @pytest.mark.timeout(200)
-def test_wandb_without_a_key_keeps_both_starts_on_disk(tmp_path: Path) -> None:
+def test_wandb_without_a_key_writes_both_starts_to_disk(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: `pip install wandb`")
     for step in (1, 2):
         assert "no key is configured" in run_tracker("wandb", tmp_path, step=step)
@@ -201,7 +199,7 @@ def test_wandb_without_a_key_keeps_both_starts_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_trackio_goes_on_with_the_curve(tmp_path: Path) -> None:
+def test_trackio_continues_the_curve(tmp_path: Path) -> None:
     pytest.importorskip("trackio", reason="trackio is not installed: `pip install trackio`")
     for step in (1, 2):
         run_tracker("trackio", tmp_path, step=step)

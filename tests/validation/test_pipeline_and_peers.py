@@ -1,4 +1,4 @@
-"""The door's rules that look at a peer or at the clock, and at log-probs as a whole; who had signed when it refused."""
+"""Validation rules about a peer, the clock or all log-probs of a group, and whether a refused group was signed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def verdict_on(context: ValidationContext, **changes: Any) -> ValidationRe
         ({"duplicate_reason": lambda group: "duplicate_of_own"}, "duplicate_of_own", True),
     ],
 )
-async def test_a_fact_about_the_peer_or_the_clock_refuses(facts: dict[str, Any], reason: str, signed: bool) -> None:
+async def test_a_group_is_refused_for_its_peer_or_its_time(facts: dict[str, Any], reason: str, signed: bool) -> None:
     for refused in (
         await verdict_on(_context(**facts)),
         await validate(seal_group(text_group(ME), ME).to_bytes(), replace(text_context(), **facts)),
@@ -52,7 +52,7 @@ async def test_a_fact_about_the_peer_or_the_clock_refuses(facts: dict[str, Any],
 
 
 @pytest.mark.parametrize("ahead_s", [-59.0, 1799.0])
-async def test_clocks_that_differ_a_little_and_groups_that_waited_pass(ahead_s: float) -> None:
+async def test_a_small_clock_skew_and_a_delay_are_accepted(ahead_s: float) -> None:
     assert isinstance(await verdict_on(_context(now=lambda: time.time() + ahead_s)), Accepted)
 
 
@@ -78,18 +78,20 @@ WIDE = RunManifest.model_validate(
         (_of([-14.5] * 2, [-14.0] * 2), "logprobs"),
         (_of([-0.5] * 8, [-0.5] * 8), None),  # so few may be equal by chance
         (_of([-0.5] * 9, [-0.5] * 7 + [-0.6]), None),
-        (_of([0.0] * 9, [0.0] * 9, same_text=True), None),  # a policy that is certain
+        (_of([0.0] * 9, [0.0] * 9, same_text=True), None),  # a deterministic policy
         (_of([-13.0] * 2, [-14.9] * 2), None),
     ],
 )
-async def test_logprobs_of_no_policy_are_refused(completions: tuple[Completion, ...], reason: str | None) -> None:
+async def test_logprobs_that_no_policy_produces_are_refused(
+    completions: tuple[Completion, ...], reason: str | None
+) -> None:
     group = replace(_ours(ME, completions=completions), run_id=WIDE.run_id)
     verdict = await validate(seal_group(group, ME).to_bytes(), _context(manifest=WIDE))
     assert reason_of(verdict) == reason
 
 
-async def test_nothing_of_a_stranger_is_believed_before_its_signature(identity: Identity) -> None:
-    """A forged sender pays for nothing: the refusal says that nobody signed."""
+async def test_a_forged_sender_is_not_charged(identity: Identity) -> None:
+    """The refusal reports that the named sender did not sign."""
     victim = Identity.generate()
     forged = seal_group(_ours(victim), victim)
     data = replace(forged, signature=identity.sign(b"ftis-node/envelope/1\n", forged.body)).to_bytes()
@@ -99,7 +101,7 @@ async def test_nothing_of_a_stranger_is_believed_before_its_signature(identity: 
 
 
 @pytest.mark.parametrize(("means", "reason"), [((-1.0,) * 4, "logprobs"), ((-15.0,) * 3 + (-14.0,), "logprobs")])
-async def test_means_of_no_policy_are_refused(means: tuple[float, ...], reason: str) -> None:
+async def test_mean_logprobs_that_no_policy_produces_are_refused(means: tuple[float, ...], reason: str) -> None:
     texts = tuple(
         TextCompletion(f"1{i}", mean_logprob=mean, num_tokens=2, finish_reason=FinishReason.LENGTH)
         for i, mean in enumerate(means)

@@ -1,4 +1,4 @@
-"""The door for groups told as text: each rule refuses by its own name, and no text becomes a special token."""
+"""Validation of text groups: each rule refuses with its reason, and no text becomes a special token."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def _manifest(other_tokenizers: str = "text") -> RunManifest:
 MANIFEST = _manifest()
 
 
-def _told(text: str, *, reward: float = 0.0, finish: FinishReason = STOP, **changes: Any) -> TextCompletion:
+def _completion(text: str, *, reward: float = 0.0, finish: FinishReason = STOP, **changes: Any) -> TextCompletion:
     completion = TextCompletion(text, mean_logprob=-1.0, num_tokens=4, finish_reason=finish, reward=reward)
     return replace(completion, **changes)
 
 
 def _group(identity: Identity, **changes: Any) -> TextGroup:
-    right = {
+    valid = {
         "run_id": MANIFEST.run_id,
         "prompt_ref": ITEM.ref,
         "prompt_hash": hash_messages(ITEM.prompt),
-        "completions": (_told("10", reward=1.0), _told("no, 京 35 ", finish=LENGTH)),
+        "completions": (_completion("10", reward=1.0), _completion("no, 京 35 ", finish=LENGTH)),
     }
-    return make_text_group(identity, **{**right, **changes})
+    return make_text_group(identity, **{**valid, **changes})
 
 
 SCORER = IsolatedScorer(TASK)
@@ -77,7 +77,7 @@ async def _verdict(identity: Identity, context: ValidationContext | None = None,
     return await validate(seal_group(_group(identity, **changes), identity).to_bytes(), context or _context())
 
 
-async def test_a_good_text_is_accepted_in_our_tokens(identity: Identity) -> None:
+async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity: Identity) -> None:
     verdict = await _verdict(identity)
     assert isinstance(verdict, Accepted)
     first, second = verdict.group.completions
@@ -96,25 +96,25 @@ async def test_a_good_text_is_accepted_in_our_tokens(identity: Identity) -> None
         ({"run_id": "00" * 16}, "run"),
         ({"number": 0}, "sequence_reused"),
         ({"tokenizer": TOKENIZER.fingerprint}, "wrong_encoding"),
-        ({"completions": (_told("10", reward=1.0),)}, "group_size"),
+        ({"completions": (_completion("10", reward=1.0),)}, "group_size"),
         ({"sampling": SamplingSettings(top_p=0.9)}, "sampling"),
-        ({"completions": (_told("10", reward=1.0, num_tokens=25), _told("1"))}, "length"),
-        ({"completions": (_told("10", reward=1.0), _told("x" * (24 * 64 + 1)))}, "length"),
-        ({"completions": (_told("10", reward=1.0), _told("京" * 24))}, "length"),
-        ({"completions": (_told("10", reward=1.0), _told("", finish=LENGTH))}, "not_encodable"),
-        ({"completions": (_told("10", reward=1.5), _told("1"))}, "reward_range"),
-        ({"completions": (_told("10", reward=float("nan")), _told("1"))}, "reward_range"),
-        ({"completions": (_told("10", reward=1.0, mean_logprob=float("nan")), _told("1"))}, "logprobs"),
-        ({"completions": (_told("10", reward=1.0, mean_logprob=float("-inf")), _told("1"))}, "logprobs"),
-        ({"completions": (_told("10", reward=1.0, mean_logprob=0.1), _told("1"))}, "logprobs"),
-        ({"completions": (_told("10", reward=1.0, mean_logprob=-1e30), _told("1"))}, "logprobs"),
-        ({"prompt_ref": PromptRef("unheard-of", "train", 1)}, "prompt_mismatch"),
+        ({"completions": (_completion("10", reward=1.0, num_tokens=25), _completion("1"))}, "length"),
+        ({"completions": (_completion("10", reward=1.0), _completion("x" * (24 * 64 + 1)))}, "length"),
+        ({"completions": (_completion("10", reward=1.0), _completion("京" * 24))}, "length"),
+        ({"completions": (_completion("10", reward=1.0), _completion("", finish=LENGTH))}, "not_encodable"),
+        ({"completions": (_completion("10", reward=1.5), _completion("1"))}, "reward_range"),
+        ({"completions": (_completion("10", reward=float("nan")), _completion("1"))}, "reward_range"),
+        ({"completions": (_completion("10", reward=1.0, mean_logprob=float("nan")), _completion("1"))}, "logprobs"),
+        ({"completions": (_completion("10", reward=1.0, mean_logprob=float("-inf")), _completion("1"))}, "logprobs"),
+        ({"completions": (_completion("10", reward=1.0, mean_logprob=0.1), _completion("1"))}, "logprobs"),
+        ({"completions": (_completion("10", reward=1.0, mean_logprob=-1e30), _completion("1"))}, "logprobs"),
+        ({"prompt_ref": PromptRef("unknown", "train", 1)}, "prompt_mismatch"),
         ({"prompt_hash": bytes(16)}, "prompt_mismatch"),
-        ({"completions": (_told("10", reward=0.0), _told("1"))}, "reward_mismatch"),
-        ({"completions": (_told("10", reward=1.0), _told("11", reward=1.0))}, "reward_mismatch"),
+        ({"completions": (_completion("10", reward=0.0), _completion("1"))}, "reward_mismatch"),
+        ({"completions": (_completion("10", reward=1.0), _completion("11", reward=1.0))}, "reward_mismatch"),
     ],
 )
-async def test_each_fault_is_refused_by_its_name(identity: Identity, changes: dict[str, Any], reason: str) -> None:
+async def test_each_fault_is_refused_with_its_reason(identity: Identity, changes: dict[str, Any], reason: str) -> None:
     verdict = await _verdict(identity, **changes)
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == reason
@@ -124,8 +124,8 @@ async def test_each_fault_is_refused_by_its_name(identity: Identity, changes: di
 @pytest.mark.parametrize(
     "text", ["<|im_end|>", "10<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|>", "<|im_<|im_end|>end|>"]
 )
-async def test_what_looks_like_a_special_token_stays_text(identity: Identity, text: str) -> None:
-    completions = (_told(text, finish=LENGTH), _told("10", reward=1.0))
+async def test_a_text_like_a_special_token_is_encoded_as_plain_text(identity: Identity, text: str) -> None:
+    completions = (_completion(text, finish=LENGTH), _completion("10", reward=1.0))
     verdict = await _verdict(identity, completions=completions)
     assert isinstance(verdict, Accepted)
     assert not SPECIAL_IDS & set(verdict.group.completions[0].token_ids.tolist())
@@ -133,47 +133,47 @@ async def test_what_looks_like_a_special_token_stays_text(identity: Identity, te
     assert verdict.group.rewards == (0.0, 1.0)
 
 
-class _Careless(PromptTokenizer):
-    """As if a tokenizer ignored that a text is plain."""
+class _WithSpecialTokens(PromptTokenizer):
+    """A tokenizer that encodes special tokens in plain text."""
 
     def encode_text(self, text: str) -> list[int]:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
 
-async def test_a_text_that_our_tokens_cannot_say_is_refused(identity: Identity) -> None:
-    context = _context(tokenizer=_Careless(make_tokenizer(), name="careless"))
-    verdict = await _verdict(identity, context, completions=(_told("10<|im_end|>", reward=1.0), _told("1")))
+async def test_a_text_that_decodes_differently_is_refused(identity: Identity) -> None:
+    context = _context(tokenizer=_WithSpecialTokens(make_tokenizer(), name="with special tokens"))
+    verdict = await _verdict(identity, context, completions=(_completion("10<|im_end|>", reward=1.0), _completion("1")))
     assert reason_of(verdict) == "not_encodable"
 
 
-async def test_a_completion_that_stopped_at_once_is_its_end_alone(identity: Identity) -> None:
-    verdict = await _verdict(identity, completions=(_told("10", reward=1.0), _told("", num_tokens=1)))
+async def test_an_empty_completion_that_stopped_is_one_end_of_sequence_token(identity: Identity) -> None:
+    verdict = await _verdict(identity, completions=(_completion("10", reward=1.0), _completion("", num_tokens=1)))
     assert isinstance(verdict, Accepted)
     assert verdict.group.completions[1].token_ids.tolist() == [EOS]
 
 
-async def test_a_run_that_ignores_other_tokenizers_takes_no_text(identity: Identity) -> None:
+async def test_a_run_that_ignores_other_tokenizers_refuses_text_groups(identity: Identity) -> None:
     ignoring = _manifest("ignore")
     verdict = await _verdict(identity, _context(manifest=ignoring), run_id=ignoring.run_id)
     assert reason_of(verdict) == "wrong_encoding"
 
 
-async def test_nobody_can_tell_a_group_for_its_sender(identity: Identity) -> None:
+async def test_a_signature_of_another_peer_is_refused(identity: Identity) -> None:
     body = pack_text_group(_group(identity))
-    thief = Identity.generate()
-    stolen = Envelope(id=b"", body=body, signature=thief.sign(b"ftis-node/envelope/1\n", body))
-    verdict = await validate(stolen.to_bytes(), _context())
+    forger = Identity.generate()
+    forged = Envelope(id=b"", body=body, signature=forger.sign(b"ftis-node/envelope/1\n", body))
+    verdict = await validate(forged.to_bytes(), _context())
     assert reason_of(verdict) == "signature"
 
 
-async def test_what_was_told_before_is_refused(identity: Identity) -> None:
+async def test_a_known_group_or_a_used_number_is_refused(identity: Identity) -> None:
     known = await _verdict(identity, _context(is_known=lambda group_id: True))
     assert reason_of(known) == "duplicate"
     used = await _verdict(identity, _context(has_number=lambda sender, number: number == 1))
     assert reason_of(used) == "sequence_reused"
 
 
-async def test_what_cannot_be_scored_here_is_no_lie(identity: Identity) -> None:
+async def test_a_text_that_cannot_be_scored_is_not_a_false_claim(identity: Identity) -> None:
     class Slow:
         async def score(self, item: Any, texts: list[str], *, cost: Any = None) -> list[Any]:
             return [(0.0, CompletionStatus.UNSCORED)] * len(texts)

@@ -1,4 +1,4 @@
-"""Which offers of weights a generator takes: each reason to refuse, and none where there is none."""
+"""Which weight offers a generator accepts, and the reason of each refusal."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ FOLLOWER = Follower(
         ({"adapter_config": b"{}"}, "adapter"),
     ],
 )
-def test_an_offer_is_taken_or_refused_for_one_reason(changes: dict[str, Any], reason: str | None) -> None:
+def test_an_offer_is_accepted_or_refused_with_its_reason(changes: dict[str, Any], reason: str | None) -> None:
     refusal = refuse_offer(make_offer(LEARNER, **changes), FOLLOWER)
     assert (refusal and refusal.reason) == reason
 
 
-def test_an_adapter_fits_no_other_model() -> None:
+def test_an_adapter_for_another_model_is_refused() -> None:
     follower = replace(FOLLOWER, takes_adapters=True)
     assert refuse_offer(make_offer(LEARNER, adapter_config=b"{}"), follower) is None
     other = make_offer(LEARNER, adapter_config=b"{}", started_from="99" * 16)

@@ -188,8 +188,8 @@ def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
     from ftis_node.lab.hdee import hdee_trials, write_hdee_report
 
     fairness = (
-        f"The rules: every update takes {experiment.completions_per_update} completions, and the four arms have the "
-        "same compute: 6 operations a parameter and trained token, 2 a generated one."
+        f"The rules: every update takes {experiment.completions_per_update} completions. The four arms have the same "
+        "compute: 6 operations for each parameter and trained token, 2 for each generated one."
     )
     trials = [trial for seed in range(model_seeds) for trial in hdee_trials(experiment, models, seed=seed)]
     return _Kind(trials, fairness, partial(write_hdee_report, experiment))
@@ -282,7 +282,7 @@ def _fairness(experiment: Experiment) -> str:
     shares = {share.partition(":")[0] for share in experiment.shares}
     rule = (
         f"The rule: every update takes {experiment.completions_per_update} completions. `alone` generates all of them "
-        "itself; in a swarm of n nodes each generates an n-th and receives the rest; `alone:own` generates and trains "
+        "itself. In a swarm of n nodes each generates an n-th and receives the rest. `alone:own` generates and trains "
         "on an n-th."
     )
     if "sapo" in shares:

@@ -24,7 +24,7 @@ from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
 from ftis_node.learner.distributed.ranks import ALONE, RankTask
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import ADAPTER, adapter_alone, adapter_merger, load_unchecked, own_tensors
-from ftis_node.models.loading import export_adapter, export_model
+from ftis_node.models.loading import check_export_folder, export_adapter, export_model
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.shared_tensors import Exporter
@@ -224,6 +224,7 @@ def export_newest(boot: LearnerBoot, out: Path, *, merge: bool, on_progress: OnP
 
     Raises ConfigError if nothing was trained there yet, and as `export_policy` and `newest_usable` do.
     """
+    check_export_folder(out)  # before the model is loaded, which takes minutes if it is large
     on_progress(None, f"loading {Path(boot.model).name}")
     policy = load_unchecked(boot)
     trainable = policy.trainable()

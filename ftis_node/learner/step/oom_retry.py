@@ -129,9 +129,9 @@ class OomRetry:
                 reason = str(error)  # the text only: the error's traceback holds the step's tensors
             if not self.note_out_of_memory(step=step, whole=whole, longest=longest):
                 raise MachineError(
-                    f"step {step} does not fit in memory, one sequence of {longest} tokens at a time: set "
-                    "learner.recompute_activations = true, train an adapter (--lora), or take learner.optimizer_states "
-                    f"= '8bit' ({reason.splitlines()[0]})"
+                    f"step {step} does not fit in memory with one sequence of {longest} tokens: set "
+                    "learner.recompute_activations = true or learner.optimizer_states = '8bit', or train an adapter "
+                    f"(--lora) ({reason.splitlines()[0]})"
                 )
 
     def note_out_of_memory(self, *, step: int, whole: int, longest: int) -> bool:

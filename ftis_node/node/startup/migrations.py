@@ -130,8 +130,8 @@ def _check_disk_space(home: Home, files: list[Path]) -> None:
     free = free_bytes(home.root)
     if free < needed:
         raise MachineError(
-            f"upgrading {home.root} needs {needed / 1e6:.0f} MB for a backup and {free / 1e6:.0f} MB are free: "
-            "free disk space, or move the home to a larger disk (nothing was changed)"
+            f"upgrading {home.root} needs {needed / 1e6:.0f} MB for a backup, and {free / 1e6:.0f} MB are free: "
+            "free disk space, or move the home; nothing was changed"
         )
 
 

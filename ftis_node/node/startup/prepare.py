@@ -187,6 +187,6 @@ def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step
     saved = checkpoint_step(home)
     if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
         raise MachineError(
-            f"the disk is full: no checkpoint after step {saved} of {step} could be written to {home.checkpoints}; "
-            f"free disk space and start again; the node resumes after step {saved}"
+            f"the disk is full: {home.checkpoints} has no checkpoint after step {saved} of {step}; "
+            f"free disk space and start again: the node resumes after step {saved}"
         )

@@ -123,8 +123,8 @@ def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes]
     if state.step <= done or is_next:
         return
     log.warning(
-        "the newest checkpoint is of step %d, the event log has step %d: the checkpoints are of another home, or "
-        "the log lost its last lines; training resumes after step %d",
-        *(state.step, done, state.step),
+        "the event log has step %d, the checkpoint step %d: one is another home's, or log lines are lost; training "
+        "resumes after step %d",
+        *(done, state.step, state.step),
     )
     events.write("steps_unknown", step=state.step, done=done)

@@ -151,8 +151,8 @@ def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
     """Return `domain`. Raise ConfigError if this run allows no domains."""
     if manifest.step.prompt_sharing == "horizontal":
         raise ConfigError(
-            f'all nodes of run {manifest.name} answer the same prompts (step.prompt_sharing = "horizontal"), so none '
-            f'has a domain: leave --task {domain.canonical} out, or join a run whose step.prompt_sharing is "vertical"'
+            f'run {manifest.name} has no domains (step.prompt_sharing = "horizontal"): '
+            f'omit --task {domain.canonical}, or join a run whose step.prompt_sharing is "vertical"'
         )
     if len(domain.canonical.encode()) > MAX_DOMAIN_BYTES:
         raise ConfigError(f"the domain has more than {MAX_DOMAIN_BYTES} bytes: name fewer parts, or simpler weights")

@@ -191,8 +191,8 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
     needed = checkpoint + reserve + limit.cushion_bytes
     if needed > limits.home_bytes:
         raise ConfigError(
-            f"limits.home_bytes is {size(limits.home_bytes)}, and this model needs {size(needed)} at least (a "
-            "checkpoint, the next one beside it, groups): allow more, train an adapter (--lora), or remove the limit"
+            f"limits.home_bytes is {size(limits.home_bytes)}, and two checkpoints and the groups need at least "
+            f"{size(needed)}: raise or remove the limit, or train an adapter (--lora)"
         )
     return limit
 

@@ -82,8 +82,8 @@ def warning_of(report: StepReport, limits: MismatchLimits) -> str:
     return (
         f"engine and learner disagree about version {report.mismatch_version}: KL {report.mismatch_kl:.2g} "
         f"(limit {limits.max_kl:.2g}), {report.mismatch_share:.1%} of {report.mismatch_tokens} tokens off by more than "
-        f"1 % (limit {limits.max_share:.0%}), so every importance ratio is wrong by as much: drop quantisation and "
-        "other engine options that change its numbers, or run with dtype = float32; with vLLM also --engine torch"
+        f"1 % (limit {limits.max_share:.0%}). Every importance ratio has this error. Remove quantisation and other "
+        "engine options that change log-probs, or set dtype = float32. With vLLM, --engine torch is another way."
     )
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 OWNER, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
 VALIDATOR = EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard())
 SOON = time.time() + 300
-OWN_PLACE = 7  # of the node whose door it is
+OWN_ID = 7  # the DHT id of the node that validates
 
 
 def _record(raw: bytes, *, key: str, subkey: str | None = None, expires_at: float = SOON) -> DHTRecord:
@@ -65,7 +65,7 @@ OWNERS_KEY = record_key("r", OWNER.peer_id)
 OWNERS_BUCKET = bucket_key("r", bucket_of(OWNER.peer_id))
 
 
-def test_the_owners_entries_pass() -> None:
+def test_entries_of_the_owner_are_accepted() -> None:
     assert VALIDATOR.validate(_record(_sealed(), key=OWNERS_KEY))
     assert VALIDATOR.validate(_record(_sealed(payload=bytes(2048)), key=OWNERS_KEY))
     member = _sealed(kind=EntryKind.MEMBER)
@@ -77,7 +77,7 @@ def test_the_owners_entries_pass() -> None:
     [
         pytest.param(_record(_sealed(OTHER), key=OWNERS_KEY), id="signed by another"),
         pytest.param(_record(_sealed(run_id="s"), key=OWNERS_KEY), id="of another run"),
-        pytest.param(_record(_sealed(), key=OWNERS_KEY, subkey="sub"), id="a subkey where none belongs"),
+        pytest.param(_record(_sealed(), key=OWNERS_KEY, subkey="sub"), id="an unexpected subkey"),
         pytest.param(_record(_sealed(), key=OWNERS_KEY, expires_at=SOON + 1), id="replayed with a later expiry"),
         pytest.param(
             _record(_sealed(expires_at=SOON + 3600), key=OWNERS_KEY, expires_at=SOON + 3600), id="expires too late"
@@ -94,10 +94,11 @@ def test_the_owners_entries_pass() -> None:
             _record(_sealed(OTHER, EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OTHER.peer_id), id="in another's bucket"
         ),
         pytest.param(
-            _record(_sealed(kind=EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OTHER.peer_id), id="in another's place"
+            _record(_sealed(kind=EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OTHER.peer_id),
+            id="under another's subkey",
         ),
         pytest.param(_record(b"", key=OWNERS_KEY), id="empty"),
-        pytest.param(_record(_sealed()[:-2], key=OWNERS_KEY), id="cut"),
+        pytest.param(_record(_sealed()[:-2], key=OWNERS_KEY), id="truncated"),
         pytest.param(_record(b"\x07" + _sealed()[1:], key=OWNERS_KEY), id="of an unknown kind"),
         pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xc1\xff"), id="no msgpack"),
         pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xdd\xff\xff\xff\xff"), id="a list of 4 G items"),
@@ -113,7 +114,7 @@ def test_the_owners_entries_pass() -> None:
         ),
     ],
 )
-def test_nobody_elses_entry_passes(record: DHTRecord) -> None:
+def test_an_invalid_entry_or_one_of_another_peer_is_refused(record: DHTRecord) -> None:
     assert not VALIDATOR.validate(record)
 
 
@@ -131,15 +132,15 @@ def test_a_run_id_longer_than_the_entry_is_refused() -> None:
 
 
 @pytest.fixture
-def bounds() -> RequestLimiter:
-    bounds = RequestLimiter(DHTID(OWN_PLACE).to_bytes())
-    bounds.storage = {}
-    return bounds
+def limiter() -> RequestLimiter:
+    limiter = RequestLimiter(DHTID(OWN_ID).to_bytes())
+    limiter.storage = {}
+    return limiter
 
 
-async def test_requests_are_cut_not_refused(bounds: RequestLimiter) -> None:
+async def test_long_requests_are_truncated_not_refused(limiter: RequestLimiter) -> None:
     find = dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
-    assert await bounds.validate_request(find)
+    assert await limiter.validate_request(find)
     assert len(find.keys) == MAX_KEYS_PER_FIND
     many = 1000
     store = dht_pb2.StoreRequest(
@@ -149,36 +150,38 @@ async def test_requests_are_cut_not_refused(bounds: RequestLimiter) -> None:
         expiration_time=[0.0] * many,
         in_cache=[False] * many,
     )
-    assert await bounds.validate_request(store)
+    assert await limiter.validate_request(store)
     columns = (store.keys, store.subkeys, store.values, store.expiration_time, store.in_cache)
     assert {len(column) for column in columns} == {MAX_KEYS_PER_STORE}
-    assert await bounds.validate_request(dht_pb2.PingRequest())
+    assert await limiter.validate_request(dht_pb2.PingRequest())
 
 
-async def test_an_answer_that_names_this_node_as_its_own_neighbor_is_cut(bounds: RequestLimiter) -> None:
-    named = [DHTID(number).to_bytes() for number in (OWN_PLACE, 8, 9, OWN_PLACE, *range(100, 200))]
+async def test_this_node_and_excess_neighbors_are_removed_from_an_answer(limiter: RequestLimiter) -> None:
+    neighbors = [DHTID(number).to_bytes() for number in (OWN_ID, 8, 9, OWN_ID, *range(100, 200))]
     answer = dht_pb2.FindResponse(
-        results=[dht_pb2.FindResult(nearest_node_ids=named, nearest_peer_ids=[one[-1:] for one in named])] * 2
+        results=[dht_pb2.FindResult(nearest_node_ids=neighbors, nearest_peer_ids=[one[-1:] for one in neighbors])] * 2
     )
-    assert await bounds.validate_response(answer, dht_pb2.FindRequest())
+    assert await limiter.validate_response(answer, dht_pb2.FindRequest())
     for result in answer.results:
         assert list(result.nearest_node_ids) == [DHTID(number).to_bytes() for number in (8, 9, *range(100, 130))]
-        assert list(result.nearest_peer_ids) == [one[-1:] for one in result.nearest_node_ids], "still in pairs"
+        assert list(result.nearest_peer_ids) == [one[-1:] for one in result.nearest_node_ids], (
+            "the two lists still agree"
+        )
 
 
-async def test_a_directory_that_fails_over_an_answer_has_not_answered(tmp_path: Path) -> None:
+async def test_an_error_of_hivemind_is_a_timeout_and_a_lost_p2pd_is_not(tmp_path: Path) -> None:
     async def find_nearest_nodes(*_: Any) -> None:
         raise AssertionError
 
-    async def gone(*_: Any, **__: Any) -> None:
+    async def disconnected(*_: Any, **__: Any) -> None:
         raise ConnectionResetError
 
-    node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=gone)
+    node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=disconnected)
     directory = Directory(node, RequestLimiter(), P2pdConfig(settings=settings(tmp_path), identity=OWNER))
     with pytest.raises(TimeoutError, match="failed: AssertionError"):
         await directory._call(node.find_nearest_nodes())
     with pytest.raises(ConnectionResetError):
-        await directory.get_manifest("r")  # the end of p2pd is another thing
+        await directory.get_manifest("r")  # the end of p2pd passes through
 
 
 def _member(number: int, address: str) -> tuple[str, bytes]:
@@ -187,50 +190,50 @@ def _member(number: int, address: str) -> tuple[str, bytes]:
     return identity.peer_id, MSGPackSerializer.dumps(raw)
 
 
-async def test_a_thousand_identities_at_one_address_push_nobody_out(bounds: RequestLimiter) -> None:
-    """However late they expire, however often they are renewed: the bucket keeps its bound, and who was there."""
-    bucket, later = DictionaryDHTValue(), time.time() + 300  # the file may have been read long ago
-    bounds.storage[DHTID(0)] = SimpleNamespace(value=bucket)
+async def test_a_thousand_identities_in_one_network_displace_no_member(limiter: RequestLimiter) -> None:
+    """Later expiry and renewals do not help them: the bucket keeps its limit and its earlier members."""
+    bucket, later = DictionaryDHTValue(), time.time() + 300  # SOON may have passed since the import
+    limiter.storage[DHTID(0)] = SimpleNamespace(value=bucket)
     store, find = dht_pb2.StoreRequest(keys=[bytes(20)]), dht_pb2.FindRequest(keys=[bytes(20)])
     honest = dict(_member(number, f"/ip4/8.8.{number}.8/tcp/1") for number in range(40))
     for peer_id, packed in honest.items():
         bucket.store(peer_id, packed, later)
     crowd = [_member(1000 + number, f"/ip4/9.9.9.{number % 250}/tcp/{number + 1}") for number in range(1000)]
     for peer_id, packed in crowd:
-        assert await bounds.validate_request(store)
+        assert await limiter.validate_request(store)
         bucket.store(peer_id, packed, later + 300)
     newcomer, packed = _member(41, "/ip4/1.1.1.1/tcp/1")
     bucket.store(newcomer, packed, later)
-    assert await bounds.validate_request(find)
+    assert await limiter.validate_request(find)
     assert len(bucket) == MAX_MEMBERS_PER_BUCKET
     assert all(peer_id in bucket for peer_id in [*honest, newcomer])
 
 
-async def test_a_full_bucket_of_unlike_addresses_keeps_who_came_first(bounds: RequestLimiter) -> None:
+async def test_a_full_bucket_of_different_networks_keeps_its_first_members(limiter: RequestLimiter) -> None:
     bucket, later = DictionaryDHTValue(), time.time() + 300
-    bounds.storage[DHTID(0)] = SimpleNamespace(value=bucket)
+    limiter.storage[DHTID(0)] = SimpleNamespace(value=bucket)
     members = [_member(number, f"/ip4/8.{number // 250}.{number % 250}.8/tcp/1") for number in range(300)]
     for number, (peer_id, packed) in enumerate(members):
         bucket.store(peer_id, packed, later + number)
-        assert await bounds.validate_request(dht_pb2.StoreRequest(keys=[bytes(20)]))
+        assert await limiter.validate_request(dht_pb2.StoreRequest(keys=[bytes(20)]))
     assert [peer_id for peer_id, _ in bucket.items()] == [peer_id for peer_id, _ in members[:MAX_MEMBERS_PER_BUCKET]]
 
 
-def test_addresses_fit_or_are_left_out() -> None:
+def test_addresses_that_do_not_fit_are_omitted() -> None:
     addresses = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{OWNER.peer_id}" for number in range(20)]
     packed = pack_member(addresses, num_shards=8)
     assert len(packed) <= 512 - MAX_OVERHEAD_BYTES
     assert unpack_addresses(packed) == addresses[:5]
 
 
-def test_members_spread_over_the_buckets() -> None:
+def test_members_are_spread_over_the_buckets() -> None:
     buckets = [bucket_of(Identity.from_seed(bytes([number]) * 32).peer_id) for number in range(200)]
     assert set(buckets) <= set(range(NUM_MEMBER_BUCKETS))
     assert len(set(buckets)) > NUM_MEMBER_BUCKETS / 2
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "a" * 65, "a b", "ä"])
-def test_a_run_id_must_fit_into_names(run_id: str) -> None:
+def test_an_invalid_run_id_is_refused(run_id: str) -> None:
     with pytest.raises(ValueError, match="is not a run id"):
         check_run_id(run_id)
 
@@ -246,7 +249,7 @@ def test_a_run_id_must_fit_into_names(run_id: str) -> None:
         (b"", 1),
     ],
 )
-def test_a_member_entry_says_how_many_shards_its_run_has(payload: bytes, num_shards: int) -> None:
+def test_a_member_entry_contains_the_number_of_shards(payload: bytes, num_shards: int) -> None:
     entry = sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
     assert unverified(entry) == ("r", payload)
     assert num_shards_of(payload) == num_shards

@@ -1,4 +1,4 @@
-"""A run's manifest in the directory: only the right one is accepted, and a joining node finds it by the run id."""
+"""A run's manifest in the directory: no other content is accepted, and a joining node finds it by the run id."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 MANIFEST = load_manifest("gsm8k-ftis")
 PACKED = pack_manifest(MANIFEST.canonical())
-ANYBODY = Identity.from_seed(bytes(32))
+PUBLISHER = Identity.from_seed(bytes(32))
 
 
-def test_a_manifest_comes_back_and_is_its_own_id() -> None:
+def test_a_manifest_is_read_unchanged_and_matches_the_run_id() -> None:
     canonical = unpack_manifest(PACKED, run_id=MANIFEST.run_id)
     assert canonical == MANIFEST.canonical()
     assert parse_canonical(canonical, source="test") == MANIFEST
@@ -41,51 +41,51 @@ def test_a_manifest_comes_back_and_is_its_own_id() -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        pack_manifest(load_manifest("rg-swarm").canonical()),  # another run's
+        pack_manifest(load_manifest("rg-swarm").canonical()),  # of another run
         PACKED[:-1],
         PACKED + b"x",
         b"",
-        b"rubbish",
-        zlib.compress(MANIFEST.canonical() + bytes(200 * MAX_MANIFEST_BYTES)),  # a bomb
+        b"invalid",
+        zlib.compress(MANIFEST.canonical() + bytes(200 * MAX_MANIFEST_BYTES)),  # a decompression bomb
     ],
 )
-def test_nothing_else_passes_for_it(payload: bytes) -> None:
+def test_other_content_is_refused(payload: bytes) -> None:
     assert unpack_manifest(payload, run_id=MANIFEST.run_id) is None
 
 
-@pytest.mark.parametrize(("payload", "passes"), [(PACKED, True), (PACKED[:-1], False)])
-def test_the_directory_keeps_only_the_manifest_of_the_run_that_it_names(payload: bytes, passes: bool) -> None:
+@pytest.mark.parametrize(("payload", "is_valid"), [(PACKED, True), (PACKED[:-1], False)])
+def test_the_directory_stores_a_manifest_only_under_its_run_id(payload: bytes, is_valid: bool) -> None:
     expires_at = time.time() + 60
     record = DHTRecord(
         key=DHTID.generate(source=manifest_key(MANIFEST.run_id)).to_bytes(),
         subkey=MSGPackSerializer.dumps(None),
         value=MSGPackSerializer.dumps(
-            sign_entry(ANYBODY, EntryKind.MANIFEST, MANIFEST.run_id, payload, expires_at=expires_at)
+            sign_entry(PUBLISHER, EntryKind.MANIFEST, MANIFEST.run_id, payload, expires_at=expires_at)
         ),
         expiration_time=expires_at,
     )
-    assert EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard()).validate(record) is passes
+    assert EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard()).validate(record) is is_valid
 
 
-def test_a_manifest_of_another_version_is_named() -> None:
+def test_the_error_for_another_schema_version_names_it() -> None:
     canonical = MANIFEST.canonical().replace(b'"schema_version":2', b'"schema_version":3')
     with pytest.raises(ConfigError, match="made by another version of ftis-node"):
         parse_canonical(canonical, source="run x")
 
 
 @pytest.mark.timeout(120)
-async def test_a_joiner_finds_the_manifest_by_the_runs_id(tmp_path: Path) -> None:
+async def test_a_joining_node_finds_the_manifest_by_the_run_id(tmp_path: Path) -> None:
     bootstrap = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
     await bootstrap.start()
     peers = tuple(bootstrap.addresses)
-    member = Libp2pGossip(settings(tmp_path / "m", peers=peers), identity=ANYBODY, run_id=MANIFEST.run_id)
+    member = Libp2pGossip(settings(tmp_path / "m", peers=peers), identity=PUBLISHER, run_id=MANIFEST.run_id)
     await member.start()
     try:
         await eventually(lambda: member.publish_manifest(MANIFEST.canonical(), ttl_s=60))
-        looking = settings(tmp_path / "l", peers=peers)
-        assert await find_manifest(looking, run_id=MANIFEST.run_id, timeout_s=30) == MANIFEST.canonical()
+        joining = settings(tmp_path / "l", peers=peers)
+        assert await find_manifest(joining, run_id=MANIFEST.run_id, timeout_s=30) == MANIFEST.canonical()
         with pytest.raises(NetworkError, match="no manifest of run 0000"):
-            await find_manifest(looking, run_id="0" * 32, timeout_s=3)
+            await find_manifest(joining, run_id="0" * 32, timeout_s=3)
     finally:
         await member.close()
         await bootstrap.close()

@@ -22,12 +22,12 @@ def _packed(run_id: str, num_shards: int, *, later: float) -> bytes:
     return b"\xc5" + len(raw).to_bytes(2, "big") + raw
 
 
-def test_a_member_that_says_less_silences_no_shard() -> None:
+def test_a_member_that_claims_fewer_shards_removes_none() -> None:
     storage, later = [], time.time() + 60
-    for words in ((RUN, (1, 8)), (RUN, (8, 1)), (RUN, (1,)), (OTHER_RUN, (2,))):
+    for run_id, claims in ((RUN, (1, 8)), (RUN, (8, 1)), (RUN, (1,)), (OTHER_RUN, (2,))):
         bucket = DictionaryDHTValue()
-        for number, num_shards in enumerate(words[1]):
-            bucket.store(f"member-{number}", _packed(words[0], num_shards, later=later), later)
+        for number, num_shards in enumerate(claims):
+            bucket.store(f"member-{number}", _packed(run_id, num_shards, later=later), later)
         storage.append((DHTID.generate(), SimpleNamespace(value=bucket)))
     directory = object.__new__(Directory)
     directory._guard = PeerGuard()

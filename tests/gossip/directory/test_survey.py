@@ -1,4 +1,4 @@
-"""The view of a swarm from real p2pd nodes on loopback, through a bootstrap node and through a visitor."""
+"""The survey of a swarm of real p2pd nodes on loopback, by a bootstrap node and by a client."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.node.startup.bootstrap import BootstrapApi
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
-from ftis_node.records.identity import PEER_DOMAIN, Identity
+from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import render_views
 from tests.gossip.helpers import settings
+from tests.records.wire_example import sign_peer_info
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -41,17 +42,16 @@ def _record(identity: Identity, name: str, stats: PeerStats | None) -> PeerRecor
     )
 
 
-def _hostile(identity: Identity) -> bytes:
-    """A record with a valid signature and a rate that is not a number."""
+def _record_with_nan(identity: Identity) -> bytes:
+    """Return a record with a valid signature and a rate that is not a number."""
     info = pb.PeerInfo.FromString(
         pb.PeerRecord.FromString(seal_peer_record(_record(identity, "mallory", None), identity)).body
     )
     info.stats.groups_per_minute = float("nan")
-    body = info.SerializeToString()
-    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+    return sign_peer_info(info.SerializeToString(), identity)
 
 
-async def test_three_nodes_and_their_matrix_are_seen_and_a_hostile_record_spoils_only_its_row(tmp_path: Path) -> None:
+async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_only(tmp_path: Path) -> None:
     identities = [Identity.generate() for _ in range(4)]
     ann, bob, eve, _ = (identity.peer_id for identity in identities)
     async with AsyncExitStack() as stack:
@@ -65,7 +65,7 @@ async def test_three_nodes_and_their_matrix_are_seen_and_a_hostile_record_spoils
             stack.push_async_callback(node.close)
             await node.start()
             nodes.append(node)
-        learned = PeerStats(
+        stats = PeerStats(
             step=7,
             groups_per_minute=4.5,
             pass_rates=((0, 0.1), (5, 0.5)),
@@ -73,18 +73,18 @@ async def test_three_nodes_and_their_matrix_are_seen_and_a_hostile_record_spoils
             trained_groups=8,
         )
         values = [
-            seal_peer_record(_record(identity, name, learned), identity)
+            seal_peer_record(_record(identity, name, stats), identity)
             for identity, name in zip(identities[:3], NAMES, strict=True)
         ]
 
         async def all_seen() -> list[RunSurvey]:
-            for node, value in zip(nodes, [*values, _hostile(identities[3])], strict=True):
+            for node, value in zip(nodes, [*values, _record_with_nan(identities[3])], strict=True):
                 await node.publish_record(value, ttl_s=60)
-            surveys = await bootstrap.survey()
-            is_whole = surveys and len(surveys[0].records) == 3 and surveys[0].num_unreadable == 1
-            return surveys if is_whole else []
+            found = await bootstrap.survey()
+            is_complete = found and len(found[0].records) == 3 and found[0].num_unreadable == 1
+            return found if is_complete else []
 
-        seen = await eventually(all_seen, within_s=120)
+        surveys = await eventually(all_seen, within_s=120)
         async with BootstrapApi(bootstrap).serve(port=0) as url, ClientSession(url) as client:
 
             async def shown() -> Any:
@@ -95,11 +95,11 @@ async def test_three_nodes_and_their_matrix_are_seen_and_a_hostile_record_spoils
             page = await (await client.get("/")).text()
             metrics = await (await client.get("/metrics")).text()
             health = (await client.get("/healthz")).status
-        visited = await survey_remotely(settings(tmp_path / "v", peers=address), run_id=RUN, timeout_s=60)
+        remote = await survey_remotely(settings(tmp_path / "v", peers=address), run_id=RUN, timeout_s=60)
     assert [view["run"]["id"] for view in document] == [RUN] and len(document[0]["peers"]) == 3
     assert "75 %" in page and "\x1b" not in page
     assert f'ftis_bootstrap_members{{run_id="{RUN}"}} 4.0' in metrics and health == 200
-    for survey in (seen[0], visited):
+    for survey in (surveys[0], remote):
         view = view_of(survey)
         assert {row.peer_id: row.name for row in view.peers} == dict(zip((ann, bob, eve), NAMES, strict=True))
         assert {row.peer_id: row.learns_from for row in view.peers} == dict.fromkeys(
@@ -111,7 +111,7 @@ async def test_three_nodes_and_their_matrix_are_seen_and_a_hostile_record_spoils
         assert "1 without a readable record" in text and "mallory" not in text and "\x1b" not in text
 
 
-async def test_a_member_whose_record_is_not_read_in_time_delays_no_other(
+async def test_a_record_that_is_not_read_in_time_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann, bob = (Identity.generate() for _ in range(2))
@@ -143,7 +143,7 @@ async def test_a_member_whose_record_is_not_read_in_time_delays_no_other(
     assert survey.num_unreadable == 1
 
 
-async def test_runs_with_low_ids_and_one_member_hide_no_larger_run_and_no_pinned_one(tmp_path: Path) -> None:
+async def test_many_small_runs_with_low_ids_hide_no_larger_and_no_pinned_run(tmp_path: Path) -> None:
     larger, pinned = "ff" * 16, "fe" * 16
     low = [f"{number:032x}" for number in range(MAX_RUNS_SURVEYED + 1)]
     async with AsyncExitStack() as stack:
@@ -156,10 +156,10 @@ async def test_runs_with_low_ids_and_one_member_hide_no_larger_run_and_no_pinned
 
         bootstrap = await started(settings=settings(tmp_path / "b"), pinned_runs=(pinned,))
         peers = tuple(bootstrap.addresses)
-        stranger, member = [await started(settings=settings(tmp_path / name, peers=peers)) for name in "sm"]
+        flooder, member = [await started(settings=settings(tmp_path / name, peers=peers)) for name in "fm"]
 
         async def registered() -> bool:
-            for node, runs in ((stranger, [*low, larger, pinned]), (member, [larger])):
+            for node, runs in ((flooder, [*low, larger, pinned]), (member, [larger])):
                 session = node._supervisor.session
                 if session is None or not await session.directory.join([bootstrap.peer_id]):
                     return False
@@ -174,8 +174,8 @@ async def test_runs_with_low_ids_and_one_member_hide_no_larger_run_and_no_pinned
     assert bootstrap.num_runs_omitted == len(low) + 2 - MAX_RUNS_SURVEYED
 
 
-async def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anyone may store a run of which the directory then has no answer."""
+async def test_an_unreadable_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any peer may register a run that the directory cannot return."""
     unreadable, get_manifest = "cd" * 16, Directory.get_manifest
 
     async def get_or_time_out(directory: Directory, run_id: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Cancellation of work that may swallow it: no task waits for it forever."""
+"""Cancellation of work that may lose it: no task waits for such work forever."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
 
 
-class Deaf:
-    """Loses the first cancellations, as `asyncio.wait_for` may."""
+class LosesCancellations:
+    """Work that loses its first cancellations, as `asyncio.wait_for` may."""
 
     def __init__(self, num_lost: int) -> None:
         self.num_left = num_lost
@@ -29,42 +29,42 @@ class Deaf:
             self.has_ended = True
 
 
-async def test_who_is_cancelled_while_it_waits_ends_at_once() -> None:
-    deaf = Deaf(1)
-    waiting = asyncio.create_task(shielded_call(deaf.work(), timeout_s=30))
+async def test_a_cancelled_caller_ends_at_once() -> None:
+    stub = LosesCancellations(1)
+    waiting = asyncio.create_task(shielded_call(stub.work(), timeout_s=30))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(waiting, 30)
-    assert not deaf.has_ended
-    (left,) = asyncio.all_tasks() - {asyncio.current_task()}
-    await cancel_and_wait(left)
+    assert not stub.has_ended
+    (remaining,) = asyncio.all_tasks() - {asyncio.current_task()}
+    await cancel_and_wait(remaining)
 
 
-async def test_what_takes_too_long_is_a_timeout_and_results_and_errors_come_through() -> None:
-    deaf = Deaf(0)
+async def test_a_call_times_out_or_returns_its_result_or_raises_its_error() -> None:
+    stub = LosesCancellations(0)
     with pytest.raises(TimeoutError):
-        await shielded_call(deaf.work(), timeout_s=0.01)
+        await shielded_call(stub.work(), timeout_s=0.01)
     await asyncio.sleep(0)
-    assert deaf.has_ended
+    assert stub.has_ended
 
-    async def says(word: str) -> str:
-        if not word:
-            raise ValueError("nothing to say")
-        return word
+    async def call(result: str) -> str:
+        if not result:
+            raise ValueError("no result")
+        return result
 
-    assert await shielded_call(says("yes"), timeout_s=5) == "yes"
-    with pytest.raises(ValueError, match="nothing to say"):
-        await shielded_call(says(""), timeout_s=5)
+    assert await shielded_call(call("yes"), timeout_s=5) == "yes"
+    with pytest.raises(ValueError, match="no result"):
+        await shielded_call(call(""), timeout_s=5)
 
 
-async def test_tasks_that_swallow_a_cancellation_are_cancelled_until_they_have_ended(
+async def test_tasks_that_lose_a_cancellation_are_cancelled_until_they_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ftis_node.gossip.p2pd.client.CANCEL_AGAIN_S", 0.01)
-    deaf = [Deaf(0), Deaf(3)]
-    tasks = [asyncio.create_task(each.work()) for each in deaf]
+    works = [LosesCancellations(0), LosesCancellations(3)]
+    tasks = [asyncio.create_task(each.work()) for each in works]
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
         await cancel_and_wait(*tasks)
-    assert [(each.has_ended, each.num_left) for each in deaf] == [(True, 0), (True, 0)]
+    assert [(each.has_ended, each.num_left) for each in works] == [(True, 0), (True, 0)]

@@ -1,4 +1,4 @@
-"""hivemind is imported without torch, and a program that wants all of it still gets all of it."""
+"""The bindings import hivemind without torch, and a program can still import all of hivemind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Key file, ports, socket folder, and a child process that ends with its parent."""
+"""The key file, ports, the folder of sockets, and the end of p2pd with its daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_the_key_file_holds_seed_and_public_key() -> None:
+def test_the_key_file_contains_seed_and_public_key() -> None:
     identity = Identity.from_seed(bytes(range(32)))
     assert libp2p_private_key(identity).hex() == (
         "08011240"
@@ -47,13 +47,13 @@ def test_a_port_is_free_after_the_check(address: str) -> None:
     kind = socket.SOCK_STREAM if "/tcp/" in address else socket.SOCK_DGRAM
     with socket.socket(type=kind) as unused:
         unused.bind(("127.0.0.1", 0))
-        place = unused.getsockname()
+        bound = unused.getsockname()
         with pytest.raises(UsageError):
-            check_free([parse_listen_address(address.format(place[1]))])
-    check_free([parse_listen_address(address.format(place[1]))])
+            check_free([parse_listen_address(address.format(bound[1]))])
+    check_free([parse_listen_address(address.format(bound[1]))])
     with socket.socket(type=kind) as p2pd:
-        p2pd.bind(place)
-        assert p2pd.getsockname() == place
+        p2pd.bind(bound)
+        assert p2pd.getsockname() == bound
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
@@ -78,7 +78,7 @@ def test_a_restarted_node_keeps_its_ports() -> None:
     assert pinned == ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4002", "/ip4/0.0.0.0/tcp/7"]
 
 
-def test_the_sockets_folder_is_private_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
+def test_the_folder_of_sockets_is_private_and_other_files_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o755)
     for name in ("p2pd.sock", "streams.sock", "p2pd.key", "other"):
@@ -149,7 +149,7 @@ async def test_p2pd_ends_by_itself_if_no_daemon_connects(tmp_path: Path) -> None
         await process.stop(timeout_s=0)
 
 
-async def test_a_p2pd_that_cannot_be_executed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_names_a_p2pd_that_cannot_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "p2pd"
     program.write_bytes(b"")
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: program)

@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def test_steps_that_were_not_saved_for_lack_of_space_are_an_error_at_the_end(home: Home) -> None:
-    with pytest.raises(MachineError, match="no checkpoint after step 7 of 9 .* free disk space and start again"):
+    with pytest.raises(MachineError, match="no checkpoint after step 7 of 9; free disk space and start again"):
         prepare.check_saved(home, UNUSED, UNUSED, step=9)
     prepare.check_saved(home, UNUSED, UNUSED, step=7)
 

@@ -100,7 +100,7 @@ def test_files_of_the_parts_come_from_the_spec_or_from_data_paths(
 
 def test_a_run_with_horizontal_prompts_has_no_domains(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run.toml", MIXED, 'prompt_sharing = "horizontal"\n')
-    with pytest.raises(ConfigError, match=r"leave --task arithmetic:add out") as caught:
+    with pytest.raises(ConfigError, match=r"omit --task arithmetic:add,") as caught:
         plan_run(run, "arithmetic:add", home=Home(tmp_path / "home"))
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,245 @@
+"""Values from unknown peers that could end a node: directory entries, answers, announcements, a duplicate identity."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
+from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.gossip.membership import MemberProbe
+from ftis_node.gossip.types import DUPLICATE_IDENTITY
+from ftis_node.gossip.wire_format import bucket_key, topic
+from ftis_node.records.identity import Identity
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.topology import bucket_of
+from tests.gossip.helpers import BodyStore, announce_until_received, settings
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from ftis_node.errors import RecordError
+
+RUN = "r"
+INVALID_ADDRESSES = [
+    "/dns4/a_b.invalid/tcp/4001",
+    "/ip6/fe80::1%eth0/tcp/4001",
+    "/dns4/a..b/tcp/1",
+    "/ip4/1.2.3.4/tcp/" + "0" * 40,
+    "/",
+]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Libp2pGossip]]:
+    """Yield a victim with a short poll interval, and a connected member."""
+    folder, nodes = tmp_path_factory.mktemp("g"), []
+    for name in ("v", "m"):
+        node = Libp2pGossip(
+            settings(folder / name, peers=tuple(nodes[0].addresses) if nodes else (), check_s=0.3, dial_timeout_s=2.0),
+            identity=Identity.generate(),
+            run_id=RUN,
+            limits=GossipLimits(max_announcement_bytes=512) if name == "v" else None,
+        )
+        await node.start()
+        nodes.append(node)
+    await announce_until_received(nodes[1], [nodes[0]], b"hello")
+    yield nodes
+    await asyncio.gather(*(node.close() for node in nodes))
+
+
+async def _register(node: Libp2pGossip, identity: Identity, addresses: list[str]) -> None:
+    """Store a member's entry in the directory, signed by `identity`."""
+    assert node._supervisor.session is not None
+    dht, expires_at = node._supervisor.session.directory._node, time.time() + 60
+    entry = sign_entry(identity, EntryKind.MEMBER, RUN, pack_member(addresses, num_shards=1), expires_at=expires_at)
+    key = bucket_key(RUN, bucket_of(identity.peer_id))
+    assert await dht.store(key, entry, expires_at, subkey=identity.peer_id)
+
+
+async def _knows(node: Libp2pGossip, peer_id: str) -> bool:
+    return peer_id in await node.known_members()
+
+
+async def test_invalid_addresses_in_the_directory_end_no_node(pair: list[Libp2pGossip], tmp_path: Path) -> None:
+    victim, member = pair
+    identities = [Identity.generate() for _ in range(3)]
+    for number, identity in enumerate(identities):
+        addresses = INVALID_ADDRESSES[number:] + INVALID_ADDRESSES[:number]
+        await _register(member, identity, [f"{address}/p2p/{identity.peer_id}" for address in addresses])
+    for identity in identities:
+        await eventually(lambda identity=identity: _knows(victim, identity.peer_id))
+    newcomer = Libp2pGossip(
+        settings(tmp_path / "n", peers=tuple(member.addresses), dial_timeout_s=2.0),
+        identity=Identity.generate(),
+        run_id=RUN,
+    )
+    await newcomer.start()
+    await eventually(lambda: _knows(newcomer, identities[0].peer_id))
+    await announce_until_received(newcomer, [victim, member], os.urandom(8))
+    assert [node.counters.restarts for node in (victim, member, newcomer)] == [0, 0, 0]
+    assert [sum(node.guard.num_faults.values()) for node in (victim, member, newcomer)] == [0, 0, 0]
+    await newcomer.close()
+
+
+async def test_a_bootstrap_peer_with_an_underscore_in_its_name_is_retried(tmp_path: Path) -> None:
+    peer = f"/dns4/ftis_boot.invalid/tcp/4001/p2p/{Identity.generate().peer_id}"
+    common = settings(tmp_path / "n", peers=(peer,), announce=("/dns4/my_host.invalid/tcp/4001",), dial_timeout_s=2.0)
+    node: Any
+    for node in (
+        Libp2pGossip(common, identity=Identity.generate(), run_id=RUN),
+        BootstrapNode(common, identity=Identity.generate()),
+    ):
+        await node.start()
+        assert node.addresses == [f"/dns4/my_host.invalid/tcp/4001/p2p/{node.peer_id}"]
+        if isinstance(node, Libp2pGossip):
+            await eventually(lambda node=node: node.state.state is SwarmPhase.STANDALONE)
+            assert "no bootstrap peer answers" in node.state.reason
+        await node.close()
+
+
+async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair: list[Libp2pGossip]) -> None:
+    victim, member = pair
+    refusals: list[tuple[str, str]] = []
+
+    def on_refusal(peer_id: str, error: RecordError) -> None:
+        refusals.append((peer_id, error.reason))
+
+    victim.serve(BodyStore().lookup, on_refusal=on_refusal)
+    before = victim.counters.announcements_refused
+    assert member._supervisor.session is not None
+    for num_bytes in (513, 1024, 60_000):
+        await member._supervisor.session.client.publish(topic(RUN, 0), bytes(num_bytes))
+    await eventually(lambda: victim.counters.announcements_refused == before + 3)
+    assert refusals == [(member.peer_id, "size")] * 3
+    await announce_until_received(member, [victim], os.urandom(512))
+
+
+async def test_more_backfill_answers_than_the_limit_are_not_accepted(pair: list[Libp2pGossip]) -> None:
+    victim, member = pair
+    num_answers = 256
+
+    async def answer(peer_id: str, request: bytes) -> Sequence[bytes]:
+        return [b"x"] * num_answers
+
+    member.serve(BodyStore().lookup, answer=answer)
+    answered = await victim.request_backfill(member.peer_id, b"?")
+    assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.COMPLETE)
+    num_answers = 257
+    answered = await victim.request_backfill(member.peer_id, b"?")
+    assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.TOO_LARGE)
+
+
+async def test_two_nodes_with_one_identity_both_report_it(
+    pair: list[Libp2pGossip], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity, peers = Identity.generate(), tuple(pair[0].addresses)
+    copies = [
+        Libp2pGossip(settings(tmp_path / name, peers=peers, check_s=0.3), identity=identity, run_id=RUN)
+        for name in ("original", "copy")
+    ]
+    await copies[0].start()
+    await eventually(lambda: copies[0].state.state is SwarmPhase.CONNECTED)
+    await asyncio.sleep(1.0)  # several rounds alone
+    assert DUPLICATE_IDENTITY not in copies[0].state.reason
+    with caplog.at_level(logging.WARNING):
+        await copies[1].start()
+        for node in copies:
+            await eventually(lambda node=node: DUPLICATE_IDENTITY in node.state.reason)
+        await asyncio.sleep(1.0)
+    warnings = [record for record in caplog.records if DUPLICATE_IDENTITY in record.getMessage()]
+    assert len(warnings) == 2, "one warning of each node"
+    assert identity.peer_id in warnings[0].getMessage()
+    assert DUPLICATE_IDENTITY not in pair[0].state.reason
+    await asyncio.gather(*(node.close() for node in copies))
+
+
+async def test_a_restarted_node_does_not_report_a_second_identity(pair: list[Libp2pGossip], tmp_path: Path) -> None:
+    identity, peers = Identity.generate(), tuple(pair[0].addresses)
+    for start in ("first", "second"):
+        node = Libp2pGossip(settings(tmp_path / start, peers=peers, check_s=0.3), identity=identity, run_id=RUN)
+        await node.start()
+        await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
+        await asyncio.sleep(1.0)
+        assert DUPLICATE_IDENTITY not in node.state.reason
+        await node.close()
+
+
+async def test_two_loopback_nodes_with_one_identity_report_it() -> None:
+    swarm = LoopbackSwarm()
+    original, copy, other = (swarm.join(name, run_id=RUN) for name in ("a", "a", "b"))
+    for node in (original, copy, other):
+        await node.start()
+    assert [DUPLICATE_IDENTITY in node.state.reason for node in (original, copy, other)] == [True, True, False]
+    await original.close()
+    assert await other.members() == ["a"]
+
+
+async def test_an_unexpected_error_of_a_hello_ends_no_loop() -> None:
+    guard, queried = PeerGuard(), []
+
+    async def query(peer_id: str) -> bool:
+        queried.append(peer_id)
+        if peer_id == "failing":
+            raise KeyError("an unexpected error")
+        return True
+
+    probe = MemberProbe(query, guard=guard)
+    for _ in range(3):
+        async with asyncio.TaskGroup() as group:
+            probe.update(["failing", "valid"], group)
+    assert probe.members == ["valid"]
+    assert queried.count("failing") == 1, "the peer is paused after a fault"
+    assert guard.num_faults == {Place.HELLO: 1}
+
+    async def disconnected(peer_id: str) -> bool:
+        raise EOFError("p2pd is gone")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        async with asyncio.TaskGroup() as group:
+            MemberProbe(disconnected, guard=guard).update(["valid"], group)
+    assert isinstance(raised.value.exceptions[0], EOFError)
+
+
+async def test_an_unexpected_error_of_a_message_is_charged_to_its_author(
+    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, member = pair
+
+    def failing(message: Any, name: str) -> bytes:
+        raise IndexError("an unexpected error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(victim, "_decrypted", failing)
+        await member.announce(b"failing")
+        await eventually(lambda: victim.guard.num_faults[Place.MESSAGE])
+    (received,) = await announce_until_received(member, [victim], b"valid")
+    assert received.sender == member.peer_id
+
+
+async def test_an_unexpected_error_of_a_pull_has_an_outcome(
+    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, member = pair
+
+    async def failing(*_: Any, **__: Any) -> Any:
+        raise KeyError("an unexpected error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(victim, "_pull", failing)
+        assert (await victim.fetch(member.peer_id, [bytes(32)])).outcome is FetchOutcome.BROKEN
+        assert (await victim.request_backfill(member.peer_id, b"?")).outcome is FetchOutcome.BROKEN
+        assert not await victim.confirm(member.peer_id, [bytes(32)])
+    assert {Place.PULL, Place.CATCH_UP, Place.CONFIRM} <= set(victim.guard.num_faults)

@@ -1,0 +1,107 @@
+"""Releasing groups of the buffer, with the reason of each: stale, delivered, evicted; pruning released ones."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from tests.replay.test_buffer import ANN, ME, accepted, fill
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.replay.reader import ReplayReader
+
+
+def test_stale_groups_are_released_with_the_reason_stale(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    now = time.time()
+    buffer.admit(accepted(ME, 1, created_at=now - 100), own=True)
+    buffer.admit(accepted(ME, 2, created_at=now, versions=(1, 1)), own=True)
+    buffer.admit(accepted(ME, 3, created_at=now, versions=(9, 9)), own=True)
+    buffer.admit(accepted(ANN, 1, created_at=now, versions=(1, 1)), own=False)
+    stale = buffer.release_stale(Freshness(now=now, max_age_s=50, policy_version=10, max_version_lag=5))
+    assert [candidate.arrival for candidate in stale] == [1, 2], "versions of different learners cannot be compared"
+    assert reader.figures().released == {"stale": 2}
+    assert reader.own_held() == 1
+
+
+def test_a_followers_groups_become_stale_by_versions_of_this_node(buffer: ReplayBuffer) -> None:
+    now = time.time()
+    for number, (followed, version) in enumerate(((ME, 1), (ME, 9), (ANN, 1)), start=1):
+        group = accepted(ANN, number, created_at=now, versions=(version, version), weights_of=followed.peer_id)
+        buffer.admit(group, own=False)
+    stale = buffer.release_stale(
+        Freshness(now=now, max_age_s=50, policy_version=10, max_version_lag=5, peer_id=ME.peer_id)
+    )
+    assert [candidate.arrival for candidate in stale] == [1]
+
+
+def test_own_groups_that_a_peer_has_are_released_as_delivered(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=3, ann=1)
+    ids = {candidate.id for candidate in buffer._candidates() if candidate.own is False or candidate.arrival == 2}
+    assert [candidate.arrival for candidate in buffer.release_delivered(ids)] == [2]
+    assert reader.own_held() == 2
+    assert reader.figures().released == {"delivered": 1}
+
+
+def test_the_oldest_foreign_groups_are_evicted(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=2, ann=4)
+    oldest = min(c.arrival for c in buffer._candidates() if not c.own)
+    assert [c.arrival for c in buffer.evict_foreign(keep=3)] == [oldest]
+    assert reader.ready_counts() == (2, 3)
+    assert reader.figures().released == {"evicted": 1}
+
+
+def test_ready_foreign_groups_are_bounded_by_their_bytes(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=2, ann=4)
+    size, rest = divmod(reader.ready_foreign_bytes(), 4)
+    evicted = buffer.evict_foreign(keep=100, keep_bytes=2 * size + rest)
+    assert len(evicted) == 2
+    assert reader.ready_counts() == (2, 2)
+    assert reader.ready_foreign_bytes() <= 2 * size + rest
+
+
+def test_pruning_deletes_used_groups_only_and_keeps_the_totals(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=6, ann=2)
+    buffer.take(1, own=3, foreign=1)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    before = reader.figures()
+    assert buffer.prune(max_disk_bytes=1 << 30) == 0
+    assert buffer.prune(max_disk_bytes=1) == 4
+    after = reader.figures()
+    assert (after.groups_own, after.trained_own, after.trained_foreign) == (6, 3, 1)
+    assert (after.tokens_own, after.tokens_foreign) == (before.tokens_own, before.tokens_foreign)
+    assert reader.ready_counts() == (3, 1)
+    assert buffer.last_number() == 6
+
+
+def test_pruning_stops_at_the_limit(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=6)
+    size = len(reader.envelopes([bytes.fromhex(reader.list_groups(limit=1)[0].id)])[0])
+    buffer.take(1, own=4, foreign=0)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    assert buffer.prune(max_disk_bytes=int(size * 4.5)) == 2
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_freed_pages_are_returned_to_the_disk(path: Path, is_old: bool) -> None:
+    if is_old:  # as an older version made it, without auto_vacuum
+        with closing(sqlite3.connect(path)) as old:
+            old.executescript("CREATE TABLE filler (x); DROP TABLE filler;")
+    buffer = ReplayBuffer(path)
+    fill(buffer, own=150, ann=1)
+    buffer.take(1, own=150, foreign=0)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    buffer.shrink()
+    before = path.stat().st_size
+    assert buffer.evict_released(1 << 30) == 150
+    assert path.stat().st_size < before / 2
+    assert path.with_name(f"{path.name}-wal").stat().st_size == 0
+    assert len(buffer.take(2, own=9, foreign=9).groups) == 1
+    buffer.close()
