@@ -1,4 +1,4 @@
-"""Folders, pipes, devices, links to nothing and nests of brackets in place of files: one line that names the file."""
+"""A folder, pipe, device, broken link or deep nesting in place of a file gives one line that names the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ftis_node.models import resolve_model
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.report.facts import EventTotals
 from ftis_node.telemetry.history import HistoryReader
-from tests.cli.test_wrong_use import complaint
+from tests.cli.test_usage_errors import error_of
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
@@ -47,37 +47,37 @@ def home(tmp_path: Path) -> Home:
 
 
 def join(capsys: pytest.CaptureFixture[str], home: Home, model: Path, *arguments: str) -> tuple[int, str]:
-    return complaint(
+    return error_of(
         capsys, "join", "--home", str(home.root), "--model", str(model), "--listen", "/ip4/127.0.0.1/tcp/0",
         "--status-port", "0", *arguments,
     )  # fmt: skip
 
 
-def link_to_nothing(path: Path) -> None:
+def broken_link(path: Path) -> None:
     path.symlink_to(path.with_name("nothing"))
 
 
-def link_to_endless(path: Path) -> None:
+def link_to_device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-STRANGE: dict[str, Callable[[Path], None]] = {
+INVALID: dict[str, Callable[[Path], None]] = {
     "folder": lambda path: path.mkdir(),
     "pipe": lambda path: os.mkfifo(path),
-    "broken link": link_to_nothing,
-    "device": link_to_endless,
+    "broken link": broken_link,
+    "device": link_to_device,
 }
 
 
-@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("kind", INVALID)
 @pytest.mark.parametrize(
     "name", ["home.json", "node.toml", "run.toml", "identity.key", "replay.sqlite", "peers.sqlite"]
 )
-def test_what_is_no_file_in_a_home(
+def test_no_regular_file_in_a_home(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str, kind: str
 ) -> None:
     (home.root / name).unlink(missing_ok=True)
-    STRANGE[kind](home.root / name)
+    INVALID[kind](home.root / name)
     code, line = join(capsys, home, model)
     assert code == 2, line
     assert str(home.root / name) in line
@@ -91,19 +91,19 @@ def test_a_folder_in_place_of_a_file_that_a_node_writes(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["home.json", "node.toml", "run.toml"])
-def test_nests_of_brackets_in_a_home(capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str) -> None:
+def test_deep_nesting_in_a_home(capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str) -> None:
     (home.root / name).write_bytes(DEEP_TOML if name.endswith("toml") else DEEP_JSON)
     code, line = join(capsys, home, model)
     assert code == 2, line
     assert str(home.root / name) in line and "nested too deep" in line
 
 
-def test_nests_of_brackets_in_settings_and_status(capsys: pytest.CaptureFixture[str], home: Home) -> None:
+def test_deep_nesting_in_settings_and_status(capsys: pytest.CaptureFixture[str], home: Home) -> None:
     for path in (home.settings, home.status):
         path.write_bytes(DEEP_JSON)
-    code, line = complaint(capsys, "export", "--home", str(home.root), "--out", str(home.root / "out"))
+    code, line = error_of(capsys, "export", "--home", str(home.root), "--out", str(home.root / "out"))
     assert code == 2 and str(home.settings) in line, line
-    code, line = complaint(capsys, "status", "--home", str(home.root))
+    code, line = error_of(capsys, "status", "--home", str(home.root))
     assert code == 2 and str(home.status) in line, line
 
 
@@ -117,7 +117,7 @@ def test_nests_of_brackets_in_settings_and_status(capsys: pytest.CaptureFixture[
         ("model.safetensors.index.json", DEEP_JSON),
     ],
 )
-def test_nests_of_brackets_in_a_model(
+def test_deep_nesting_in_a_model(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str, content: bytes
 ) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
@@ -128,7 +128,7 @@ def test_nests_of_brackets_in_a_model(
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_a_tokenizers_files(
+def test_invalid_files_of_a_tokenizer(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str
 ) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
@@ -155,7 +155,7 @@ def test_a_header_that_describes_no_tensors(tmp_path: Path) -> None:
             read_header(file)
 
 
-def test_a_checkpoints_state(tmp_path: Path) -> None:
+def test_deep_nesting_in_a_checkpoint(tmp_path: Path) -> None:
     for name in ("checksums.json", STATE_FILE):
         (tmp_path / name).write_bytes(DEEP_JSON)
         with pytest.raises(ModelError, match=name):
@@ -165,18 +165,18 @@ def test_a_checkpoints_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "folder", "pipe"])
-def test_a_file_of_peers(
+def test_an_invalid_file_of_peers(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, file: str
 ) -> None:
     if file != "/dev/zero":
-        STRANGE[file](tmp_path / file)
-    path = tmp_path / file  # an absolute one stays what it is
+        INVALID[file](tmp_path / file)
+    path = tmp_path / file  # an absolute path replaces tmp_path
     code, line = join(capsys, home, model, "--peers", f"@{path}")
     assert code == 2
     assert str(path) in line and len(line) < 400
 
 
-def test_long_values_and_control_characters_of_a_user(
+def test_long_values_and_control_characters_in_options(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path
 ) -> None:
     code, line = join(capsys, home, model, "--peers", "\x1b[31m" + "a" * 50_000)
@@ -187,7 +187,7 @@ def test_long_values_and_control_characters_of_a_user(
     assert len(line) < 1000 and "\x07" not in line
 
 
-def test_a_line_of_the_trail_that_is_nested_too_deep_is_left_out(tmp_path: Path) -> None:
+def test_an_event_that_is_nested_too_deep_is_skipped(tmp_path: Path) -> None:
     deep, too_deep = (b'{"time": 1.0, "event": "pause", "x": ' + b"[" * n + b"]" * n + b"}\n" for n in (50, 100_000))
     (path := tmp_path / "events.jsonl").write_bytes(deep + too_deep)
     event_totals = EventTotals()
@@ -197,27 +197,27 @@ def test_a_line_of_the_trail_that_is_nested_too_deep_is_left_out(tmp_path: Path)
     assert (event_totals.num_events, reader.build().damaged_lines) == (1, 1)
 
 
-def test_the_one_reader(tmp_path: Path) -> None:
+def test_the_reader_of_small_files_rejects_invalid_content(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    for bad, what in ((b"\xff", "UTF-8"), (b"a" * 11, "larger")):
-        file.write_bytes(bad)
-        with pytest.raises(FileError, match=what):
+    for content, reason in ((b"\xff", "UTF-8"), (b"a" * 11, "larger")):
+        file.write_bytes(content)
+        with pytest.raises(FileError, match=reason):
             read_text(file, max_bytes=10)
-    for bad in (DEEP_JSON, b"[" * 100 + b"]" * 100, b"", b"\xff\xfe", b"nonsense"):
-        file.write_bytes(bad)
+    for content in (DEEP_JSON, b"[" * 100 + b"]" * 100, b"", b"\xff\xfe", b"nonsense"):
+        file.write_bytes(content)
         with pytest.raises(FileError, match="file"):
             read_json(file)
     with pytest.raises(FileError, match="toml"):
         parse_toml(DEEP_TOML.decode(), source="a toml")
     with pytest.raises(FileNotFoundError):
         read_file(tmp_path / "none")
-    for kind, make in STRANGE.items():
+    for kind, make in INVALID.items():
         make(tmp_path / kind)
         with pytest.raises(FileError, match=kind):
             read_file(tmp_path / kind)
 
 
-def test_the_files_beside_a_database(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_databases_journal(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     sqlite3.connect(path).close()
     check_database(path)
@@ -227,15 +227,15 @@ def test_the_files_beside_a_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["lock", "events.jsonl", "status.json.tmp", "worker.log"])
-def test_a_node_writes_through_no_link(tmp_path: Path, name: str) -> None:
-    target = tmp_path / "somebody's"
-    target.write_text("theirs")
+def test_files_are_not_written_through_links(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.write_text("unchanged")
     link = tmp_path / "home" / name
     link.parent.mkdir()
     link.symlink_to(target)
     with pytest.raises(FileError, match=f"{name} is a link"):
         _write(Home(link.parent), name)
-    assert target.read_text() == "theirs" and link.is_symlink()
+    assert target.read_text() == "unchanged" and link.is_symlink()
 
 
 def _write(home: Home, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A node that never was: fixed documents for views and snapshots."""
+"""Fixed documents of one node, for views and snapshots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NOW = 1_800_000_000.0
 ANN, BOB = "12D3KooWAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAAAA", "12D3KooWBobBobBobBobBobBobBobBobBobBobBobBobBobBBBB"
-RUDE = "\x1b[2J[red]evil[/]\u202e"
+HOSTILE = "\x1b[2J[red]evil[/]\u202e"
 GROUP_ID = "ab" * 32
 
 STATUS = Status(
@@ -96,8 +96,8 @@ PEERS: tuple[dict[str, Any], ...] = (
     },
     {
         "peer_id": BOB,
-        "name": RUDE,
-        "model": RUDE,
+        "name": HOSTILE,
+        "model": HOSTILE,
         "parameters": 1_543_714_304,
         "role": "generator",
         "policy_version": None,
@@ -109,8 +109,8 @@ PEERS: tuple[dict[str, Any], ...] = (
         "standing": "banned",
         "score": -10.5,
         "banned_until": NOW + 300,
-        "ban_reason": RUDE,
-        "reasons": {RUDE: 2},
+        "ban_reason": HOSTILE,
+        "reasons": {HOSTILE: 2},
         "trusted": False,
         "teaching": None,
     },
@@ -129,7 +129,10 @@ HISTORY = History(
     events=(
         {"time": NOW - 751, "event": "start", "run": "f790a811", "peer": "12D3KooWMe", "model": "Qwen2.5-3B"},
         {"time": NOW - 12, "event": "admitted", "group": GROUP_ID, "own": True},
-        {"time": NOW - 9, "event": "refused", "group": None, "origin": BOB, "reason": "wrong_reward", "detail": RUDE},
+        {
+            "time": NOW - 9, "event": "refused", "group": None, "origin": BOB, "reason": "wrong_reward",
+            "detail": HOSTILE,
+        },
         {"time": NOW - 5, "event": "eval", "step": 100, "task": "gsm8k", "pass_at_1": 0.59, "n": 256},
         {
             "time": NOW - 2, "event": "step", "step": 101, "reward_mean": 0.61, "loss": -0.0212,
@@ -205,7 +208,7 @@ GROUP = GroupHistory(
         CompletionDetails(
             text=None,
             token_ids=[12, 13, 14],
-            pieces=["12", "13", RUDE],
+            pieces=["12", "13", HOSTILE],
             num_tokens=3,
             finish_reason="length",
             reward=0.0,
@@ -223,8 +226,8 @@ GROUP = GroupHistory(
 )
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, poll: Callable[[], NodeSnapshot]) -> None:
-    """Let the dashboard take its snapshots from `poll`, and its groups from here."""
+def use_snapshots(monkeypatch: pytest.MonkeyPatch, poll: Callable[[], NodeSnapshot]) -> None:
+    """Make the dashboard read its snapshots from `poll`, and its groups from this module."""
     monkeypatch.setattr(Watcher, "poll", lambda watcher, with_history=True: poll())
     monkeypatch.setattr(GroupsScreen, "read", lambda screen: [SUMMARY])
     monkeypatch.setattr(GroupScreen, "read", lambda screen: GROUP)

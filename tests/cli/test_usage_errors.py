@@ -1,4 +1,4 @@
-"""From a volunteer's seat: every wrong use is one line that says what to do, and the exit code of the contract."""
+"""Every invalid use gives one line that says what to do, and the documented exit code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code and the one line on stderr that is not a log line."""
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run a command; return its exit code and its one error line."""
     capsys.readouterr()
     code = run(list(arguments))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftis-node: ")]
@@ -33,7 +33,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 
 
 def join(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> tuple[int, str]:
-    return complaint(capsys, "join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
+    return error_of(capsys, "join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
 
 
 def test_a_missing_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -66,12 +66,23 @@ def test_a_broken_line_in_a_data_file_is_named(capsys: pytest.CaptureFixture[str
     assert "train.jsonl: row 2" in line
 
 
-def test_a_bad_manifest_key(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_an_unknown_manifest_key(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     manifest = tmp_path / "run.toml"
     manifest.write_text('name = "x"\ntask = "arithmetic"\n[step]\nown_group = 3\n')
     code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
     assert code == 2
     assert "own_group" in line
+
+
+@pytest.mark.parametrize("task", ["nosuch", "nosuch:../../etc/passwd"])
+def test_a_run_whose_task_is_not_installed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, task: str
+) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text(f'name = "x"\ntask = "{task}"\n')
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
+    assert code == 2
+    assert "nosuch" in line
 
 
 def test_a_home_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
@@ -92,7 +103,7 @@ def test_a_malformed_peer_address(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint_about"),
+    ("arguments", "message"),
     [
         (["join"], "--model"),
         (["join", "--model", "x", "--steps", "0"], "steps"),
@@ -108,28 +119,30 @@ def test_a_malformed_peer_address(
         (["eval", "--model", "/nonexistent/model", "--task", "arithmetic"], "/nonexistent/model"),
     ],
 )
-def test_wrong_words(
+def test_invalid_arguments(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
-    complaint_about: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    code, line = complaint(capsys, *arguments)
+    code, line = error_of(capsys, *arguments)
     assert code == 2
-    assert complaint_about in line
+    assert message in line
 
 
-def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_is_a_one_line_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ftis_node.cli.commands import status
 
-    def broken(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr(status, "read_status", broken)
-    code, line = complaint(capsys, "status")
+    monkeypatch.setattr(status, "read_status", fail)
+    code, line = error_of(capsys, "status")
     assert code == 1
     assert "ZeroDivisionError: two lines" in line
     assert "--debug" in line
@@ -165,29 +178,29 @@ def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], mon
         (["--pair", "hdee", "--methods", "ppo"], "ftis"),
     ],
 )
-def test_an_experiment_that_cannot_be(
+def test_an_experiment_with_invalid_options(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], hint: str
 ) -> None:
-    code, line = complaint(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
+    code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
     assert code == 2
     assert hint in line
     assert not (tmp_path / "out").exists()
 
 
-def test_an_experiment_with_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"  # trials run side by side: either may be the first to fail
-    code, line = complaint(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
+def test_an_experiment_with_a_missing_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"  # trials run in parallel: either may fail first
+    code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
     assert code == 2
     assert "nowhere" in line
 
 
-def test_a_run_id_without_a_peer_to_ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_a_run_id_without_peers(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2)
     assert code == 2
     assert "--peers" in line
 
 
-def test_a_run_id_that_nobody_knows(
+def test_a_run_id_that_no_peer_has(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ftis_node.node.startup.run_plan.TIMEOUT_S", 2.0)
@@ -197,24 +210,24 @@ def test_a_run_id_that_nobody_knows(
     assert not (tmp_path / "home" / "run.toml").exists()
 
 
-@pytest.mark.parametrize("left", ["", '{"schema": 1, "node": {"pe', "[1]", "\x00" * 40])
-def test_a_last_status_that_is_cut_off(capsys: pytest.CaptureFixture[str], tmp_path: Path, left: str) -> None:
-    (tmp_path / "status.json").write_text(left)
+@pytest.mark.parametrize("content", ["", '{"schema": 1, "node": {"pe', "[1]", "\x00" * 40])
+def test_a_damaged_last_status(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str) -> None:
+    (tmp_path / "status.json").write_text(content)
     for command in ("status", "peers"):
-        code, line = complaint(capsys, command, "--home", str(tmp_path))
+        code, line = error_of(capsys, command, "--home", str(tmp_path))
         assert code == 2
         assert "status.json is damaged: remove it" in line
 
 
 @pytest.mark.parametrize("marker", ["", "{}", '{"schema": "4"}', "[4]"])
-def test_a_marker_that_is_cut_off(capsys: pytest.CaptureFixture[str], tmp_path: Path, marker: str) -> None:
+def test_a_damaged_home_marker(capsys: pytest.CaptureFixture[str], tmp_path: Path, marker: str) -> None:
     (tmp_path / "home.json").write_text(marker)
-    code, line = complaint(capsys, "status", "--home", str(tmp_path))
+    code, line = error_of(capsys, "status", "--home", str(tmp_path))
     assert code == 2
     assert "home.json is damaged" in line
 
 
-def test_help_has_a_short_name_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_the_short_option_h(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["join"], ["replay"], ["replay", "list"]):
         assert run([*command, "-h"]) == 0
         short = capsys.readouterr().out
@@ -222,7 +235,7 @@ def test_help_has_a_short_name_everywhere(capsys: pytest.CaptureFixture[str]) ->
         assert capsys.readouterr().out == short and short.startswith("Usage: ftis-node")
 
 
-def test_a_command_that_is_none_without_a_further_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_of_commands_without_a_command_prints_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["replay"], ["identity"]):
         assert run(command) == 2
         shown = capsys.readouterr().err
@@ -233,7 +246,7 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
 
 
 @pytest.mark.parametrize(
-    ("run", "arguments", "says"),
+    ("run", "arguments", "message"),
     [
         (
             MIXED + '[step]\nprompt_sharing = "horizontal"\n',
@@ -254,20 +267,22 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
         (MIXED, ["--learn-tokens", "0"], "learn-tokens"),
     ],
 )
-def test_domains_and_budgets_that_contradict_the_rest(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, run: str, arguments: list[str], says: str
+def test_domains_and_budgets_that_contradict_other_settings(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, run: str, arguments: list[str], message: str
 ) -> None:
     manifest = tmp_path / "run.toml"
     manifest.write_text(run)
     code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest), *arguments)
     assert code == 2
-    assert says in line
+    assert message in line
 
 
-def test_a_bad_task_or_budget_in_node_toml(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
-    for text, says in (("[budget]\nlearn_steps = 0\n", "budget.learn_steps"), ('task = "+"\n', "is not a task")):
+def test_an_invalid_task_or_budget_in_node_toml(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    for text, message in (("[budget]\nlearn_steps = 0\n", "budget.learn_steps"), ('task = "+"\n', "is not a task")):
         (tmp_path / "home").mkdir(exist_ok=True)
         (tmp_path / "home" / "node.toml").write_text(text)
         code, line = join(capsys, tmp_path, "--model", str(model))
         assert code == 2
-        assert says in line
+        assert message in line
