@@ -40,10 +40,10 @@ ANYTHING: Any = None
 def test_a_nearly_full_and_a_full_home() -> None:
     limit = HomeLimit(1600, reserve_bytes=300)  # a margin of 100
     assert limit.missing_bytes(HomeUse(1200, free_bytes=10_000)) == 0
-    assert limit.missing_bytes(HomeUse(1250, free_bytes=10_000)) == 50, "nearly full: files are removed"
-    assert limit.why_full(HomeUse(1300, free_bytes=10_000), was_full=False) == "", "the node still runs"
+    assert limit.missing_bytes(HomeUse(1250, free_bytes=10_000)) == 50, "the margin is not part of the missing bytes"
+    assert limit.why_full(HomeUse(1300, free_bytes=10_000), was_full=False) == "", "a nearly full node paused"
     assert "the home is full: 1.3 kB of 1.6 kB" in limit.why_full(HomeUse(1301, free_bytes=10_000), was_full=False)
-    assert limit.why_full(HomeUse(1260, free_bytes=10_000), was_full=True), "it does not resume for one byte"
+    assert limit.why_full(HomeUse(1260, free_bytes=10_000), was_full=True), "resumed for one byte"
     assert limit.why_full(HomeUse(1250, free_bytes=10_000), was_full=True) == ""
     assert "the disk is full: 299 B are free" in limit.why_full(HomeUse(0, free_bytes=299), was_full=False)
     assert limit.missing_bytes(HomeUse(0, free_bytes=299)) == 101
@@ -115,9 +115,9 @@ def full(tmp_path: Path) -> Iterator[FullHome]:
 
 async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(full: FullHome) -> None:
     assert await full.check(2 * full.used_bytes) == []
-    assert await full.check(full.used_bytes) == ["free pages"], "truncating the journal was enough"
+    assert await full.check(full.used_bytes) == ["free pages"], "truncating the journal was not enough"
     used = full.used_bytes
-    assert await full.check(used) == ["used groups"], "only the margin was missing"
+    assert await full.check(used) == ["used groups"], "not only the margin was removed"
     assert full.used_bytes <= used - used // 16
     assert 0 < full.buffer._db.execute("SELECT count(*) FROM groups WHERE state = 'released'").fetchone()[0] < 200
     await full.check(full.used_bytes - 60 * KB)
@@ -225,6 +225,6 @@ async def test_bodies_in_memory_wait_for_space_and_a_large_body_passes_alone() -
         first.set()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert inside == ["a", "c"], "a body above the limit waits until memory is empty, then passes"
+        assert inside == ["a", "c"], "a body above the limit did not pass through empty memory"
         others.set()
     assert memory.held_bytes == 0
