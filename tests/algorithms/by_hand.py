@@ -1,7 +1,7 @@
-"""Short ways to write a batch whose result can be worked out on paper.
+"""Helpers to write batches whose results can be computed by hand.
 
-Rows are written as probabilities, because ratios of those are what one can see: `rows([[0.5, 0.2]], [[0.25, 0.2]])` has
-rho = 2 and rho = 1. Rows may differ in length; the rest is padding, filled with NaN so that no test passes by luck.
+Rows contain probabilities, because their ratios are easy to see: `rows([[0.5, 0.2]], [[0.25, 0.2]])` has rho = 2 and
+rho = 1. Rows may differ in length. The rest is padding of NaN, so a method that reads padding fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def padded_logs(rows: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Logarithms of ragged rows, `[N, T]` float64, NaN beyond each row's end."""
+    """Return the logarithms of ragged rows, `[N, T]` float64, with NaN after each row's end."""
     num_columns = max(len(row) for row in rows)
     return torch.tensor(
         [[math.log(value) for value in row] + [math.nan] * (num_columns - len(row)) for row in rows],
@@ -32,7 +32,7 @@ def rows(
     advantages: Sequence[float],
     group_ids: Sequence[int] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The tensor arguments of `policy_loss`; all in one group unless said otherwise."""
+    """Return the tensor arguments of `policy_loss`. Without `group_ids` all rows are one group."""
     learner_logprobs = padded_logs(learner)
     return {
         "learner_logprobs": learner_logprobs.requires_grad_(),
@@ -46,7 +46,7 @@ def rows(
 def evaluate(
     method: str, batch: dict[str, torch.Tensor], **params: Any
 ) -> tuple[float, list[list[float]], dict[str, float]]:
-    """What is maximized (minus the loss), its gradient, and the metrics."""
+    """Return minus the loss, the gradient of that, and the metrics."""
     batch = batch | {"learner_logprobs": batch["learner_logprobs"].detach().clone().requires_grad_()}
     loss, metrics = policy_loss(method, **batch, **params)
     loss.backward()

@@ -1,7 +1,7 @@
 """Ragged and extreme inputs, and the comparison of `policy_loss` with the reference on them.
 
-Hypothesis chooses the shape of a case and a seed; the numbers come from the seed, so that no case sits exactly on a
-bound where a last-digit rounding decides.
+Hypothesis chooses the shape of a case and a seed. The numbers come from the seed, so no case is exactly on a bound,
+where rounding of the last digit would decide.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PADDING = (0.0, 5.0, -1e30, math.nan, math.inf, -math.inf)
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs as plain lists; padding holds whatever `PADDING` offers."""
+    """Inputs as plain lists, with values of `PADDING` outside the mask."""
 
     lp: list[list[float]]
     lg: list[list[float]]
@@ -57,7 +57,7 @@ def log_ratio(generator: random.Random, regime: str) -> float:
 
 
 def make_case(seed: int, num_completions: int, num_columns: int, regime: str) -> Case:
-    """Rows without tokens, masks with holes, scattered group ids and zero advantages all occur."""
+    """Return a case. Rows without tokens, masks with holes, scattered group ids and zero advantages occur."""
     generator = random.Random(seed)
     density = generator.choice((0.2, 0.7, 1.0))
     ids = [generator.randrange(-9, 10**6) for _ in range(max(1, num_completions // 2))]
@@ -97,7 +97,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 FLOORS = (0.1, 0.7)
-OWN_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
+METHOD_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "gepo": {"clip": (True, False), "alpha": (0.1, 0.5, 1.0), "k3_beta": (0.005, 1.0)},
     "mis": {"mis_low": (0.0, 0.9), "mis_high": (1.1, math.inf)},
     "m2po": {"m2_threshold": (0.001, 5.1, math.inf)},
@@ -117,10 +117,10 @@ OWN_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def make_parameters(seed: int, method: str) -> dict[str, Any]:
-    """Each parameter given or, as often, left out; tensors are flags, for the case to fill in."""
+    """Return parameters of a method, each with probability 1/2. A tensor is `True`, which `check_case` replaces."""
     generator = random.Random(seed)
     given: dict[str, Any] = {"max_completion_length": generator.randint(1, 9)}
-    for name, values in (CHOICES | OWN_CHOICES.get(method, {})).items():
+    for name, values in (CHOICES | METHOD_CHOICES.get(method, {})).items():
         if generator.random() < 0.5:
             given[name] = generator.choice(values)
     for name in TENSORS:
@@ -130,7 +130,7 @@ def make_parameters(seed: int, method: str) -> dict[str, Any]:
 
 
 def check_case(method: str, case: Case, dtype: torch.dtype, params: dict[str, Any]) -> None:
-    """`policy_loss` equals the reference in value, gradient and metrics, and padding has exactly zero gradient."""
+    """Check that value, gradient and metrics equal those of the reference, and that padding has zero gradient."""
     tensors = case.tensors(dtype)
     reference_params = dict(params)
     if params.get("sender_ids"):
@@ -140,7 +140,7 @@ def check_case(method: str, case: Case, dtype: torch.dtype, params: dict[str, An
         anchor = torch.tensor(case.anchor, dtype=dtype)
         params = params | {"anchor_logprobs": anchor}
         reference_params["anchor_logprobs"] = anchor.double().tolist()
-    # The reference reads the numbers back from the tensors: it is to see the same rounding of them to float32.
+    # The reference reads the numbers back from the tensors, so both see the same rounding to float32.
     as_lists = {name: value.detach().double().tolist() for name, value in tensors.items() if value.is_floating_point()}
     expected = reference_loss(
         method,

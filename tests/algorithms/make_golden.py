@@ -1,7 +1,7 @@
-"""Writes `golden.json`: one fixed batch and every method's loss, gradient norm and metrics on it.
+"""Write `golden.json`: a fixed batch, and each method's loss, gradient norm and metrics on it.
 
-The numbers come from the plain Python reference, not from the code under test. Run it again only when a formula is
-meant to change, and read the difference:
+The numbers come from the plain Python reference, not from the code under test. Run it again only after an intended
+change of a formula, and read the difference:
 
     python -m tests.algorithms.make_golden
 """
@@ -17,7 +17,7 @@ from .reference import METHOD_DEFAULTS, reference_loss
 
 GOLDEN = Path(__file__).with_name("golden.json")
 
-# Two groups of three, one of them foreign and far; the last completion is cut short.
+# Two groups of three completions. The second is foreign and far; its last completion has one token.
 BATCH: dict[str, Any] = {
     "lp": [
         [-0.11, -1.32, -0.05, -2.4],

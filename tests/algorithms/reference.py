@@ -1,9 +1,10 @@
-"""An independent reference: every loss and its gradient in plain Python floats and loops, from the formulas alone.
+"""An independent reference: every loss and its gradient in plain Python floats and loops, from the formulas.
 
-It shares no code and no trick with `ftis_node.algorithms`. The derivative of each objective with respect to each
-log-prob is written out by hand, so that a gradient is checked against mathematics and not against another use of
-autograd. `objective` gives, for one token, the value that is maximized and its derivative with respect to that token's
-log-prob; what belongs to a whole group or batch is put into the `Row` first.
+It shares no code with `ftis_node.algorithms`. The derivatives with respect to each log-prob are written by hand. So a
+gradient is compared with mathematics, not with another use of autograd.
+
+`objective` returns, for one token, the maximized value and its derivative with respect to that token's log-prob.
+Quantities of a group or batch are stored in each `Row` first.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ FILTERED = ("ftis", "f-nois", "f-vis")
 
 @dataclass
 class Row:
-    """One completion without its padding: `lp`, `lg` and `anchor` hold its tokens, `columns` where they came from."""
+    """A completion without its padding: the log-probs of its tokens, and `columns`, their columns in the batch."""
 
     lp: list[float]
     lg: list[float]
@@ -85,9 +86,10 @@ class Row:
 
 @dataclass
 class Result:
-    """`gradient` is a list of N lists of T, of the loss with respect to the learner's log-probs.
+    """A loss, its gradient and its metrics.
 
-    `magnitude` is the sum of the absolute values of what the loss sums: a rounding error is in proportion to it.
+    `gradient` has N lists of T values, with respect to the learner's log-probs. `magnitude` is the sum of the absolute
+    terms of the loss; a rounding error is proportional to it.
     """
 
     loss: float
@@ -99,7 +101,7 @@ class Result:
 
 
 def rho_and_slope(lp: float, lg: float) -> tuple[float, float]:
-    """exp of the clamped difference, and its derivative by lp, which is 0 beyond the clamp."""
+    """Return exp of the clamped difference, and its derivative by lp, which is 0 beyond the clamp."""
     difference = lp - lg
     rho = math.exp(max(-20.0, min(20.0, difference)))
     return rho, rho if -20 <= difference <= 20 else 0.0
@@ -119,7 +121,7 @@ def kl_token(estimator: str, lp: float, lg: float) -> float:
 
 
 def surrogate(ratio: float, slope: float, advantage: float, low: float, high: float) -> tuple[float, float]:
-    """min(r A, clip(r, low, high) A) and its derivative, `slope` being that of r."""
+    """Return min(r A, clip(r, low, high) A) and its derivative. `slope` is the derivative of r."""
     clipped = max(low, min(high, ratio))
     if ratio * advantage <= clipped * advantage:
         return ratio * advantage, slope * advantage
@@ -127,7 +129,7 @@ def surrogate(ratio: float, slope: float, advantage: float, low: float, high: fl
 
 
 def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, float]:
-    """Value at token t and derivative by lp_t; for gspo and gepo a sequence's share of it, 1/L of the derivative."""
+    """Return the value at token t and its derivative by lp_t; for gspo and gepo 1/L of a sequence's derivative."""
     lp, lg, advantage = row.lp[t], row.lg[t], row.advantage
     rho, rho_slope = rho_and_slope(lp, lg)
     low, high = 1 - p["eps_low"], 1 + p["eps_high"]
@@ -179,7 +181,7 @@ def set_group_denominators(rows: list[Row], alpha: float) -> None:
 
 
 def set_trusted_tokens(rows: list[Row], threshold: float) -> None:
-    """Drop the largest square until the mean of the rest is below the threshold."""
+    """Set `trusted`: drop the largest square until the mean of the rest is below the threshold."""
     tokens = [((row.lp[t] - row.lg[t]) ** 2, i, t) for i, row in enumerate(rows) for t in range(row.length)]
     tokens.sort()
     while tokens and sum(square for square, _, _ in tokens) / len(tokens) >= threshold:
@@ -196,7 +198,7 @@ def effective_share(rows: list[Row]) -> float:
 
 
 def dropped_rows(rows: list[Row], senders: list[int], kl: list[float], p: dict[str, Any]) -> set[int]:
-    """What the filters that compare a sender's completions leave out: negatives beyond the nearest share of them."""
+    """Return the rows that the quantile and ess filters drop: negatives beyond a sender's nearest share."""
     dropped = set()
     for sender in set(senders):
         here = [i for i, other in enumerate(senders) if other == sender]

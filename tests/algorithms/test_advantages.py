@@ -1,4 +1,4 @@
-"""`group_advantages`: numbers one can check by hand, and the cases where the formula alone would go wrong."""
+"""`group_advantages` against values computed by hand, and in numerically hard cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_std_by_hand() -> None:
 
 
 def test_the_deviation_is_unbiased() -> None:
-    # 0 and 1: biased deviation 1/2, unbiased sqrt(1/2); the advantage is then 1/sqrt(2), not 1.
+    # Rewards 0 and 1: biased deviation 1/2, unbiased sqrt(1/2). So the advantage is 1/sqrt(2), not 1.
     advantages = group_advantages(torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
     assert advantages.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
 
@@ -42,14 +42,16 @@ def test_eps_is_added_to_the_deviation() -> None:
 @pytest.mark.parametrize("scale", ["std", "mean"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, 1.0, 0.7])
-def test_equal_rewards_and_lone_completions_give_exactly_zero(scale: str, dtype: torch.dtype, reward: float) -> None:
+def test_equal_rewards_and_single_completions_have_zero_advantage(
+    scale: str, dtype: torch.dtype, reward: float
+) -> None:
     rewards = torch.full((13,), reward, dtype=dtype)
     ids = torch.tensor([1] * 12 + [2])
     for eps in (1e-8, 0.0):
         assert group_advantages(rewards, ids, scale, eps).tolist() == [0.0] * 13
 
 
-def test_a_small_difference_is_not_taken_for_none() -> None:
+def test_a_small_difference_of_rewards_is_not_rounded_to_zero() -> None:
     rewards = torch.tensor([0.5, 0.5 + 1e-6], dtype=torch.float64)
     advantages = group_advantages(rewards, torch.tensor([0, 0]), eps=0.0)
     assert advantages.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
@@ -62,7 +64,7 @@ def test_float32_is_kept_and_no_gradient_flows() -> None:
     assert not advantages.requires_grad
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_an_empty_batch_has_no_advantages() -> None:
     assert group_advantages(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
 
 
@@ -83,23 +85,23 @@ def test_against_the_reference(seed: int, num_completions: int, num_groups: int,
     assert advantages.tolist() == pytest.approx(reference_advantages(rewards, ids, scale, 1e-8), rel=1e-9, abs=1e-12)
 
 
-GOOD = (torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
+VALID = (torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((torch.tensor([[0.0, 1.0]]), GOOD[1]), "rewards"),
-        ((torch.tensor([0, 1]), GOOD[1]), "rewards"),
-        (([0.0, 1.0], GOOD[1]), "rewards"),
-        ((torch.tensor([0.0, float("nan")]), GOOD[1]), r"rewards .* \[1\]"),
-        ((GOOD[0], torch.tensor([0])), "group_ids"),
-        ((GOOD[0], torch.tensor([0.0, 0.0])), "group_ids"),
-        ((*GOOD, "variance"), "scale .* std, mean"),
-        ((*GOOD, "std", -1.0), "eps"),
-        ((*GOOD, "std", float("nan")), "eps"),
+        ((torch.tensor([[0.0, 1.0]]), VALID[1]), "rewards"),
+        ((torch.tensor([0, 1]), VALID[1]), "rewards"),
+        (([0.0, 1.0], VALID[1]), "rewards"),
+        ((torch.tensor([0.0, float("nan")]), VALID[1]), r"rewards .* \[1\]"),
+        ((VALID[0], torch.tensor([0])), "group_ids"),
+        ((VALID[0], torch.tensor([0.0, 0.0])), "group_ids"),
+        ((*VALID, "variance"), "scale .* std, mean"),
+        ((*VALID, "std", -1.0), "eps"),
+        ((*VALID, "std", float("nan")), "eps"),
     ],
 )
-def test_refusals_name_the_argument(arguments: tuple[object, ...], named: str) -> None:
+def test_an_invalid_argument_is_named(arguments: tuple[object, ...], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         group_advantages(*arguments)

@@ -1,4 +1,4 @@
-"""Advantages for completions of a peer with another tokenizer."""
+"""Advantages of completions of a peer with another tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def logs(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64).log()
 
 
-def test_positives_are_weighted_and_capped_and_the_rest_is_filtered() -> None:
+def test_positives_are_weighted_up_to_the_cap_and_others_are_filtered() -> None:
     advantages = cross_tokenizer_advantages(
         logs(0.2, 0.5, 0.2, 0.2), logs(0.4, 0.1, 0.4, 0.4), torch.tensor([3.0, 3.0, -3.0, 0.0])
     )
@@ -23,14 +23,14 @@ def test_positives_are_weighted_and_capped_and_the_rest_is_filtered() -> None:
     assert advantages.dtype == torch.float32
 
 
-def test_the_cap_can_be_lifted_and_nothing_overflows() -> None:
+def test_an_infinite_cap_is_allowed_and_a_huge_ratio_is_capped() -> None:
     one = torch.ones(1, dtype=torch.float64)
     assert cross_tokenizer_advantages(logs(0.8), logs(0.2), one, cap=math.inf).item() == pytest.approx(4.0)
     assert cross_tokenizer_advantages(one * 0, one * -1e6, one).item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("method", ["nois", "tis", "ftis"])
-def test_the_recipe_gives_the_weighted_loss(method: str) -> None:
+def test_the_loss_with_these_advantages_is_weighted(method: str) -> None:
     learner = logs(0.2, 0.05).view(1, 2).requires_grad_()  # geometric mean 0.1
     advantages = cross_tokenizer_advantages(learner.mean(dim=1), logs(0.2), torch.ones(1, dtype=torch.float64))
     mask = torch.ones(1, 2, dtype=torch.bool)
@@ -41,7 +41,7 @@ def test_the_recipe_gives_the_weighted_loss(method: str) -> None:
     assert metrics == {"kept_fraction": 1.0, "truncated_fraction": 0.0, "mean_kl": 0.0}
 
 
-def test_refusals_name_the_argument() -> None:
+def test_an_invalid_argument_is_named() -> None:
     one = torch.ones(1)
     with pytest.raises(ValueError, match="behaviour_mean_logprobs"):
         cross_tokenizer_advantages(one, torch.ones(2), one)

@@ -1,4 +1,4 @@
-"""What completions were worth: sums by sender on paper, weights that are those of the gradient, nothing that breaks."""
+"""Diagnostics by sender: sums by hand, weights equal to those of the gradient, finite values for any log-prob."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .cases import make_case
 
 # Two tokens with rho 2 and 1, and one token with rho 1/2.
 LEARNER, BEHAVIOUR = [[0.5, 0.2], [0.1]], [[0.25, 0.2], [0.2]]
-Q = (0.05 + 0.04) / (math.sqrt(0.05) + 0.2)  # GEPO's E_q of the two
+Q = (0.05 + 0.04) / (math.sqrt(0.05) + 0.2)  # GEPO's E_q of these completions
 
 
 def sums_of(method: str, batch: dict[str, torch.Tensor], senders: list[int], **params: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def test_two_senders_by_hand() -> None:
     positive, negative = found.pop("positive_log_ratios"), found.pop("negative_log_ratios")
     assert positive == [[0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]]  # log 2, 0; log 10
     assert negative == [[0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]]  # log 1/4; log 1/20
-    near, far = (math.log(2) - 0.5) / 2, 20 + math.log(0.05) - 1  # far is above 10: dropped
+    near, far = (math.log(2) - 0.5) / 2, 20 + math.log(0.05) - 1  # far is above 10, so it is dropped
     expected = {
         "groups": (1, 2),
         "groups_with_signal": (1, 1),
@@ -90,7 +90,7 @@ def test_weights_by_hand(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_are_those_of_the_gradient(method: str) -> None:
-    """-dL/dlp of a token is A times its part of the weight, over N; where nothing is filtered, by the mean over N."""
+    """Without a filter and with the mean over N, -dL/dlp of a token is A times its part of the weight, over N."""
     case = make_case(3, 9, 7, "near").tensors(torch.float64)
     params = {"agg": "seq_mean", "kl_threshold": math.inf}
     loss, _ = policy_loss(method, **case, **params)
@@ -103,8 +103,8 @@ def test_weights_are_those_of_the_gradient(method: str) -> None:
     assert bool((slopes >= 0).all())
 
 
-def test_a_filter_that_compares_completions_of_a_sender() -> None:
-    """Negatives of this node and of two peers at rho 1/2 and 1/4: of each peer's the nearer is kept, of ours both."""
+def test_the_quantile_filter_compares_completions_of_one_sender() -> None:
+    """This node and two peers have negatives at rho 1/2 and 1/4. Kept are both own ones and each peer's nearer one."""
     batch = rows([[0.1], [0.1]] * 3, [[0.2], [0.4]] * 3, [-1.0] * 6, [0, 0, 1, 1, 2, 2])
     found = sums_of("ftis", batch, [0, 0, 1, 1, 2, 2], filter="quantile", keep_share=0.5)
     assert found["kept_negatives"] == [2, 1, 1]
@@ -147,7 +147,7 @@ def test_texts_have_a_weight_and_no_ratios() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("estimator", ["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"])
-def test_no_log_prob_of_a_peer_makes_a_figure_that_is_not_finite(method: str, estimator: str) -> None:
+def test_every_figure_is_finite_for_any_log_prob_of_a_peer(method: str, estimator: str) -> None:
     claims = (0.0, -1e-30, -40.0, -1e4, -3e38, 3e38)
     learner = torch.tensor([[own] * 3 for own in (-1e-6, -300.0) for _ in claims], dtype=torch.float32)
     behaviour = torch.tensor([[claim, -1.0, claim] for claim in claims] * 2, dtype=torch.float32)
@@ -164,7 +164,7 @@ def test_no_log_prob_of_a_peer_makes_a_figure_that_is_not_finite(method: str, es
         assert torch.tensor(values, dtype=torch.float64).isfinite().all(), name
 
 
-def test_senders_without_completions_and_empty_completions_count_nothing() -> None:
+def test_an_empty_completion_is_not_measured() -> None:
     batch = rows([[0.5], []], [[0.25], []], [1.0, -1.0])
     found = sender_sums("ftis", **batch, sender_ids=torch.tensor([2, 2]), num_senders=3)
     assert found["completions"].tolist() == [0, 0, 2]

@@ -1,4 +1,4 @@
-"""The shares of a mixture's parts by comparative advantage: by hand, and what no peer can make of them."""
+"""Shares of a mixture's parts by comparative advantage: values by hand, and bounds on the influence of peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def counts(add: SignalCount, sub: SignalCount) -> dict[str, SignalCount]:
     return {"add": add, "sub": sub}
 
 
-def test_a_rate_begins_at_a_half_and_follows_the_groups() -> None:
+def test_a_rate_starts_at_a_half_and_follows_the_groups() -> None:
     assert NONE.rate == 0.5
     count = NONE.with_group(has_signal=True).with_group(has_signal=True).with_group(has_signal=False)
     assert count == (2, 3)
@@ -31,18 +31,18 @@ def test_a_rate_begins_at_a_half_and_follows_the_groups() -> None:
 
 @pytest.mark.parametrize("proportions", [EVEN, {"add": 0.75, "sub": 0.25}])
 @pytest.mark.parametrize("signals", [(9.0, 9.0), (9.0, 3.0)])
-def test_where_peers_are_as_good_at_each_part_as_the_node_the_mixture_stays(
+def test_equal_rates_of_peers_leave_the_mixture_unchanged(
     proportions: dict[str, float], signals: tuple[float, float]
 ) -> None:
-    """What counts is where the node is better beside its peers, not where it is good."""
+    """Shares depend on the node's rates relative to those of its peers."""
     of_both = counts(*(SignalCount(num, 10.0) for num in signals))
     assert division_shares(proportions, of_both, of_both) == pytest.approx(proportions)
 
 
-def test_without_peers_groups_the_mixture_stays() -> None:
+def test_without_groups_of_peers_the_mixture_is_unchanged() -> None:
     own = counts(MANY_WITH, MANY_WITHOUT)
     assert division_shares(EVEN, own, counts(NONE, NONE)) == EVEN
-    assert division_shares(EVEN, own, counts(SignalCount(0.0, 0.5), SignalCount(0.4, 0.4))) == EVEN, "long ago"
+    assert division_shares(EVEN, own, counts(SignalCount(0.0, 0.5), SignalCount(0.4, 0.4))) == EVEN, "faded counts"
     assert division_shares(EVEN, own, counts(NONE, SignalCount(1.0, 1.0))) != EVEN
 
 
@@ -56,17 +56,17 @@ def test_shares_by_hand() -> None:
     assert shares == pytest.approx({"add": 0.2 / 3 + 0.9 * 3 / 3.5, "sub": 0.1 / 3 + 0.9 * 0.5 / 3.5})
 
 
-def test_a_node_that_is_blind_to_the_peers_part_generates_nearly_nothing_but_its_own() -> None:
+def test_a_node_generates_little_of_a_part_in_which_only_its_peers_have_a_signal() -> None:
     own, peers = counts(SignalCount(40, 40), SignalCount(0, 40)), counts(SignalCount(0, 40), SignalCount(40, 40))
     shares = division_shares(EVEN, own, peers)
     assert shares["add"] == pytest.approx(0.95, abs=0.01)
-    assert shares["sub"] >= 0.05, "the floor: 0.1 of an even share"
+    assert shares["sub"] >= 0.05, "the minimum is 0.1 of an even share"
     assert division_shares(EVEN, peers, own) == pytest.approx({"add": shares["sub"], "sub": shares["add"]})
 
 
 @pytest.mark.parametrize("of_peers", list(product((NONE, MANY_WITH, MANY_WITHOUT), repeat=2)))
-def test_no_peer_drives_a_node_out_of_a_part_where_it_has_a_signal(of_peers: tuple[SignalCount, SignalCount]) -> None:
-    """A million groups with or without a signal: a factor of four between two parts is all they can do."""
+def test_peers_cannot_remove_a_part_in_which_the_node_has_a_signal(of_peers: tuple[SignalCount, SignalCount]) -> None:
+    """A million groups, with or without a signal, change the ratio of two parts by a factor of four at most."""
     shares = division_shares(EVEN, counts(MANY_WITH, MANY_WITH), counts(*of_peers))
     assert min(shares.values()) >= 0.05 + 0.9 / 5 - 1e-6
 
@@ -79,15 +79,15 @@ GROUPS = st.floats(0, 1e6)
     st.lists(st.tuples(st.integers(1, 100), RATES, GROUPS, RATES, GROUPS), min_size=1, max_size=8),
     st.lists(st.tuples(RATES, GROUPS), min_size=8, max_size=8),
 )
-def test_shares_are_shares_whatever_peers_send(
-    parts: list[tuple[int, float, float, float, float]], lies: list[tuple[float, float]]
+def test_shares_are_valid_and_bounded_for_any_counts_of_peers(
+    parts: list[tuple[int, float, float, float, float]], claims: list[tuple[float, float]]
 ) -> None:
     total = sum(weight for weight, *_ in parts)
     proportions = {str(place): part[0] / total for place, part in enumerate(parts)}
     own = {str(place): SignalCount(rate * num, num) for place, (_, rate, num, _, _) in enumerate(parts)}
     peers = {str(place): SignalCount(rate * num, num) for place, (_, _, _, rate, num) in enumerate(parts)}
-    lying = {str(place): SignalCount(rate * num, num) for place, (rate, num) in enumerate(lies[: len(parts)])}
-    shares, moved = division_shares(proportions, own, peers), division_shares(proportions, own, lying)
+    claimed = {str(place): SignalCount(rate * num, num) for place, (rate, num) in enumerate(claims[: len(parts)])}
+    shares, moved = division_shares(proportions, own, peers), division_shares(proportions, own, claimed)
     assert sum(shares.values()) == pytest.approx(1)
     for part, even in proportions.items():
         assert shares[part] >= 0.1 * even

@@ -1,4 +1,4 @@
-"""What the KL estimators estimate, by exact enumeration; which completions each filter keeps; M2PO's mask."""
+"""KL estimators against exact enumeration, the completions that each filter keeps, and M2PO's mask."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCABULARY = 7
 
 @pytest.fixture
 def policies() -> tuple[torch.Tensor, torch.Tensor]:
-    """A learner and a generator: two softmaxes over a small vocabulary, `[V]` each."""
+    """Return a learner and a generator: two softmaxes over a small vocabulary, `[V]` each."""
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(2, VOCABULARY, generator=generator, dtype=torch.float64)
     learner, behaviour = torch.softmax(logits, dim=1)
@@ -31,7 +31,7 @@ def policies() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def expectation(estimator: str, learner: torch.Tensor, behaviour: torch.Tensor) -> float:
-    """E_gen of the estimator: each token once, as a completion of its own, weighted by the generator's probability."""
+    """Return E_gen of the estimator: the mean over one-token completions, weighted by the generator's probability."""
     total = 0.0
     for token in range(VOCABULARY):
         _, metrics = policy_loss(
@@ -51,7 +51,7 @@ def kl_divergence(of: torch.Tensor, relative_to: torch.Tensor) -> float:
     return float((of * (of.log() - relative_to.log())).sum())
 
 
-def test_author_k3_is_chi_squared_less_kl(policies: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_author_k3_estimates_chi_squared_minus_kl(policies: tuple[torch.Tensor, torch.Tensor]) -> None:
     learner, behaviour = policies
     chi_squared = float((behaviour.square() / learner).sum()) - 1
     expected = chi_squared - kl_divergence(behaviour, learner)
@@ -59,7 +59,7 @@ def test_author_k3_is_chi_squared_less_kl(policies: tuple[torch.Tensor, torch.Te
 
 
 @pytest.mark.parametrize("estimator", ["k1_fwd", "k3_fwd"])
-def test_forward_estimators_give_the_generators_divergence(
+def test_forward_estimators_estimate_the_generators_divergence(
     estimator: str, policies: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     learner, behaviour = policies
@@ -67,7 +67,7 @@ def test_forward_estimators_give_the_generators_divergence(
     assert expectation(estimator, learner, behaviour) == pytest.approx(expected, rel=1e-12)
 
 
-def test_rkl_iw_gives_the_learners_divergence(policies: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_rkl_iw_estimates_the_learners_divergence(policies: tuple[torch.Tensor, torch.Tensor]) -> None:
     learner, behaviour = policies
     expected = kl_divergence(learner, behaviour)
     assert expectation("rkl_iw", learner, behaviour) == pytest.approx(expected, rel=1e-12)
@@ -93,7 +93,7 @@ def test_one_token_with_rho_four(estimator: str, expected: float) -> None:
     assert sequence_kl(batch, estimator).tolist() == pytest.approx([expected / 2])
 
 
-def test_k3_of_nearly_equal_policies_survives_float32() -> None:
+def test_k3_of_nearly_equal_policies_is_accurate_in_float32() -> None:
     behaviour = torch.full((1, 4), -1.0)
     batch = read_batch(
         behaviour + torch.tensor(2**-10),
@@ -105,14 +105,14 @@ def test_k3_of_nearly_equal_policies_survives_float32() -> None:
     assert sequence_kl(batch, "k3_fwd").item() == pytest.approx(2**-21, rel=1e-3)
 
 
-def test_keep_rule() -> None:
+def test_the_kl_filter_keeps_positives_and_near_completions() -> None:
     advantages = torch.tensor([1.0, 1.0, 0.0, 0.0, -1.0, -1.0, -1.0])
     kl = torch.tensor([9.0, 1.0, 9.0, 1.0, 9.0, 1.0, 5.0])
     assert keep_near_or_good(advantages, kl, 5.0).tolist() == [True, True, False, True, False, True, False]
 
 
 def kept(learner: list[float], advantages: list[float], senders: list[int] | None = None, **params: Any) -> list[bool]:
-    """Which completions of one token, sampled with probability 0.5, have a gradient. A row of A = 0 has none."""
+    """Return which one-token completions, sampled with probability 0.5, have a gradient. A row of A = 0 has none."""
     batch = rows([[p] for p in learner], [[0.5]] * len(learner), advantages)
     ids = {} if senders is None else {"sender_ids": torch.tensor(senders)}
     _, gradient, metrics = evaluate("f-nois", batch, kl_estimator="k1_fwd", **params, **ids)
@@ -126,7 +126,7 @@ QUANTILE = {"filter": "quantile", "keep_share": 0.5}
 
 
 def test_quantile_keeps_the_nearest_negatives_of_each_sender() -> None:
-    # Sender 7: KL log(0.5/p) in the order 0.4 < 0.3 < 0.2 < 0.1. Sender 8 is farther: still half of its own is kept.
+    # Sender 7: the KL log(0.5/p) is in the order 0.4 < 0.3 < 0.2 < 0.1. Sender 8 is farther, and half of its are kept.
     learner = [0.1, 0.01, 0.4, 0.02, 0.3, 0.001, 0.2]
     senders = [7, 8, 7, 8, 7, 8, 7]
     advantages = [-1.0, -1.0, -1.0, -1.0, -1.0, 2.0, -1.0]
@@ -142,26 +142,26 @@ def test_the_number_kept_is_rounded_to_the_nearest(share: float, expected: int) 
     assert flags == [rank < expected for rank in range(4)]
 
 
-def test_neutral_completions_take_nobodys_place() -> None:
-    # All right answers of a prompt are near and teach nothing: half of the two wrong ones is one.
+def test_neutral_completions_do_not_count_for_the_share() -> None:
+    # The three neutral completions do not count, and half of the two negatives is one.
     learner, advantages = [0.5, 0.5, 0.5, 0.4, 0.1], [0.0, 0.0, 0.0, -1.0, -1.0]
     assert kept(learner, advantages, **QUANTILE) == [False, False, False, True, False]
 
 
-def test_those_of_equal_distance_are_kept_together() -> None:
+def test_completions_of_equal_kl_are_kept_together() -> None:
     assert kept([0.4, 0.2, 0.2, 0.2], [-1.0] * 4, **QUANTILE) == [True, True, True, True]
 
 
 @pytest.mark.parametrize("rule", ["quantile", "ess"])
 def test_positives_and_own_completions_are_always_kept(rule: str) -> None:
     far = [1e-6] * 4
-    assert kept(far, [1.0] * 4, [3] * 4, filter=rule, keep_share=0.0) == [True] * 4, "a sender of positives alone"
-    assert kept(far, [-1.0] * 4, [0] * 4, filter=rule, keep_share=0.0) == [True] * 4, "own ones alone"
+    assert kept(far, [1.0] * 4, [3] * 4, filter=rule, keep_share=0.0) == [True] * 4, "a sender with positives only"
+    assert kept(far, [-1.0] * 4, [0] * 4, filter=rule, keep_share=0.0) == [True] * 4, "own completions only"
     assert kept(far, [-1.0] * 4, [3] * 4, filter=rule, keep_share=0.0) == [False] * 4
     assert kept(far, [-1.0] * 4, [0, 3, 0, 3], filter=rule, keep_share=0.0) == [True, False, True, False]
 
 
-def test_own_completions_are_ranked_as_a_sender_where_asked() -> None:
+def test_rank_own_ranks_own_completions_like_those_of_a_peer() -> None:
     learner, senders = [0.1, 0.4, 0.001, 0.01, 1e-6], [0, 0, 3, 3, 0]
     advantages = [-1.0, -1.0, -1.0, -1.0, 1.0]
     assert kept(learner, advantages, senders, **QUANTILE) == [True, True, False, True, True]
@@ -177,7 +177,7 @@ def test_without_sender_ids_each_group_is_a_sender_and_none_is_own(rule: str) ->
 
 
 def shares(ratios: list[float], senders: list[int]) -> list[float]:
-    """`effective_share` of completions of two tokens each, both with this ratio."""
+    """Return `effective_share` of completions of two tokens, both with the completion's ratio."""
     logs = padded_logs([[ratio / 8] * 2 for ratio in ratios])
     ids, size = torch.tensor(senders), len(ratios)
     batch = read_batch(logs, padded_logs([[1 / 8] * 2] * size), ~logs.isnan(), torch.zeros(size), ids, sender_ids=ids)
@@ -187,17 +187,17 @@ def shares(ratios: list[float], senders: list[int]) -> list[float]:
 def test_effective_share_by_hand() -> None:
     assert shares([1.0] * 5, [1] * 5) == [1.0], "the same model"
     assert shares([0.5] * 4, [1] * 4) == pytest.approx([0.5]), "equally unlikely: ESS is n, the mean weight 1/2"
-    assert shares([1.0, 0.5], [1, 1]) == pytest.approx([1.5**2 / (2 * 1.25) * 0.75]), "slightly moved"
-    assert shares([8.0, 0.5], [1, 1]) == pytest.approx([1.5**2 / (2 * 1.25) * 0.75]), "cut at 1"
+    assert shares([1.0, 0.5], [1, 1]) == pytest.approx([1.5**2 / (2 * 1.25) * 0.75]), "near"
+    assert shares([8.0, 0.5], [1, 1]) == pytest.approx([1.5**2 / (2 * 1.25) * 0.75]), "weights are capped at 1"
     one_of_four = shares([1.0, 1e-9, 1e-9, 1e-9], [1] * 4)
-    assert one_of_four == pytest.approx([1 / 16]), "opposed but for one: ESS is 1 of 4, the mean weight 1/4"
-    assert shares([1e-9] * 4, [1] * 4) == pytest.approx([1e-9]), "opposed"
-    assert shares([1e-300] * 4, [1] * 4) == pytest.approx([math.exp(-80)]), "where a square would be 0"
-    assert shares([0.5, 1.0, 0.5, 1.0], [9, 4, 9, 4]) == pytest.approx([1.0, 0.5]), "senders by their ids"
+    assert one_of_four == pytest.approx([1 / 16]), "far but for one: ESS is 1 of 4, the mean weight 1/4"
+    assert shares([1e-9] * 4, [1] * 4) == pytest.approx([1e-9]), "far"
+    assert shares([1e-300] * 4, [1] * 4) == pytest.approx([math.exp(-80)]), "the square of the weight would be 0"
+    assert shares([0.5, 1.0, 0.5, 1.0], [9, 4, 9, 4]) == pytest.approx([1.0, 0.5]), "the order is that of sender ids"
 
 
-def test_effective_share_falls_with_distance() -> None:
-    """However uneven the completions are, a learner that goes on in one direction keeps less and less."""
+def test_effective_share_decreases_with_distance() -> None:
+    """The share decreases as the learner moves on in one direction, also with uneven completions."""
     generator = torch.Generator().manual_seed(3)
     for _ in range(50):
         directions = torch.randn(12, generator=generator, dtype=torch.float64) - 0.3
@@ -213,8 +213,8 @@ def test_ess_keeps_all_of_the_same_model_some_of_a_near_one_and_none_of_a_far_on
     assert flags == [True] * 4 + [True, True, False, False] + [False] * 4
 
 
-def test_ess_is_over_good_and_bad_completions() -> None:
-    # Alone the near wrong answer would be kept; the two far right ones show that the sender is far.
+def test_ess_counts_positives_and_negatives() -> None:
+    # The near negative alone is kept. With two far positives of its sender it is dropped.
     assert kept([0.5], [-1.0], filter="ess") == [True]
     assert kept([0.5, 1e-6, 1e-6], [-1.0, 1.0, 1.0], filter="ess") == [False, True, True]
 
@@ -226,8 +226,10 @@ def test_ess_is_over_good_and_bad_completions() -> None:
     rule=st.sampled_from(["quantile", "ess"]),
     share=st.floats(0, 1),
 )
-def test_what_holds_of_every_batch(seed: int, regime: str, rule: str, share: float) -> None:
-    """Dropped rows have a gradient of exactly 0, others that of no filter; another order of rows changes nothing."""
+def test_a_dropped_row_has_zero_gradient_and_others_are_unchanged(
+    seed: int, regime: str, rule: str, share: float
+) -> None:
+    """A kept row has the gradient that it has without a filter. The order of rows does not matter."""
     case = make_case(seed, 9, 4, regime)
     tensors = case.tensors(torch.float64)
     params = {"filter": rule, "keep_share": share, "sender_ids": torch.tensor(case.sender_ids)}
@@ -252,7 +254,7 @@ def test_what_holds_of_every_batch(seed: int, regime: str, rule: str, share: flo
 
 @pytest.mark.parametrize("threshold", [1e-6, 0.04, 3.0, 60.0])
 @pytest.mark.parametrize("seed", range(12))
-def test_second_moment_mask_is_the_loops(seed: int, threshold: float) -> None:
+def test_second_moment_mask_equals_the_reference_loop(seed: int, threshold: float) -> None:
     case = make_case(seed, 6, 9, "mixed")
     batch = read_batch(**case.tensors(torch.float64))
     trusted_rows = read_rows(case.lp, case.lg, case.mask, case.advantages, case.group_ids, None)

@@ -1,4 +1,4 @@
-"""Losses that must not drift: `golden.json` holds a fixed batch and what every method makes of it."""
+"""Losses, gradients and metrics on the fixed batch of `golden.json`, which must not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .make_golden import GOLDEN, entries
 STORED: dict[str, Any] = json.loads(GOLDEN.read_text())
 
 
-def test_the_file_is_what_its_script_writes() -> None:
+def test_the_file_equals_the_output_of_its_script() -> None:
     made = json.loads(json.dumps(entries()))
     assert [entry["method"] for entry in made] == [entry["method"] for entry in STORED["entries"]]
     for new, old in zip(made, STORED["entries"], strict=True):
@@ -31,7 +31,7 @@ def test_every_method_is_in_the_file() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("entry", STORED["entries"], ids=lambda entry: entry["method"])
-def test_golden(entry: dict[str, Any], dtype: torch.dtype) -> None:
+def test_loss_gradient_and_metrics_equal_the_file(entry: dict[str, Any], dtype: torch.dtype) -> None:
     batch = STORED["batch"]
     learner = torch.tensor(batch["lp"], dtype=dtype, requires_grad=True)
     loss, metrics = policy_loss(

@@ -1,4 +1,4 @@
-"""Swarm SAPO's choice of groups."""
+"""The choice of the groups of a step."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from hypothesis import strategies as st
 
 from ftis_node.algorithms.group_choice import GroupChoice, choose_groups, pass_rates, split_foreign, usefulness
 
-DEAD, ALIVE = (1.0, 1.0), (0.0, 1.0)
+NO_SIGNAL, SIGNAL = (1.0, 1.0), (0.0, 1.0)
 
 
-def test_groups_that_teach_nothing_are_never_chosen() -> None:
-    choice = choose_groups([DEAD, ALIVE, DEAD], [ALIVE, (0.5,), (), ALIVE], seed=0)
+def test_groups_without_a_signal_are_never_chosen() -> None:
+    choice = choose_groups([NO_SIGNAL, SIGNAL, NO_SIGNAL], [SIGNAL, (0.5,), (), SIGNAL], seed=0)
     assert choice == GroupChoice(own=(1,), foreign=(0, 3))
 
 
-def test_the_wanted_numbers_without_repeats() -> None:
-    choice = choose_groups([ALIVE] * 9, [ALIVE] * 7, num_own=3, num_foreign=5, seed=1)
+def test_the_requested_numbers_are_chosen_without_repeats() -> None:
+    choice = choose_groups([SIGNAL] * 9, [SIGNAL] * 7, num_own=3, num_foreign=5, seed=1)
     assert (len(set(choice.own)), len(set(choice.foreign))) == (3, 5)
     assert max(choice.own) < 9
     assert max(choice.foreign) < 7
 
 
-def test_a_gap_on_one_side_is_not_filled_from_the_other() -> None:
-    choice = choose_groups([ALIVE] * 9, [DEAD] * 9, num_own=4, num_foreign=4, seed=2)
+def test_missing_foreign_groups_are_not_replaced_by_own_groups() -> None:
+    choice = choose_groups([SIGNAL] * 9, [NO_SIGNAL] * 9, num_own=4, num_foreign=4, seed=2)
     assert (len(choice.own), choice.foreign) == (4, ())
 
 
 def test_the_seed_decides() -> None:
-    choices = [choose_groups([ALIVE] * 30, [ALIVE] * 30, seed=seed) for seed in (3, 3, 4)]
+    choices = [choose_groups([SIGNAL] * 30, [SIGNAL] * 30, seed=seed) for seed in (3, 3, 4)]
     assert choices[0] == choices[1] != choices[2]
 
 
@@ -37,7 +37,7 @@ def test_sampling_is_uniform() -> None:
     num_draws = 3000
     counts = [0] * 6
     for seed in range(num_draws):
-        for position in choose_groups([ALIVE] * 6, [], num_own=2, seed=seed).own:
+        for position in choose_groups([SIGNAL] * 6, [], num_own=2, seed=seed).own:
             counts[position] += 1
     # Each is chosen with probability 1/3: 1000 of 3000, standard deviation 26.
     assert all(abs(count - num_draws / 3) < 130 for count in counts)
@@ -45,7 +45,7 @@ def test_sampling_is_uniform() -> None:
 
 def test_negative_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="num_own"):
-        choose_groups([ALIVE], [ALIVE], num_own=-1, seed=0)
+        choose_groups([SIGNAL], [SIGNAL], num_own=-1, seed=0)
 
 
 COUNTS = st.integers(0, 40)
@@ -53,7 +53,7 @@ SHARES = st.floats(0, 1)
 
 
 @given(num=COUNTS, near=COUNTS, far=COUNTS, share=SHARES, turn=st.integers(1, 10_000))
-def test_a_preference_leaves_no_gap_that_the_other_side_could_fill(
+def test_groups_of_either_domain_replace_missing_groups_of_the_other(
     num: int, near: int, far: int, share: float, turn: int
 ) -> None:
     taken_near, taken_far = split_foreign(num, num_near=near, num_far=far, share=share, turn=turn)
@@ -66,7 +66,7 @@ def test_a_preference_leaves_no_gap_that_the_other_side_could_fill(
 
 
 @given(num=st.integers(1, 12), share=SHARES, first=st.integers(1, 500), steps=st.integers(1, 60))
-def test_over_steps_the_share_is_what_was_set_to_within_a_group(num: int, share: float, first: int, steps: int) -> None:
+def test_over_many_steps_the_share_is_exact_within_one_group(num: int, share: float, first: int, steps: int) -> None:
     taken = [
         split_foreign(num, num_near=num, num_far=num, share=share, turn=turn)[0] for turn in range(first, first + steps)
     ]
@@ -74,19 +74,19 @@ def test_over_steps_the_share_is_what_was_set_to_within_a_group(num: int, share:
     assert abs(sum(taken) - share * num * steps) < 1 + 1e-6
 
 
-def test_by_hand_a_third_of_four() -> None:
+def test_a_third_of_four_groups_by_hand() -> None:
     taken = [split_foreign(4, num_near=9, num_far=9, share=1 / 3, turn=turn) for turn in (1, 2, 3)]
     assert taken == [(1, 3), (1, 3), (2, 2)]
     assert split_foreign(4, num_near=1, num_far=9, share=1.0, turn=1) == (1, 3)
     assert split_foreign(4, num_near=9, num_far=1, share=0.0, turn=1) == (3, 1)
 
 
-def test_a_draw_keeps_to_the_share_among_groups_that_teach() -> None:
-    foreign = [ALIVE] * 12 + [DEAD] * 3
-    is_near = [position % 3 == 0 for position in range(15)]  # four that teach, one that does not
-    choice = choose_groups([ALIVE], foreign, num_foreign=4, seed=5, is_near=is_near, near_share=0.75)
+def test_the_domain_share_counts_only_groups_with_a_signal() -> None:
+    foreign = [SIGNAL] * 12 + [NO_SIGNAL] * 3
+    is_near = [position % 3 == 0 for position in range(15)]  # four with a signal, one without
+    choice = choose_groups([SIGNAL], foreign, num_foreign=4, seed=5, is_near=is_near, near_share=0.75)
     assert [is_near[position] for position in choice.foreign].count(True) == 3
-    choice = choose_groups([ALIVE], foreign, num_foreign=6, seed=5, is_near=is_near, near_share=1.0)
+    choice = choose_groups([SIGNAL], foreign, num_foreign=6, seed=5, is_near=is_near, near_share=1.0)
     assert [is_near[position] for position in choice.foreign].count(True) == 4
     assert len(choice.foreign) == 6
 
@@ -104,17 +104,17 @@ def test_a_draw_keeps_to_the_share_among_groups_that_teach() -> None:
         ((1.0, 1.0), None, 0.0),
     ],
 )
-def test_usefulness_is_the_variance_of_the_rewards_times_what_is_new(
+def test_usefulness_is_the_variance_of_rewards_times_the_failure_rate(
     rewards: tuple[float, ...], pass_rate: float | None, expected: float
 ) -> None:
     assert usefulness(rewards, pass_rate) == pytest.approx(expected, abs=1e-15)
 
 
-def test_what_teaches_nothing_is_worth_exactly_nothing() -> None:
+def test_equal_rewards_have_a_usefulness_of_exactly_zero() -> None:
     assert usefulness((0.1, 0.1, 0.1), None) == 0.0  # the mean of these is not 0.1
 
 
-def test_an_own_group_counts_half_of_one_that_is_four_versions_newer() -> None:
+def test_a_group_counts_half_as_much_as_one_four_versions_newer() -> None:
     groups = [("add", 8, (1.0, 1.0)), ("sub", 0, (0.0, 0.0, 0.0, 1.0)), ("add", 4, (0.0, 0.0)), ("add", 0, (0.0, 1.0))]
     expected = {"add": (1.0 + 0.25 * 0.5) / 1.75, "sub": 0.25}
     assert pass_rates(groups) == pytest.approx(expected)

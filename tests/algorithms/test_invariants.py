@@ -1,4 +1,4 @@
-"""What must hold for every method, whatever its formula."""
+"""Properties of every method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILTERS = pytest.mark.parametrize("rule", ["quantile", "ess"])
 def run(
     method: str, tensors: dict[str, torch.Tensor], **params: Any
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    """Loss, gradient and metrics, the tensors left as they were."""
+    """Return loss, gradient and metrics. The tensors keep their values and gradients."""
     learner = tensors["learner_logprobs"].detach().clone().requires_grad_()
     loss, metrics = policy_loss(
         method, **(tensors | {"learner_logprobs": learner}), **(LIMITS.get(method, {}) | params)
@@ -32,7 +32,7 @@ def run(
     return loss.detach(), learner.grad, metrics
 
 
-def test_without_a_mismatch_the_families_agree() -> None:
+def test_methods_agree_if_learner_and_generator_are_equal() -> None:
     same = [[0.5, 0.2, 0.9], [0.1], [0.3, 0.3]]
     gradients = [evaluate(m, rows(same, same, [1.0, -2.0, 0.5]))[1] for m in ("nois", "vis", "tis", "ftis", "grpo")]
     assert gradients[0][0] == pytest.approx([1 / 9] * 3)
@@ -65,7 +65,7 @@ def test_gspo_token_equals_gspo(seed: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_padding_may_hold_anything(method: str, dtype: torch.dtype) -> None:
+def test_padding_values_do_not_matter(method: str, dtype: torch.dtype) -> None:
     tensors = make_case(3, 6, 8, "mixed").tensors(dtype)
     outside = ~tensors["mask"]
     assert outside.any()
@@ -82,19 +82,19 @@ def test_padding_may_hold_anything(method: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_nan_arises_on_the_way_back(method: str) -> None:
-    """Anomaly detection raises on a NaN in any intermediate gradient, also on one that is masked later."""
+def test_no_intermediate_gradient_is_nan(method: str) -> None:
+    """Anomaly detection raises on a NaN in any intermediate gradient, also if a mask removes it later."""
     for seed in range(4):
         tensors = make_case(seed, 6, 5, "beyond_clamp").tensors(torch.float64)
         tensors["mask"][:2] = False
-        tensors["group_ids"] = torch.tensor([0, 0, 1, 1, 2, 2])  # group 0 has no tokens at all
+        tensors["group_ids"] = torch.tensor([0, 0, 1, 1, 2, 2])  # group 0 has no tokens
         with torch.autograd.set_detect_anomaly(True):
             loss, gradient, _ = run(method, tensors)
         assert loss.isfinite() and gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_order_of_rows_and_names_of_groups_do_not_matter(method: str) -> None:
+def test_order_of_rows_and_values_of_group_ids_do_not_matter(method: str) -> None:
     tensors = make_case(11, 8, 6, "mixed").tensors(torch.float64)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
     shuffled = {name: value.detach()[order] for name, value in tensors.items()}
@@ -108,7 +108,7 @@ def test_order_of_rows_and_names_of_groups_do_not_matter(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_when_nothing_counts_the_loss_still_has_a_gradient(method: str) -> None:
+def test_an_empty_batch_has_a_zero_loss_with_a_gradient(method: str) -> None:
     no_tokens = make_case(1, 3, 4, "near").tensors(torch.float32)
     no_tokens["mask"] = torch.zeros(3, 4, dtype=torch.bool)
     no_columns = make_case(1, 3, 0, "near").tensors(torch.float32)
@@ -124,7 +124,7 @@ def test_when_nothing_counts_the_loss_still_has_a_gradient(method: str) -> None:
 @pytest.mark.parametrize("method", ["ftis", "f-nois", "f-vis"])
 @pytest.mark.parametrize("denominator", ["all", "kept"])
 @pytest.mark.parametrize("agg", ["seq_mean", "token_mean", "max_len"])
-def test_all_filtered(method: str, denominator: str, agg: str) -> None:
+def test_a_batch_without_kept_completions_has_zero_loss_and_gradient(method: str, denominator: str, agg: str) -> None:
     batch = rows([[1e-4], [1e-4]], [[0.5], [0.5]], [-1.0, 0.0])
     value, gradient, metrics = evaluate(
         method, batch, denominator=denominator, agg=agg, max_completion_length=4, kl_threshold=0.0
@@ -135,8 +135,8 @@ def test_all_filtered(method: str, denominator: str, agg: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_absurd_but_finite_log_probs_stay_finite_in_float32(method: str) -> None:
-    """One sure token and one that the other side calls impossible, both ways round and with either sign of A."""
+def test_extreme_finite_log_probs_give_finite_results_in_float32(method: str) -> None:
+    """One side finds a token certain, the other nearly impossible, in both directions and with both signs of A."""
     tensors = {
         "learner_logprobs": torch.tensor([[-1e-3], [-1e4], [-1e-3], [-1e4]]),
         "behaviour_logprobs": torch.tensor([[-1e4], [-1e-3], [-1e4], [-1e-3]]),
@@ -152,12 +152,12 @@ def test_absurd_but_finite_log_probs_stay_finite_in_float32(method: str) -> None
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_positive_log_probs_are_taken_as_they_are(method: str) -> None:
-    """Rounding makes some, and what a peer may claim is decided at the door; see `read_batch`."""
+def test_positive_log_probs_are_accepted(method: str) -> None:
+    """Rounding produces some. Validation bounds the log-probs of peers; see `read_batch`."""
     tensors = make_case(2, 3, 4, "near").tensors(torch.float64)
     shifted = {name: tensors[name].detach() + 9.0 for name in ("learner_logprobs", "behaviour_logprobs")}
     loss, gradient, _ = run(method, tensors | shifted)
-    if method in ("topr", "cispo"):  # their value is A lp, and follows the shift
+    if method in ("topr", "cispo"):  # their value is A lp, which the shift changes
         assert loss.isfinite()
     else:
         torch.testing.assert_close(loss, run(method, tensors)[0])
@@ -165,7 +165,7 @@ def test_positive_log_probs_are_taken_as_they_are(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_gradient_goes_to_the_learner_alone(method: str) -> None:
+def test_only_the_learner_log_probs_have_a_gradient(method: str) -> None:
     tensors = make_case(4, 4, 4, "near").tensors(torch.float64)
     others = {name: tensors[name].clone().requires_grad_() for name in ("behaviour_logprobs", "advantages")}
     anchored = {"anchor_logprobs": others["behaviour_logprobs"]} if "anchor_logprobs" in METHODS[method].takes else {}
@@ -178,7 +178,7 @@ def test_the_gradient_goes_to_the_learner_alone(method: str) -> None:
         torch.testing.assert_close(tensors[name].detach(), copy, rtol=0, atol=0, equal_nan=True)
 
 
-def test_dtypes_may_differ_and_the_loss_has_the_learners() -> None:
+def test_the_loss_has_the_dtype_of_the_learner_log_probs() -> None:
     tensors = make_case(4, 4, 4, "near").tensors(torch.float32)
     tensors["behaviour_logprobs"] = tensors["behaviour_logprobs"].double()
     tensors["advantages"] = tensors["advantages"].double()
@@ -188,7 +188,7 @@ def test_dtypes_may_differ_and_the_loss_has_the_learners() -> None:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts the tensor operations that run inside it."""
+    """A counter of the tensor operations that run inside it."""
 
     count = 0
 
@@ -198,7 +198,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_loop_over_completions_groups_or_tokens(method: str) -> None:
+def test_the_number_of_operations_does_not_depend_on_the_batch_size(method: str) -> None:
     counts = []
     for num_completions, num_columns in ((4, 4), (64, 32)):
         tensors = make_case(0, num_completions, num_columns, "mixed").tensors(torch.float64)
@@ -209,7 +209,7 @@ def test_no_loop_over_completions_groups_or_tokens(method: str) -> None:
 
 
 @FILTERS
-def test_filters_that_compare_completions_have_no_loop_either(rule: str) -> None:
+def test_sender_filters_have_no_loop_over_completions(rule: str) -> None:
     counts = []
     for num_completions in (4, 64):
         case = make_case(0, num_completions, 8, "mixed")
@@ -220,8 +220,7 @@ def test_filters_that_compare_completions_have_no_loop_either(rule: str) -> None
 
 
 @FILTERS
-def test_filters_that_compare_completions_take_any_batch(rule: str) -> None:
-    """Padding of any value, no tokens, no rows, absurd log-probs, and a way back without NaN."""
+def test_sender_filters_accept_padding_empty_batches_and_extreme_log_probs(rule: str) -> None:
     tensors = make_case(3, 6, 8, "mixed").tensors(torch.float64)
     filled = {name: tensors[name].detach().clone() for name in ("learner_logprobs", "behaviour_logprobs")}
     for logprobs in filled.values():

@@ -1,4 +1,4 @@
-"""Every method on batches small enough to be worked out on paper. Values are what is maximized: minus the loss."""
+"""Every method on batches small enough to compute by hand. Values are maximized: minus the loss."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ LEARNER = [[0.5, 0.2], [0.1]]
 BEHAVIOUR = [[0.25, 0.2], [0.2]]
 
 
-def test_nois_is_the_mean_advantage_whatever_the_ratios() -> None:
+def test_nois_ignores_the_ratios() -> None:
     value, gradient, _ = evaluate("nois", rows(LEARNER, BEHAVIOUR, [1.0, -3.0]))
     assert value == pytest.approx((1.0 - 3.0) / 2)
     assert gradient == [[0.25, 0.25], [-1.5, 0.0]]
 
 
-def test_vis_clips_the_ratio_and_loses_the_gradient_there() -> None:
-    # Row 0: min(2, 1.2) and 1. Row 1, A < 0: min(-0.5 * 3, -0.8 * 3) is the clipped one.
+def test_vis_clips_the_ratio_and_its_gradient() -> None:
+    # Row 0: min(2, 1.2) and 1. Row 1, A < 0: min(-0.5 * 3, -0.8 * 3) is the clipped term.
     value, gradient, _ = evaluate("vis", rows(LEARNER, BEHAVIOUR, [1.0, -3.0]))
     assert value == pytest.approx(((1.2 + 1.0) / 2 - 2.4) / 2)
     assert gradient[0] == pytest.approx([0.0, 0.25])
     assert gradient[1] == [0.0, 0.0]
 
 
-def test_vis_does_not_clip_where_that_would_help() -> None:
-    # A < 0 with rho = 2, and A > 0 with rho = 1/2: PPO's pessimistic side, unclipped.
+def test_vis_does_not_clip_if_that_would_raise_the_objective() -> None:
+    # A < 0 with rho = 2, and A > 0 with rho = 1/2: PPO's minimum is the unclipped term.
     value, gradient, _ = evaluate("vis", rows(LEARNER, BEHAVIOUR, [-1.0, 3.0]))
     assert value == pytest.approx(((-2.0 - 1.0) / 2 + 1.5) / 2)
     assert gradient[0] == pytest.approx([-0.5, -0.25])
@@ -42,13 +42,13 @@ def test_upper_clip(method: str, bound: float) -> None:
     assert value == pytest.approx(bound)
 
 
-def test_a_clip_of_nothing_stops_every_move_away_from_one() -> None:
+def test_a_clip_range_of_zero_stops_every_move_away_from_one() -> None:
     value, gradient, _ = evaluate("vis", rows([[0.5], [0.1]], [[0.25], [0.2]], [1.0, 1.0]), eps_low=0.0, eps_high=0.0)
     assert value == pytest.approx((1.0 + 0.5) / 2)
     assert [row[0] for row in gradient] == pytest.approx([0.0, 0.25])
 
 
-def test_tis_shortens_a_ratio_of_ten_to_two() -> None:
+def test_tis_truncates_a_ratio_of_ten_to_two() -> None:
     value, gradient, metrics = evaluate("tis", rows([[0.5, 0.2]], [[0.05, 0.4]], [1.0]))
     assert value == pytest.approx((2.0 + 0.5) / 2)
     assert gradient[0] == pytest.approx([1.0, 0.25])
@@ -56,8 +56,8 @@ def test_tis_shortens_a_ratio_of_ten_to_two() -> None:
 
 
 @pytest.mark.parametrize("method", ["tis", "ftis"])
-def test_a_floor_lifts_small_weights_of_positives_alone(method: str) -> None:
-    # Ratios 10, 1/2 and 1/10 of a right answer become 2, 1/2 and 1/4; those of a wrong and a neutral one stay.
+def test_a_floor_raises_small_weights_of_positives_only(method: str) -> None:
+    # Ratios 10, 1/2 and 1/10 of a positive become 2, 1/2 and 1/4. Those of a negative and a neutral one do not change.
     learner, behaviour = [[0.5, 0.2, 0.05], [0.05], [0.05]], [[0.05, 0.4, 0.5], [0.5], [0.5]]
     batch = rows(learner, behaviour, [1.0, -1.0, 0.0])
     value, gradient, metrics = evaluate(method, batch, floor=0.25)
@@ -67,15 +67,15 @@ def test_a_floor_lifts_small_weights_of_positives_alone(method: str) -> None:
     assert gradient[2] == [0.0, 0.0, 0.0]
     without = evaluate(method, batch)
     assert without[0] == pytest.approx(((2.0 + 0.5 + 0.1) / 3 - 0.1) / 3)
-    assert metrics == without[2], "what the filter and the cap did does not depend on the floor"
+    assert metrics == without[2], "metrics do not depend on `floor`"
 
 
-def test_with_floor_one_and_cap_one_positives_are_those_of_f_nois() -> None:
+def test_with_floor_one_and_cap_one_ftis_weights_positives_like_f_nois() -> None:
     learner, behaviour = [[0.05, 0.4], [0.3]], [[0.5, 0.2], [0.2]]
     batch = rows(learner, behaviour, [1.0, 2.0])
     assert evaluate("ftis", batch, floor=1.0, cap=1.0) == evaluate("f-nois", batch, cap=1.0)
     lifted, plain = evaluate("ftis", batch, floor=1.0)[1], evaluate("f-nois", batch)[1]
-    assert lifted[0] == pytest.approx([plain[0][0], 2 * plain[0][1]]), "almost: the cap is 2"
+    assert lifted[0] == pytest.approx([plain[0][0], 2 * plain[0][1]]), "the cap is 2"
 
 
 def test_tis_cap_can_be_set() -> None:
@@ -85,7 +85,7 @@ def test_tis_cap_can_be_set() -> None:
 
 
 def test_ftis_drops_the_far_negative_and_keeps_the_far_positive() -> None:
-    # KL of both, k1_fwd: log(0.5 / 0.05) = 2.3 > 1.
+    # k1_fwd of rows 0 and 1: log(0.5 / 0.05) = 2.3 > 1.
     batch = rows([[0.05], [0.05], [0.5]], [[0.5], [0.5], [0.5]], [-1.0, 2.0, -4.0])
     value, gradient, metrics = evaluate("ftis", batch, kl_estimator="k1_fwd", kl_threshold=1.0)
     assert value == pytest.approx((0.1 * 2.0 - 4.0) / 3)
@@ -95,7 +95,7 @@ def test_ftis_drops_the_far_negative_and_keeps_the_far_positive() -> None:
     assert metrics["mean_kl"] == pytest.approx(2 * math.log(10) / 3)
 
 
-def test_denominator_kept_counts_the_kept_alone() -> None:
+def test_denominator_kept_counts_only_kept_completions() -> None:
     batch = rows([[0.05, 0.05], [0.5]], [[0.5, 0.5], [0.5]], [-1.0, 1.0])
     limits = {"kl_estimator": "k1_fwd", "kl_threshold": 1.0, "max_completion_length": 10}
     for agg, of_all, of_kept in [("seq_mean", 2, 1), ("token_mean", 3, 1), ("max_len", 20, 10)]:
@@ -103,7 +103,7 @@ def test_denominator_kept_counts_the_kept_alone() -> None:
         assert evaluate("ftis", batch, agg=agg, denominator="kept", **limits)[0] == pytest.approx(1 / of_kept)
 
 
-def test_a_neutral_completion_that_is_far_is_filtered_too() -> None:
+def test_a_far_neutral_completion_is_filtered() -> None:
     batch = rows([[0.05]], [[0.5]], [0.0])
     assert evaluate("ftis", batch, kl_estimator="k1_fwd", kl_threshold=1.0)[2]["kept_fraction"] == 0.0
 
@@ -117,7 +117,7 @@ def test_the_default_filter_is_author_k3_at_50() -> None:
         assert evaluate(method, batch)[2]["kept_fraction"] == 1.0
 
 
-def test_a_threshold_does_nothing_to_a_method_without_the_filter() -> None:
+def test_a_method_without_the_filter_ignores_the_threshold() -> None:
     batch = rows([[0.05]], [[0.5]], [-1.0])
     assert evaluate("tis", batch, kl_threshold=0.0) == evaluate("tis", batch)
 
@@ -136,7 +136,7 @@ def test_dapo_counts_every_token_the_same() -> None:
 
 
 def test_gspo_takes_the_geometric_mean_of_the_ratios() -> None:
-    # s = sqrt(2 * 1); the clip is widened to let it through.
+    # s = sqrt(2 * 1), which eps_high = 1 does not clip.
     value, gradient, _ = evaluate("gspo", rows(LEARNER, BEHAVIOUR, [1.0, 2.0]), eps_high=1.0)
     assert value == pytest.approx((2**0.5 + 0.5 * 2.0) / 2)
     assert gradient[0] == pytest.approx([2**0.5 / 4] * 2)
@@ -144,7 +144,7 @@ def test_gspo_takes_the_geometric_mean_of_the_ratios() -> None:
 
 
 @pytest.mark.parametrize("method", ["gspo", "gspo_token"])
-def test_gspo_clips_within_a_few_ten_thousandths(method: str) -> None:
+def test_gspo_clips_at_its_default_bounds(method: str) -> None:
     value, gradient, _ = evaluate(method, rows([[0.5], [0.1]], [[0.25], [0.2]], [1.0, -1.0]))
     assert value == pytest.approx((1 + 4e-4 - (1 - 3e-4)) / 2)
     assert gradient == [[0.0], [0.0]]
@@ -158,7 +158,7 @@ def test_gepo_divides_by_the_groups_expected_probability() -> None:
     assert [row[0] for row in gradient] == pytest.approx([0.3, 1 / 3, 0.1])
 
 
-def test_gepo_clips_the_weight_unless_told_not_to() -> None:
+def test_gepo_clips_the_weight_by_default() -> None:
     batch = rows([[0.8], [0.4]], [[0.4], [0.4]], [1.0, -1.0])
     assert evaluate("gepo", batch)[0] == pytest.approx((1.2 - 1.0) / 2)
     assert evaluate("gepo", batch, clip=False)[0] == pytest.approx((2.0 - 1.0) / 2)
@@ -168,11 +168,11 @@ def test_gepo_defensive_mix_bounds_the_weight() -> None:
     batch = rows([[0.8]], [[0.2]], [1.0])
     value, gradient, _ = evaluate("gepo", batch, clip=False, alpha=0.5)
     assert value == pytest.approx(0.8 / (0.5 * 0.2 + 0.5 * 0.8))
-    assert gradient[0][0] == pytest.approx(value)  # the p below the line carries none
+    assert gradient[0][0] == pytest.approx(value)  # p in the denominator has no gradient
     assert evaluate("gepo", batch, clip=False, alpha=1.0)[0] == pytest.approx(1.0)
 
 
-def test_gepo_regulariser_is_k3_with_the_generator_as_reference() -> None:
+def test_gepo_regularizer_is_k3_with_the_generator_as_reference() -> None:
     # q/p = 1/4: k3 = 1/4 - log(1/4) - 1, and its derivative by log p is 1 - 1/4.
     value, gradient, _ = evaluate("gepo", rows([[0.8]], [[0.2]], [0.0]), k3_beta=0.005)
     assert value == pytest.approx(-0.005 * (0.25 + math.log(4) - 1))
@@ -187,10 +187,10 @@ def test_gepo_ignores_completions_without_tokens() -> None:
     assert gradient[1] == [0.0, 0.0]
 
 
-def test_topr_tapers_negatives_and_leaves_positives() -> None:
+def test_topr_weights_negatives_only() -> None:
     batch = rows([[0.5, 0.1], [0.5, 0.1]], [[0.25, 0.4], [0.25, 0.4]], [1.0, -1.0])
     logs = math.log(0.5) + math.log(0.1)
-    # Ratios 2 and 1/4: geometric mean sqrt(1/2), product 1/2; token by token 1 and 1/4.
+    # Ratios 2 and 1/4: geometric mean sqrt(1/2), product 1/2, by token 1 and 1/4.
     for level, weight in [("seq_mean", 0.5**0.5), ("seq_sum", 0.5)]:
         value, gradient, _ = evaluate("topr", batch, topr_level=level)
         assert value == pytest.approx((logs - weight * logs) / 4)
@@ -199,11 +199,11 @@ def test_topr_tapers_negatives_and_leaves_positives() -> None:
     assert evaluate("topr", batch, topr_level="token")[1][1] == pytest.approx([-0.25, -0.0625])
 
 
-def test_topr_does_not_amplify_a_near_negative() -> None:
+def test_topr_does_not_amplify_a_likely_negative() -> None:
     assert evaluate("topr", rows([[0.5]], [[0.1]], [-1.0]))[1] == [[-1.0]]
 
 
-def test_cispo_caps_at_five_and_never_loses_a_gradient() -> None:
+def test_cispo_caps_at_five_and_keeps_every_gradient() -> None:
     value, gradient, metrics = evaluate("cispo", rows([[0.5, 0.1]], [[0.05, 0.4]], [-2.0]))
     assert value == pytest.approx((-2 * 5 * math.log(0.5) - 2 * 0.25 * math.log(0.1)) / 2)
     assert gradient[0] == pytest.approx([-5.0, -0.25])
@@ -219,7 +219,7 @@ def test_mis_gives_no_weight_outside_its_band() -> None:
     assert evaluate("mis", batch, mis_low=0.0, mis_high=1.0)[1][0] == pytest.approx([0.25 / 4, 0.75 / 4, 0.0, 0.0])
 
 
-def test_m2po_drops_outliers_until_the_rest_is_near() -> None:
+def test_m2po_drops_outliers_until_the_second_moment_is_below_the_threshold() -> None:
     # Squared log-ratios: log(2)^2 = 0.48, 0, log(0.9)^2 = 0.011. Without the first their mean is 0.0056 < 0.04.
     batch = rows([[0.5, 0.2], [0.18]], [[0.25, 0.2], [0.2]], [1.0, 1.0])
     value, gradient, _ = evaluate("m2po", batch)
@@ -234,7 +234,7 @@ def test_m2po_may_drop_everything() -> None:
 
 @pytest.mark.parametrize("method", ["nois", "tis", "ftis", "f-nois", "mis", "swarm_sapo"])
 def test_the_anchor_bounds_the_second_update(method: str) -> None:
-    # The learner has moved from 0.2 to 0.3 since the first pass: R = 1.5, beyond any clip. rho = 1.
+    # The learner has moved from 0.2 to 0.3 since the first update: R = 1.5, beyond any clip. rho = 1.
     batch = rows([[0.3], [0.3]], [[0.3], [0.3]], [1.0, -1.0])
     value, gradient, _ = evaluate(method, batch, anchor_logprobs=padded_logs([[0.2], [0.2]]))
     bound = 1.28 if method == "swarm_sapo" else 1.2
@@ -246,4 +246,4 @@ def test_the_anchor_bounds_the_second_update(method: str) -> None:
 def test_the_truncated_weight_follows_the_current_policy() -> None:
     batch = rows([[0.3]], [[0.2]], [1.0])
     value, _, _ = evaluate("tis", batch, anchor_logprobs=padded_logs([[0.3]]))
-    assert value == pytest.approx(1.5)  # rho of now over the generator, R = 1
+    assert value == pytest.approx(1.5)  # rho = 0.3 / 0.2, R = 1

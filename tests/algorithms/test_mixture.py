@@ -1,4 +1,21 @@
-"""The mixture of experts' probabilities, against numbers worked out by hand and against what must always hold."""
+"""The mixture of experts' probabilities: values computed by hand, and general properties.
+
+Two experts over the tokens a, b, c and the text "a a". After every text, expert 0 gives a 1/2, b 1/4, c 1/4 and expert
+1 gives a 1/4, b 1/4, c 1/2.
+
+    text so far   p_0(text)  p_1(text)   posterior from the prior 1/2, 1/2
+    ""            1          1           1/2, 1/2
+    "a"           1/2        1/4         (1/2) / (1/2 + 1/4) = 2/3, 1/3
+    "a a"         1/4        1/16        (1/4) / (1/4 + 1/16) = 4/5, 1/5
+
+The mixture's next token:
+
+    after ""      a 1/2 * 1/2 + 1/2 * 1/4 = 3/8,   b 1/4,   c 1/2 * 1/4 + 1/2 * 1/2 = 3/8
+    after "a"     a 2/3 * 1/2 + 1/3 * 1/4 = 5/12,  b 1/4,   c 2/3 * 1/4 + 1/3 * 1/2 = 1/3
+    after "a a"   a 4/5 * 1/2 + 1/5 * 1/4 = 9/20,  b 1/4,   c 4/5 * 1/4 + 1/5 * 1/2 = 3/10
+
+The text: 3/8 * 5/12 = 15/96 = 5/32, which is 1/2 * 1/4 + 1/2 * 1/16.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +27,13 @@ from torch import Tensor
 
 from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
 
-NEVER = -math.inf
+IMPOSSIBLE = -math.inf
 
 
 def logs(values: list[list[float]] | list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).log()
 
 
-# Two experts over the tokens a, b, c and the text "a a". Expert 0 gives a 1/2, b 1/4, c 1/4; expert 1 gives a 1/4,
-# b 1/4, c 1/2; both the same after every text.
-#
-#     text so far   p_0(text)  p_1(text)   posterior from the prior 1/2, 1/2
-#     ""            1          1           1/2, 1/2
-#     "a"           1/2        1/4         (1/2) / (1/2 + 1/4) = 2/3, 1/3
-#     "a a"         1/4        1/16        (1/4) / (1/4 + 1/16) = 4/5, 1/5
-#
-# The mixture's next token:
-#
-#     after ""      a 1/2 * 1/2 + 1/2 * 1/4 = 3/8,   b 1/4,   c 1/2 * 1/4 + 1/2 * 1/2 = 3/8
-#     after "a"     a 2/3 * 1/2 + 1/3 * 1/4 = 5/12,  b 1/4,   c 2/3 * 1/4 + 1/3 * 1/2 = 1/3
-#     after "a a"   a 4/5 * 1/2 + 1/5 * 1/4 = 9/20,  b 1/4,   c 4/5 * 1/4 + 1/5 * 1/2 = 3/10
-#
-# And the text itself: 3/8 * 5/12 = 15/96 = 5/32, which is 1/2 * 1/4 + 1/2 * 1/16.
 EXPERTS = [[1 / 2, 1 / 4, 1 / 4], [1 / 4, 1 / 4, 1 / 2]]
 BY_HAND = [
     ([1.0, 1.0], [1 / 2, 1 / 2], [3 / 8, 1 / 4, 3 / 8]),
@@ -49,7 +51,7 @@ def test_posterior_and_mixture_by_hand(likelihoods: list[float], weights: list[f
 
 
 def test_another_prior_by_hand() -> None:
-    """Prior 1/5, 4/5 after "a a": 1/5 * 1/4 = 1/20 and 4/5 * 1/16 = 1/20, so both count alike."""
+    """With the prior 1/5, 4/5, after "a a": 1/5 * 1/4 = 1/20 and 4/5 * 1/16 = 1/20, so both have the same weight."""
     log_posterior = posterior(logs([1 / 5, 4 / 5]), logs([1 / 4, 1 / 16]))
     torch.testing.assert_close(log_posterior, logs([1 / 2, 1 / 2]))
     torch.testing.assert_close(posterior(logs([2.0, 8.0]), logs([1 / 4, 1 / 16])), log_posterior)  # not normalized
@@ -63,7 +65,7 @@ def test_a_text_by_hand() -> None:
 
 
 def test_cached_prior_by_hand() -> None:
-    """Decay 1/2 and three texts: weights 1/4, 1/2, 1, in all 7/4, so 1/7, 2/7, 4/7, the newest the most.
+    """With decay 1/2, three texts have the weights 1/4, 1/2, 1, normalized 1/7, 2/7, 4/7. The newest has the largest.
 
     Expert 0: 1/7 * 1 + 2/7 * 1/2 + 4/7 * 1/4 = 3/7; expert 1 has the rest, 4/7.
     """
@@ -85,14 +87,14 @@ def some_experts(num_experts: int, *, rows: int, num_ids: int, seed: int = 0) ->
     return (4 * torch.randn(num_experts, rows, num_ids, generator=generator)).log_softmax(dim=-1)
 
 
-def test_one_expert_is_that_expert() -> None:
+def test_a_mixture_of_one_expert_equals_the_expert() -> None:
     experts = some_experts(1, rows=3, num_ids=50)
     weights = posterior(uniform_prior(1), torch.tensor([[-3.0, -4e5, 0.0]]))
     assert weights.tolist() == [[0.0, 0.0, 0.0]]
     torch.testing.assert_close(mixture_logprobs(experts, weights), experts[0].double(), rtol=0, atol=1e-12)
 
 
-def test_equal_experts_are_one_whatever_the_weights() -> None:
+def test_a_mixture_of_equal_experts_equals_each() -> None:
     experts = some_experts(1, rows=2, num_ids=20).expand(3, 2, 20)
     mixed = mixture_logprobs(experts, logs([[0.2, 1.0], [0.5, 0.0], [0.3, 0.0]]))
     torch.testing.assert_close(mixed, experts[0].double(), rtol=0, atol=1e-7)
@@ -108,7 +110,7 @@ def test_probabilities_sum_to_one(num_experts: int) -> None:
     torch.testing.assert_close(total, torch.ones(4).double(), rtol=0, atol=1e-5)
 
 
-def test_a_text_that_one_expert_alone_finds_likely() -> None:
+def test_the_posterior_selects_the_only_expert_that_finds_a_text_likely() -> None:
     weights = posterior(uniform_prior(3), torch.tensor([-900.0, -12.0, -800.0]))
     assert weights.argmax() == 1
     assert weights[1].item() == 0.0
@@ -116,23 +118,23 @@ def test_a_text_that_one_expert_alone_finds_likely() -> None:
     torch.testing.assert_close(mixed, some_experts(3, rows=1, num_ids=9)[1, 0].double(), rtol=0, atol=1e-12)
 
 
-def test_impossible_texts_and_tokens() -> None:
-    """-inf is a probability of 0, and never a NaN: not for an expert, a token, a prior, or all of them."""
-    assert posterior(uniform_prior(2), torch.tensor([NEVER, -5.0])).tolist() == [NEVER, 0.0]
-    nobody = posterior(logs([0.25, 0.75]), torch.tensor([NEVER, NEVER]))
-    torch.testing.assert_close(nobody, logs([0.25, 0.75]))
-    out_of_it = posterior(logs([0.0, 1.0]), torch.tensor([-1.0, -500.0]))
-    assert out_of_it.tolist() == [NEVER, 0.0]
-    neither = posterior(logs([0.0, 1.0]), torch.tensor([-1.0, NEVER]))
-    assert neither.tolist() == [NEVER, 0.0]
+def test_impossible_texts_and_tokens_give_no_nan() -> None:
+    """A log-prob of -inf is a probability of 0, for an expert, a token, a prior, or all of them."""
+    assert posterior(uniform_prior(2), torch.tensor([IMPOSSIBLE, -5.0])).tolist() == [IMPOSSIBLE, 0.0]
+    all_impossible = posterior(logs([0.25, 0.75]), torch.tensor([IMPOSSIBLE, IMPOSSIBLE]))
+    torch.testing.assert_close(all_impossible, logs([0.25, 0.75]))
+    excluded = posterior(logs([0.0, 1.0]), torch.tensor([-1.0, -500.0]))
+    assert excluded.tolist() == [IMPOSSIBLE, 0.0]
+    excluded_or_impossible = posterior(logs([0.0, 1.0]), torch.tensor([-1.0, IMPOSSIBLE]))
+    assert excluded_or_impossible.tolist() == [IMPOSSIBLE, 0.0]
     mixed = mixture_logprobs(logs([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]]), logs([1.0, 0.0]))
     torch.testing.assert_close(mixed, logs([0.5, 0.5, 0.0]))
-    impossible = text_logprobs(torch.tensor([[-1.0, NEVER, -1.0], [-1.0, NEVER, -1.0]]), uniform_prior(2))
-    assert impossible.tolist() == [-1.0, NEVER, -1.0]
+    impossible = text_logprobs(torch.tensor([[-1.0, IMPOSSIBLE, -1.0], [-1.0, IMPOSSIBLE, -1.0]]), uniform_prior(2))
+    assert impossible.tolist() == [-1.0, IMPOSSIBLE, -1.0]
 
 
-def test_very_long_texts() -> None:
-    """A million tokens of -10 nats each: a difference of 1 nat counts all the same."""
+def test_a_difference_of_one_nat_counts_in_a_very_long_text() -> None:
+    """The text has a million tokens of -10 nats each."""
     weights = posterior(uniform_prior(2), torch.tensor([-1e7, -1e7 - 1.0], dtype=torch.float64))
     torch.testing.assert_close(weights.exp(), torch.tensor([1.0, math.exp(-1.0)]).double() / (1 + math.exp(-1.0)))
     tokens = torch.full((2, 100_000), -10.0)

@@ -1,4 +1,4 @@
-"""Methods and filters of other packages: a real one, installed by pip; and faulty ones."""
+"""Methods and filters of other packages: a valid package, installed by pip, and faulty ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ far = flat
 
 @pytest.fixture(autouse=True)
 def fresh_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test loads the plug-ins of its own path."""
+    """Clear the caches, so that each test loads the plug-ins on its path."""
     load_method.cache_clear()
     load_filter.cache_clear()
     yield
@@ -77,7 +77,7 @@ def faulty_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _loss(method: str, **params: object) -> tuple[torch.Tensor, dict[str, float], torch.Tensor]:
-    """Four completions of two tokens; rho is 4 at the first two and 1/4 at the others."""
+    """Return loss, metrics and gradient of four completions of two tokens. rho is 4 at two of them, 1/4 at two."""
     behaviour = torch.full((4, 2), -3.0, dtype=torch.float64)
     shift = torch.tensor([4.0, 4.0, 0.25, 0.25], dtype=torch.float64).log()
     learner = (behaviour + shift[:, None]).requires_grad_()
@@ -97,7 +97,7 @@ def test_installed_methods_and_filters_are_listed(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("sqrt_package")
-def test_the_example_method_weights_by_the_root() -> None:
+def test_the_example_method_weights_by_the_square_root() -> None:
     loss, metrics, gradient = _loss("sqrt_tis")
     assert gradient[:, 0].tolist() == pytest.approx([-2 / 8, 2 / 8, -0.5 / 8, 0.5 / 8])
     assert _loss("sqrt_tis", cap=1.5)[2][0, 0].item() == pytest.approx(-1.5 / 8), "its weight is capped"
@@ -122,7 +122,7 @@ def test_a_manifest_names_the_method_and_its_package() -> None:
     assert (manifest.method.name, manifest.method.package) == ("sqrt_tis", "ftis-node-method-sqrt")
     assert parse_canonical(manifest.canonical(), source="a peer") == manifest
     assert parse_manifest(manifest.to_toml(), source="run.toml") == manifest
-    assert manifest.method.given() == {}, "the package is no parameter of the loss"
+    assert manifest.method.given() == {}, "the package is not a parameter of the loss"
     with pytest.raises(ConfigError, match="needs that of another-package"):
         parse_manifest(PLUGIN_RUN.replace("ftis-node-method-sqrt", "another-package"), source="run.toml")
     filtered = RunManifest(name="a", task="arithmetic", method={"filter": "good"})
@@ -161,7 +161,7 @@ def test_an_unset_package_does_not_change_run_ids() -> None:
         ("twice", "faulty and other both have a plug-in 'twice': uninstall one of them"),
     ],
 )
-def test_a_faulty_method_is_one_line_that_names_its_package(method: str, message: str) -> None:
+def test_a_faulty_method_fails_with_one_line_that_names_its_package(method: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _loss(method)
 

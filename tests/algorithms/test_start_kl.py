@@ -1,4 +1,4 @@
-"""The KL to the starting model, against sums written out by hand, in value and gradient."""
+"""The KL to the starting model: value and gradient against sums computed by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftis_node.algorithms.loss import kl_to_start
 MASK = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
 LEARNER = torch.tensor([[-1.0, -2.0, -0.5], [-3.0, math.nan, 9.0], [math.inf, 0.0, 0.0]], dtype=torch.float64)
 REFERENCE = torch.tensor([[-1.5, -2.0, -0.1], [-1.0, 0.0, math.nan], [0.0, 0.0, 0.0]], dtype=torch.float64)
-DIFFERENCES = {(0, 0): -0.5, (0, 1): 0.0, (0, 2): 0.4, (1, 0): 2.0}  # reference less learner, at tokens
+DIFFERENCES = {(0, 0): -0.5, (0, 1): 0.0, (0, 2): 0.4, (1, 0): 2.0}  # reference minus learner, at tokens
 WEIGHTS = {
     "seq_mean": {(0, 0): 1 / 9, (0, 1): 1 / 9, (0, 2): 1 / 9, (1, 0): 1 / 3},
     "token_mean": dict.fromkeys(DIFFERENCES, 1 / 4),
@@ -35,8 +35,8 @@ def test_value_and_gradient_by_hand(agg: str) -> None:
 
 
 @pytest.mark.parametrize("agg", sorted(WEIGHTS))
-def test_it_is_the_sum_of_what_its_tokens_give_alone(agg: str) -> None:
-    """So that a batch may be taken in pieces: other tokens stand there without a difference."""
+def test_the_kl_of_a_batch_is_the_sum_over_its_tokens(agg: str) -> None:
+    """So a step may divide a batch. The other tokens have no difference here."""
     whole = kl_to_start(LEARNER, REFERENCE, MASK, agg=agg, max_completion_length=10)
     alone = []
     for cell in DIFFERENCES:
@@ -46,8 +46,8 @@ def test_it_is_the_sum_of_what_its_tokens_give_alone(agg: str) -> None:
     assert sum(alone).item() == pytest.approx(whole.item(), rel=1e-12)
 
 
-def test_near_and_far() -> None:
-    """Half the squared difference where it is tiny; where it is huge, finite, with the pull towards the start."""
+def test_a_tiny_difference_is_squared_and_a_huge_one_is_finite() -> None:
+    """A tiny difference gives half its square. A huge one gives a finite value and a gradient towards the start."""
     one = torch.ones(1, 1, dtype=torch.bool)
     tiny = kl_to_start(torch.tensor([[-1.0]]).double(), torch.tensor([[-1.0 + 1e-6]]).double(), one, agg="seq_mean")
     assert tiny.item() == pytest.approx(5e-13, rel=1e-3)

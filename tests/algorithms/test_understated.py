@@ -1,4 +1,4 @@
-"""How much likelier a learner may find what was honestly sampled: worked by hand, and the bound on real samples."""
+"""`likelihood_gain`: values computed by hand, and its bound on honest samples."""
 
 from __future__ import annotations
 
@@ -15,49 +15,51 @@ def test_by_hand() -> None:
     behaviour = torch.tensor([[-4.0, -1.0, math.nan], [-12.0, -12.0, -12.0]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
     gain = likelihood_gain(learner, behaviour, mask)
-    assert gain.tolist() == pytest.approx([3.0 - math.log(2), 36.0 - 1.0 - math.log(2)])  # the first: its first token
+    assert gain.tolist() == pytest.approx([3.0 - math.log(2), 36.0 - 1.0 - math.log(2)])  # row 0: its first token
     assert not gain.requires_grad
     assert gain.dtype == torch.float64
 
 
 @pytest.mark.parametrize("num_tokens", [1, 8, 64])
-def test_honest_samples_pass_a_limit_no_oftener_than_the_bound(num_tokens: int) -> None:
-    """Two policies that have nothing to do with each other; 20,000 completions of the one, judged by the other."""
+def test_honest_samples_exceed_a_limit_at_most_as_often_as_the_bound(num_tokens: int) -> None:
+    """Two unrelated policies: one samples 20,000 completions, the other scores them."""
     torch.manual_seed(7)
     generator, learner = torch.randn(num_tokens, 50).mul(1.5).log_softmax(1), torch.randn(num_tokens, 50).log_softmax(1)
     ids = torch.distributions.Categorical(logits=generator).sample(torch.Size([20_000]))[..., None]
     shape = (20_000, num_tokens)
-    found, said = (table.expand(20_000, -1, -1).gather(2, ids).view(shape) for table in (learner, generator))
-    gain = likelihood_gain(found, said, torch.ones(shape, dtype=torch.bool))
+    learner_logprobs, behaviour_logprobs = (
+        table.expand(20_000, -1, -1).gather(2, ids).view(shape) for table in (learner, generator)
+    )
+    gain = likelihood_gain(learner_logprobs, behaviour_logprobs, torch.ones(shape, dtype=torch.bool))
     for limit in (1.0, 2.0, 4.0):
         assert (gain >= limit).double().mean() <= math.exp(-limit), limit
 
 
-def test_a_part_behind_others_by_hand() -> None:
-    """Four tokens of +10 nats behind four of -20: -40 in all, +40 from the fifth on, one of 7 later places."""
+def test_the_gain_of_a_later_part_by_hand() -> None:
+    """Four tokens of -20 nats precede four of +10. The sum is -40, and +40 from the fifth token, one of 7 starts."""
     learner = torch.tensor([[0.0] * 8])
     behaviour = torch.tensor([[20.0] * 4 + [-10.0] * 4])
     gain = likelihood_gain(learner, behaviour, torch.ones(1, 8, dtype=torch.bool))
     assert gain.item() == pytest.approx(40.0 - math.log(2 * 7))
 
 
-@pytest.mark.parametrize("order", ["understated first", "understated last", "in turn"])
-def test_what_is_overstated_elsewhere_does_not_hide_what_is_understated(order: str) -> None:
-    """The sum over the whole completion is below 0 in each case; `in turn` hides it where no stretch gains enough."""
+@pytest.mark.parametrize("order", ["understated first", "understated last", "alternating"])
+def test_overstated_tokens_do_not_hide_understated_ones(order: str) -> None:
+    """The sum over the completion is below 0 in each case. With `alternating` no part gains enough to be detected."""
     num_tokens = 64
     low, high = torch.full((num_tokens // 2,), -4.0), torch.full((num_tokens // 2,), 5.0)
     gains = {
         "understated first": torch.cat([-low, -high]),
         "understated last": torch.cat([-high, -low]),
-        "in turn": torch.stack([-low, -high], dim=1).flatten(),
+        "alternating": torch.stack([-low, -high], dim=1).flatten(),
     }[order]
     assert gains.sum() < 0
     behaviour = -gains[None]
     gain = likelihood_gain(torch.zeros(1, num_tokens), behaviour, torch.ones(1, num_tokens, dtype=torch.bool))
-    assert (gain.item() > 16.0) is (order != "in turn")
+    assert (gain.item() > 16.0) is (order != "alternating")
 
 
-def test_no_token_no_gain() -> None:
+def test_a_completion_without_tokens_has_no_gain() -> None:
     none = torch.zeros(2, 0)
     assert (likelihood_gain(none, none, none.bool()) <= 0).all()
     padded = torch.zeros(1, 3)

@@ -1,4 +1,4 @@
-"""`ensemble` over real small models: beside `eval`, and by the command line."""
+"""`ensemble` over small models: its results against `eval`, and the command."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch", "--gate-prom
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Two random models of unlike size with one tokenizer."""
+    """Return two random models of different sizes with one tokenizer."""
     root = tmp_path_factory.mktemp("models")
     return str(save_tiny(root / "a", seed=1)), str(save_tiny(root / "b", seed=2, hidden_size=96))
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model with another tokenizer."""
-    folder = save_tiny(tmp_path_factory.mktemp("models") / "stranger", seed=3)
+def other_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a model with another tokenizer."""
+    folder = save_tiny(tmp_path_factory.mktemp("models") / "other_tokenizer", seed=3)
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["<answer>"])
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def test_mixtures_differ_in_what_they_weigh_by() -> None:
+def test_mixtures_differ_in_the_evidence_of_their_weights() -> None:
     found = _mixture_weights(["posterior", "mean", "answer"], [ExpertOutputs([], [], [], [], [])] * 2, decay=0.9)
     assert {mode: (how.learns, how.reads_prompt) for mode, how in found.items()} == {
         "posterior": (True, True),
@@ -61,8 +61,8 @@ def test_mixtures_differ_in_what_they_weigh_by() -> None:
 
 
 @pytest.mark.timeout(400)
-async def test_one_expert_alone_is_what_eval_says(tiny_models: dict[str, Path]) -> None:
-    """In every mode, and in every field; and of two experts each is what `eval` says of it."""
+async def test_an_ensemble_of_one_has_the_result_of_eval(tiny_models: dict[str, Path]) -> None:
+    """This holds for every mode and field. Also with two experts, each has the result of `eval`."""
     options = {"limit": 48, "max_tokens": 32, "engine": "torch"}
     model = str(tiny_models["s"])
     alone = await evaluate_ensemble([model], "arithmetic", modes=MODES, gate_prompts=16, **options)
@@ -76,10 +76,10 @@ async def test_one_expert_alone_is_what_eval_says(tiny_models: dict[str, Path]) 
     both = await evaluate_ensemble([model, m], "arithmetic", modes=MODES, gate_prompts=64, **options)
     assert both.gate is not None
     assert both.gate.prompts == 64
-    assert 0 < both.gate.right[0] < both.gate.right[1] < 1, "what gate learns from is what the models get right"
+    assert 0 < both.gate.right[0] < both.gate.right[1] < 1, "gate learns from the share of right answers of each model"
     chosen = both.modes[MODES.index("gate")].chosen
     assert chosen is not None
-    assert chosen[both.experts[1].name] > 48 / 2, "it is the better one nearly everywhere"
+    assert chosen[both.experts[1].name] > 48 / 2, "it is better at most prompts"
     assert both.experts[0].result == by_eval
     assert both.experts[1].result == await _in_thread(lambda: evaluate_model(m, "arithmetic", k=1, **options))
 
@@ -87,11 +87,10 @@ async def test_one_expert_alone_is_what_eval_says(tiny_models: dict[str, Path]) 
 async def _in_thread(work: Any) -> Any:
     import asyncio
 
-    return await asyncio.to_thread(work)  # `evaluate_model` has a loop of its own
+    return await asyncio.to_thread(work)  # `evaluate_model` starts an event loop
 
 
-async def test_one_expert_with_samples(models: tuple[str, str]) -> None:
-    """With a seed the mixture of one draws what the model draws alone."""
+async def test_an_ensemble_of_one_samples_like_its_model(models: tuple[str, str]) -> None:
     result = await evaluate_ensemble(models[:1], "arithmetic", modes=MODES, k=2, seed=5, **SMALL)
     (alone,) = result.experts
     assert alone.result.pass_at_k is not None
@@ -103,10 +102,10 @@ async def test_one_expert_with_samples(models: tuple[str, str]) -> None:
         assert entry.majority_at_k == alone.majority_at_k
 
 
-async def test_two_experts(models: tuple[str, str]) -> None:
-    told: list[tuple[float | None, str]] = []
+async def test_the_costs_and_choices_of_two_experts(models: tuple[str, str]) -> None:
+    reported: list[tuple[float | None, str]] = []
     result = await evaluate_ensemble(
-        models, "arithmetic", modes=MODES, on_progress=lambda fraction, what: told.append((fraction, what)), **SMALL
+        models, "arithmetic", modes=MODES, on_progress=lambda fraction, what: reported.append((fraction, what)), **SMALL
     )
     assert [entry.name for entry in result.experts] == ["a", "b"]
     assert [entry.name for entry in result.modes] == list(MODES)
@@ -127,15 +126,15 @@ async def test_two_experts(models: tuple[str, str]) -> None:
     assert (result.gate.prompts, len(result.gate.right)) == (8, 2)
     assert result.prior is not None
     assert sum(result.prior) == pytest.approx(1.0)
-    fractions = [fraction for fraction, _ in told if fraction is not None]
+    fractions = [fraction for fraction, _ in reported if fraction is not None]
     assert fractions == sorted(fractions)
     assert fractions[-1] == pytest.approx(1.0)
     parts = {"a", "b", "a for the gate", "b for the gate", *MIXTURES}
-    assert {what.partition(":")[0] for fraction, what in told if fraction} == parts
+    assert {what.partition(":")[0] for fraction, what in reported if fraction} == parts
 
 
-async def test_a_prompt_goes_to_the_expert_that_knows_such_prompts(models: tuple[str, str], tmp_path: Path) -> None:
-    """An expert trained on the prompts themselves finds them likelier than a random one: it gets all."""
+async def test_route_chooses_the_expert_that_is_trained_on_the_prompts(models: tuple[str, str], tmp_path: Path) -> None:
+    """An expert trained on the prompts assigns them a higher likelihood than a random one."""
     source = resolve_model(models[0])
     expert = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
     tokenizer = load_tokenizer(source)
@@ -158,8 +157,10 @@ async def test_a_prompt_goes_to_the_expert_that_knows_such_prompts(models: tuple
     assert result.prior[1] > 0.99
 
 
-async def test_perplexity_of_a_text(models: tuple[str, str], tmp_path: Path) -> None:
-    """In windows of 47 tokens, which leave room for one, against plain forward passes and sums of probabilities."""
+async def test_the_perplexity_of_a_text_equals_that_of_plain_forward_passes(
+    models: tuple[str, str], tmp_path: Path
+) -> None:
+    """The text is read in windows of 47 tokens, one less than `max_tokens`."""
     text = tmp_path / "text.txt"
     text.write_text("What is 12 + 30? The answer is 42. " * 8)
     result = await evaluate_ensemble(models, "arithmetic", modes=["mean", "posterior", "vote"], text=text, **SMALL)
@@ -186,18 +187,22 @@ async def test_perplexity_of_a_text(models: tuple[str, str], tmp_path: Path) -> 
         assert figures.perplexity == pytest.approx(math.exp(nats[figures.name] / (len(ids) - 1)), rel=1e-4)
 
 
-async def test_different_tokenizers_vote_and_route_but_do_not_mix(models: tuple[str, str], stranger: str) -> None:
-    both = [models[0], stranger]
+async def test_models_with_different_tokenizers_vote_and_route_but_do_not_mix(
+    models: tuple[str, str], other_tokenizer: str
+) -> None:
+    both = [models[0], other_tokenizer]
     result = await evaluate_ensemble(both, "arithmetic", modes=["vote", "confidence", "route", "gate"], **SMALL)
     for entry in result.modes[1:]:
         assert entry.chosen is not None
         assert sum(entry.chosen.values()) == 6
     for mode in MIXTURES:
-        with pytest.raises(ConfigError, match="a and stranger have different tokenizers.*--mode vote or --mode route"):
+        with pytest.raises(
+            ConfigError, match="a and other_tokenizer have different tokenizers.*--mode vote or --mode route"
+        ):
             await evaluate_ensemble(both, "arithmetic", modes=["vote", mode], **SMALL)
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     capsys.readouterr()
     code = run(["ensemble", "--task", "arithmetic", *arguments])
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftis-node: ")]
@@ -205,8 +210,8 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     return code, lines[0]
 
 
-def test_wrong_use_is_one_line(
-    capsys: pytest.CaptureFixture[str], models: tuple[str, str], stranger: str, tmp_path: Path
+def test_invalid_arguments_are_reported_in_one_line(
+    capsys: pytest.CaptureFixture[str], models: tuple[str, str], other_tokenizer: str, tmp_path: Path
 ) -> None:
     both = ["--models", ",".join(models)]
     (tmp_path / "empty.txt").touch()
@@ -218,7 +223,7 @@ def test_wrong_use_is_one_line(
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text("{}")
     table = {
-        ("--models", f"{models[0]},{stranger}"): "a and stranger have different tokenizers",
+        ("--models", f"{models[0]},{other_tokenizer}"): "a and other_tokenizer have different tokenizers",
         (*both, "--mode", "postirior"): "no mode 'postirior': use all, or some of posterior, cached",
         (*both, "--mode", ","): "no mode ''",
         (*both, "--decay", "0"): "--decay is 0: it must be above 0",
@@ -228,19 +233,21 @@ def test_wrong_use_is_one_line(
         (*both, "--text", str(tmp_path / "nowhere.txt")): "nowhere.txt cannot be read",
         (*both, "--text", str(tmp_path / "empty.txt")): "is empty",
         (*both, "--text", str(tmp_path / "one.txt"), *FLAGS): "fewer than two tokens",
-        ("--models", str(tmp_path / "nobody")): "no such folder",
+        ("--models", str(tmp_path / "missing")): "no such folder",
         (): "an ensemble needs models: name them with --models A,B or --swarm FOLDER",
         ("--swarm", str(tmp_path / "nothing")): "holds no trained model",
         ("--swarm", str(tmp_path / "nowhere")): "no such folder",
         ("--swarm", str(tmp_path / "swarm")): "is an adapter alone: export it again with --merge",
     }
     for arguments, words in table.items():
-        code, line = complaint(capsys, *arguments)
+        code, line = error_of(capsys, *arguments)
         assert code == 2, line
         assert words in line
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], models: tuple[str, str], tmp_path: Path) -> None:
+def test_the_command_prints_json_and_a_table(
+    capsys: pytest.CaptureFixture[str], models: tuple[str, str], tmp_path: Path
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The answer is 42.")
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS, "--text", str(text)]
@@ -281,12 +288,12 @@ def test_a_mixture_that_does_not_fit_is_refused(
         check_mixture_fits(sources, max_tokens=48)
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]
     assert run([*arguments, "--mode", "posterior"]) == 3
-    assert run([*arguments, "--mode", "vote,route"]) == 0, "these hold one at a time"
+    assert run([*arguments, "--mode", "vote,route"]) == 0, "these load one model at a time"
     capsys.readouterr()
 
 
-def test_the_stranger_is_one(models: tuple[str, str], stranger: str) -> None:
-    """Else the refusals above would prove nothing."""
-    tokenizers = [load_tokenizer(resolve_model(model)) for model in (*models, stranger)]
+def test_the_other_tokenizer_differs(models: tuple[str, str], other_tokenizer: str) -> None:
+    """The tests above rely on it."""
+    tokenizers = [load_tokenizer(resolve_model(model)) for model in (*models, other_tokenizer)]
     assert tokenizers[0].fingerprint == tokenizers[1].fingerprint != tokenizers[2].fingerprint
     assert tokenizers[0].vocab_size <= VOCAB_SIZE

@@ -1,4 +1,4 @@
-"""Who belongs to an ensemble: names, and the models of a swarm."""
+"""The members of an ensemble: their names, and the models of a swarm."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_members_have_names_of_their_own() -> None:
+def test_members_have_distinct_names() -> None:
     members = as_members(["org/x", "org/x", Member("x", "y", "arithmetic"), "org/x"])
     assert [member.name for member in members] == ["org/x", "org/x-2", "x", "org/x-3"]
     assert members[2] == Member("x", "y", "arithmetic")
 
 
 @pytest.mark.timeout(240)
-async def test_the_models_of_a_swarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Exported models, the home of a node that learns, one of a node that does not, and one without a checkpoint."""
+async def test_members_of_a_swarm_are_exports_and_homes_with_a_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The swarm has an exported model, the home of a learner, two of other roles, and one without a checkpoint."""
     trained_home(tmp_path, lora=True)
     swarm = tmp_path / "swarm"
     save_tiny(swarm / "exported", seed=1)

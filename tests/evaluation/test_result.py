@@ -1,4 +1,4 @@
-"""Vote, route and cost, by answers made by hand."""
+"""Results and costs of vote, route, confidence and gate, on answers written by hand."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ TASK = load_task("arithmetic", split="test")
 RIGHT = [TASK[index].answer for index in range(3)]
 
 
-def said(index: int, text: str, logprob: float, *, num_tokens: int = 2) -> ScoredAnswer:
+def scored(index: int, text: str, logprob: float, *, num_tokens: int = 2) -> ScoredAnswer:
     reward = TASK.score(TASK[index], text)
     return ScoredAnswer(text, num_tokens, logprob, FinishReason.STOP, reward, CompletionStatus.SCORED)
 
 
 def model(*answers: tuple[str, float] | None, samples: tuple[tuple[str, ...], ...] = ()) -> list[Answered]:
-    """One model's greedy answers to the first problems, with their mean log-probs; None: its prompt was too long."""
+    """Return a model's greedy answers to the first problems, with mean log-probs. None: the prompt was too long."""
     answered = []
     for index, answer in enumerate(answers):
-        drawn = tuple(said(index, text, -1.0) for text in (samples[index] if samples else ()))
-        greedy = None if answer is None else said(index, *answer)
+        drawn = tuple(scored(index, text, -1.0) for text in (samples[index] if samples else ()))
+        greedy = None if answer is None else scored(index, *answer)
         answered.append(Answered(TASK[index], 10, greedy, drawn))
     return answered
 
@@ -43,8 +43,8 @@ def confidence_row(answers: list[list[Answered]], k: int) -> EvaluationRow:
     return chosen_row("confidence", answers, confidences(answers), TASK, names=["a", "b"], k=k)
 
 
-def test_the_majority_wins_and_a_tie_goes_to_the_surer() -> None:
-    # problem 0: two against one, rightly; 1: one against one, the surer is wrong; 2: nobody has room
+def test_the_majority_wins_and_a_tie_goes_to_the_more_confident() -> None:
+    # problem 0: two right votes against one; 1: a tie, the more confident is wrong; 2: too long for all
     first = model((RIGHT[0], -2.0), ("00", -0.1), None)
     second = model((f" {RIGHT[0]}\n", -2.0), (RIGHT[1], -0.2), None)
     third = model(("00", -0.1), None, None)
@@ -55,29 +55,29 @@ def test_the_majority_wins_and_a_tie_goes_to_the_surer() -> None:
     assert entry.forward_tokens == (10 + 2) * 5
 
 
-def test_order_decides_at_last() -> None:
+def test_equal_votes_are_decided_by_order() -> None:
     right, wrong = model((RIGHT[0], -0.5)), model(("00", -0.5))
     assert vote_row([right, wrong], TASK, k=1).result.pass_at_1 == 1.0
     assert vote_row([wrong, right], TASK, k=1).result.pass_at_1 == 0.0
 
 
 def test_the_majority_of_samples() -> None:
-    # k = 2 of three samples each. problem 0: the first model's are right and wrong (a tie: the first), the second's
-    # both wrong, so three votes of four are wrong
+    # k = 2 of three samples each. The first model's are right and wrong: a tie, which the first sample wins. The second
+    # model's are both wrong. So three of four votes are wrong.
     first = model((RIGHT[0], -0.5), samples=((RIGHT[0], "00", RIGHT[0]),))
     second = model((RIGHT[0], -0.5), samples=(("00", "00", RIGHT[0]),))
     assert evaluation_row("first", first, TASK, k=2).majority_at_k == 1.0
     assert evaluation_row("second", second, TASK, k=2).majority_at_k == 0.0
     entry = vote_row([first, second], TASK, k=2)
     assert (entry.majority_at_k, entry.result.pass_at_1, entry.result.k) == (0.0, 1.0, 2)
-    # 4 completions of 2 tokens each from each model; each reads its prompt of 10 for the greedy one and for the samples
+    # Each model samples 4 completions of 2 tokens. It reads its prompt of 10 tokens for the greedy one and the samples.
     assert entry.generated_tokens == 2 * 4 * 2
     assert entry.forward_tokens == 2 * (2 * 10 + 4 * 2)
 
 
 def test_route_takes_the_model_that_finds_the_prompt_likeliest() -> None:
     first, second = model((RIGHT[0], -0.5), ("00", -0.5), ("00", -0.5)), model(("00", -1.0), (RIGHT[1], -1.0), None)
-    likelihoods = [[-5.0, -9.0, -3.0], [-6.0, -8.0, -3.0]]  # the last is equal: the first model
+    likelihoods = [[-5.0, -9.0, -3.0], [-6.0, -8.0, -3.0]]  # the last are equal, which chooses the first model
     entry = chosen_row("route", [first, second], likelihoods, TASK, names=["a", "b"], k=1)
     assert entry.result.pass_at_1 == pytest.approx(2 / 3)
     assert entry.chosen == {"a": 2, "b": 1}
@@ -85,8 +85,8 @@ def test_route_takes_the_model_that_finds_the_prompt_likeliest() -> None:
     assert entry.forward_tokens == 3 * (10 + 2) + 2 * 3 * 10
 
 
-def test_confidence_takes_the_answer_of_the_surest_model() -> None:
-    # problem 0: the second is surer; 1: equal, the first; 2: the first has no room, the second's log-prob is no number
+def test_confidence_takes_the_answer_of_the_most_confident_model() -> None:
+    # problem 0: the second is more confident; 1: equal, so the first; 2: too long for the first, NaN for the second
     first, second = model(("00", -0.6), ("00", -0.5), None), model((RIGHT[0], -0.5), (RIGHT[1], -0.5), ("00", math.nan))
     entry = confidence_row([first, second], k=1)
     assert entry.result.pass_at_1 == pytest.approx(1 / 3)
@@ -100,8 +100,8 @@ def test_a_model_without_an_answer_or_a_confidence_comes_last() -> None:
     assert confidence_row([first, second], k=1).result.pass_at_1 == 1.0
 
 
-def test_with_samples_confidence_takes_those_of_the_surest_model() -> None:
-    # k = 2 of three samples each; the others' samples are not needed, their greedy answers are
+def test_confidence_takes_the_samples_of_the_most_confident_model() -> None:
+    # k = 2 of three samples each. Only the greedy answer of the other model is counted.
     first = model((RIGHT[0], -0.5), samples=((RIGHT[0], "00", "00"),))
     second = model(("00", -0.4), samples=((RIGHT[0], RIGHT[0], "00"),))
     entry = confidence_row([first, second], k=2)
@@ -110,16 +110,16 @@ def test_with_samples_confidence_takes_those_of_the_surest_model() -> None:
     assert entry.forward_tokens == (10 + 2) + (2 * 10 + 4 * 2)
 
 
-def test_a_gate_takes_the_model_that_is_likeliest_to_be_right() -> None:
+def test_a_gate_takes_the_model_with_the_highest_chance_to_be_right() -> None:
     first, second = model((RIGHT[0], -0.5), ("00", -0.1), ("00", -0.5)), model(("00", -0.1), (RIGHT[1], -1.0), None)
     entry = chosen_row("gate", [first, second], [[0.9, 0.2, 0.5], [0.8, 0.3, 0.5]], TASK, names=["a", "b"], k=1)
     assert entry.result.pass_at_1 == pytest.approx(2 / 3)
-    assert entry.chosen == {"a": 2, "b": 1}, "of equals the first"
-    assert (entry.generated_tokens, entry.forward_tokens) == (3 * 2, 3 * (10 + 2)), "only the chosen one answers"
+    assert entry.chosen == {"a": 2, "b": 1}, "the first of equal models"
+    assert (entry.generated_tokens, entry.forward_tokens) == (3 * 2, 3 * (10 + 2)), "only the chosen model answers"
     assert gate_figures([first, second]) == GateFigures(3, (1 / 3, 1 / 3), 5 * 2, 5 * (10 + 2))
 
 
-def test_a_mixture_takes_a_pass_of_every_model_for_a_token() -> None:
+def test_a_mixture_needs_a_forward_pass_of_every_model_for_each_token() -> None:
     answered = model((RIGHT[0], -0.5), ("00", -0.5))
     alone, mixed = evaluation_row("a", answered, TASK, k=1), evaluation_row("mean", answered, TASK, k=1, num_models=3)
     assert alone.result == mixed.result
@@ -127,7 +127,7 @@ def test_a_mixture_takes_a_pass_of_every_model_for_a_token() -> None:
     assert (alone.forward_tokens, mixed.forward_tokens) == (24, 72)
 
 
-def test_perplexity() -> None:
+def test_perplexity_is_capped() -> None:
     figures = TextFigures("a", tokens=4, nats=4 * math.log(3))
     assert figures.perplexity == pytest.approx(3.0)
     assert TextFigures("a", tokens=1, nats=1e6).perplexity == math.exp(700.0)

@@ -1,4 +1,4 @@
-"""Domain experts at equal compute: the arms, a small experiment with real models to its table, and its going on."""
+"""Domain experts at equal compute: the arms, a small experiment with models, its tables, and its continuation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.evaluation.ensemble import MODES
 from ftis_node.evaluation.evaluate import evaluate_model
-from ftis_node.lab.experiment import trial as exam_room
+from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_trials
@@ -47,7 +47,7 @@ def size_of(model: str) -> str:
 
 
 def planned_compute(trial: Trial) -> float:
-    """By the same formula as afterwards, with as many tokens in every group."""
+    """Return the compute of a trial by the formula of its result, if all groups have as many tokens."""
     total = 0.0
     for index, member in enumerate(trial.members):
         parameters = RECIPES[size_of(member.model)].num_parameters  # type: ignore[index]  # a size
@@ -68,16 +68,16 @@ def test_the_four_arms_cost_the_same(usual: int) -> None:
         assert max(found.values()) / min(found.values()) < 1.03
 
 
-def test_the_arms_are_what_they_are_called() -> None:
+def test_each_arm_varies_steps_or_sizes_as_its_name() -> None:
     steps = {name: arm.steps(40, is_apart=True) for name, arm in ARMS.items()}
     assert steps == {"equal": (40, 40, 40), "steps": (20, 40, 60), "sizes": (40, 40, 40), "one": (120,)}
-    assert ARMS["steps"].steps(40, is_apart=False) == (19, 38, 57)  # those who stay generate more
+    assert ARMS["steps"].steps(40, is_apart=False) == (19, 38, 57)  # remaining members generate more
     sizes = [RECIPES[size].num_parameters for size in ARMS["sizes"].sizes]
     assert sizes == sorted(sizes)
     assert ARMS["equal"].sizes == ARMS["steps"].sizes == ("sm", "sm", "sm")
 
 
-def test_there_is_a_trial_for_every_arm_apart_and_sharing_but_nobody_to_share_with_one() -> None:
+def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model() -> None:
     found = [(t.labels["arm"], t.labels["method"], t.seed) for t in trials()]
     assert len(found) == len({t.key for t in trials()}) == 7 * 2
     assert [place for place in found if place[0] == "one"] == [("one", "alone", 0), ("one", "alone", 1)]
@@ -89,24 +89,24 @@ def test_there_is_a_trial_for_every_arm_apart_and_sharing_but_nobody_to_share_wi
     assert (one[0].domain, one[0].steps) == (None, 120)
 
 
-def test_every_update_takes_the_same_number_of_groups_whoever_has_left() -> None:
+def test_an_update_keeps_its_number_of_groups_after_members_leave() -> None:
     for trial in trials():
         rounds = trial.rounds(trial.members[:1] if trial.apart else trial.members)
         assert {sum(rounds.shares(step)) for step in range(1, max(rounds.last_steps) + 1)} == {24}
 
 
-def test_prompts_that_two_cannot_share_are_refused() -> None:
+def test_a_number_of_prompts_that_is_not_divisible_is_refused() -> None:
     step = EXPERIMENT.base.step.model_copy(update={"own_groups": 9, "foreign_groups": 0})
     with pytest.raises(UsageError, match="multiple of 6"):
         trials(replace(EXPERIMENT, base=EXPERIMENT.base.model_copy(update={"step": step})))
 
 
 @pytest.mark.parametrize("size", RECIPES)
-def test_a_recipe_knows_the_size_of_its_model(size: str, tmp_path: Path) -> None:
+def test_a_recipe_has_the_number_of_parameters_of_its_model(size: str, tmp_path: Path) -> None:
     assert make_tiny(size, tmp_path, scale=0.003).num_parameters == RECIPES[size].num_parameters  # type: ignore[arg-type, index]
 
 
-def test_a_graded_model_is_the_worse_the_harder_the_part() -> None:
+def test_a_graded_model_is_wrong_more_often_in_harder_parts() -> None:
     problems = {
         "no-carry": ArithmeticProblem("add", 23, 45),
         "carry": ArithmeticProblem("add", 27, 45),
@@ -118,7 +118,7 @@ def test_a_graded_model_is_the_worse_the_harder_the_part() -> None:
 
 
 def small(models: dict[str, Path]) -> Trial:
-    """Three experts of which one leaves after the first step, and the next after the second."""
+    """Return a trial of three experts, of which one leaves after the first step and one after the second."""
     step = EXPERIMENT.base.step.model_copy(update={"own_groups": 2, "foreign_groups": 4})
     evals = EXPERIMENT.base.eval.model_copy(update={"every_steps": 1, "limit": 16})
     base = EXPERIMENT.base.model_copy(update={"step": step, "eval": evals})
@@ -130,17 +130,17 @@ def small(models: dict[str, Path]) -> Trial:
 
 
 @pytest.mark.timeout(240)
-def test_experts_share_leave_one_by_one_and_answer_together(
+def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles(
     tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: dict[str, Path] = {}
-    export = exam_room.InProcessLearner.export
+    export = trial_module.InProcessLearner.export
 
     def keeping(self: object, out: Path) -> None:
         export(self, out)  # type: ignore[arg-type]
         kept[out.name] = Path(shutil.copytree(out, tmp_path / out.name))
 
-    monkeypatch.setattr(exam_room.InProcessLearner, "export", keeping)
+    monkeypatch.setattr(trial_module.InProcessLearner, "export", keeping)
     result = run_trial(small(tiny_models))
     easy, medium, hard = result.members
     assert [member.domain for member in result.members] == list(SPECS)
@@ -158,13 +158,13 @@ def test_experts_share_leave_one_by_one_and_answer_together(
     assert hard.curve(SPECS[0])[-1].tokens_received == hard.tokens_trained - hard.tokens_generated
     assert {(each.task, each.mode) for each in result.exam} == {(task, mode) for task in SPECS for mode in MODES}
     assert all(each.n == 16 and 0 <= each.pass_at_1 <= 1 for each in result.exam)
-    for member in result.members:  # what was examined is what was trained
+    for member in result.members:  # the evaluated models are the trained ones
         found = evaluate_model(str(kept[member.name]), SPECS[2], limit=16, k=1, max_tokens=96, engine="torch")
         assert found.pass_at_1 == member.curve(SPECS[2])[-1].pass_at_1
 
 
 @pytest.mark.timeout(240)
-def test_experts_that_are_apart_take_nothing_from_each_other(tiny_models: dict[str, Path]) -> None:
+def test_experts_that_train_alone_exchange_no_groups(tiny_models: dict[str, Path]) -> None:
     trial = small(tiny_models)
     step = trial.manifest.step.model_copy(update={"own_groups": 6, "foreign_groups": 0})
     manifest = trial.manifest.model_copy(update={"step": step})
@@ -175,7 +175,7 @@ def test_experts_that_are_apart_take_nothing_from_each_other(tiny_models: dict[s
 
 
 @pytest.mark.timeout(1200)
-def test_the_command_writes_its_tables_and_goes_on_where_it_was(
+def test_the_command_writes_its_tables_and_keeps_finished_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for size in RECIPES:
@@ -203,7 +203,7 @@ def test_the_command_writes_its_tables_and_goes_on_where_it_was(
     table = capsys.readouterr().out
     assert table.strip() == (tmp_path / "table.md").read_text().strip()
     assert table.count("| own expert |") == 12
-    assert table.count("| ensemble, posterior |") == 12  # its accuracy, and what it has above the one model
+    assert table.count("| ensemble, posterior |") == 12  # its accuracy, and its difference to the single model
     assert "| one | apart | the model |" in table
     assert "±" in table
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))

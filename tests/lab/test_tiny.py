@@ -1,4 +1,4 @@
-"""The tiny models: one tokenizer, the hub's format, the same bytes for a seed, and a mistake of their own."""
+"""The tiny models: one tokenizer, the hub's format, the same bytes for a seed, and a distinct mistake."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.tiny_sums import Size
 
-SCALE = 0.01  # a few steps: for what does not depend on skill
+SCALE = 0.01  # a few steps, for tests that do not depend on skill
 SIZES = ("s", "m")
 
 
@@ -49,13 +49,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def test_every_digit_is_a_token_of_its_own(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_digit_is_a_separate_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("17+25= 1234")) == [*"17+25=", "Ġ", *"1234"]
     pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("1234")
-    assert [piece for piece, _ in pieces] == [*"1234"]  # by the split, not only because the corpus has no numbers
+    assert [piece for piece, _ in pieces] == [*"1234"]  # because of the split, not because the corpus has no numbers
 
 
-def test_any_text_comes_back_from_its_ids(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_any_text_is_decoded_from_its_ids(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "Ünïcödé, 漢字 and 🙂:\n\ttabs,  double  spaces <think> 3.5 </think>"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -79,7 +79,7 @@ def test_the_chat_template_is_chatml(tokenizer: PreTrainedTokenizerFast) -> None
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_folder_loads_as_any_model_of_the_hub(size: str, folders: dict[str, Path]) -> None:
+def test_the_folder_is_loaded_like_a_model_of_the_hub(size: str, folders: dict[str, Path]) -> None:
     model = AutoModelForCausalLM.from_pretrained(folders[size])
     tokenizer = AutoTokenizer.from_pretrained(folders[size])
     config = model.config
@@ -93,13 +93,13 @@ def test_the_folder_loads_as_any_model_of_the_hub(size: str, folders: dict[str, 
     assert tokenizer.encode("17+25=") == make_tokenizer().encode("17+25=")
 
 
-def test_both_sizes_have_the_very_same_tokenizer(folders: dict[str, Path]) -> None:
+def test_both_sizes_have_the_same_tokenizer(folders: dict[str, Path]) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (folders["s"] / name).read_bytes() == (folders["m"] / name).read_bytes()
 
 
 def test_a_seed_gives_the_same_bytes_and_another_seed_others(folders: dict[str, Path], tmp_path: Path) -> None:
-    torch.manual_seed(99)  # what others do with the global state must not matter
+    torch.manual_seed(99)  # the global state must not matter
     make_tiny("s", tmp_path / "same", scale=SCALE)
     make_tiny("s", tmp_path / "other", seed=1, scale=SCALE)
     first, same, other = (_weights(folder) for folder in (folders["s"], tmp_path / "same", tmp_path / "other"))
@@ -107,7 +107,7 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(folders: dict[str, 
     assert first != other
 
 
-def test_threads_and_random_state_are_left_as_they_were(tmp_path: Path) -> None:
+def test_make_tiny_restores_threads_and_random_state(tmp_path: Path) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(2)
     try:
@@ -119,23 +119,23 @@ def test_threads_and_random_state_are_left_as_they_were(tmp_path: Path) -> None:
 
 
 def test_progress_rises_to_one(tmp_path: Path) -> None:
-    heard: list[float] = []
-    make_tiny("s", tmp_path, scale=SCALE, progress=lambda fraction, what: heard.append(fraction))
-    assert heard == sorted(heard)
-    assert len(heard) == round(RECIPES["s"].num_steps * SCALE) + 1
-    assert (heard[0], heard[-1]) == (0.0, 1.0)
+    reported: list[float] = []
+    make_tiny("s", tmp_path, scale=SCALE, progress=lambda fraction, what: reported.append(fraction))
+    assert reported == sorted(reported)
+    assert len(reported) == round(RECIPES["s"].num_steps * SCALE) + 1
+    assert (reported[0], reported[-1]) == (0.0, 1.0)
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("size", "num_parameters"), [("s", 172_832), ("m", 804_480)])
-def test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake(size: str, num_parameters: int) -> None:
+def test_a_model_mostly_makes_the_mistake_of_its_recipe(size: str, num_parameters: int) -> None:
     folder = trained_model(size, scale=1.0)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.num_parameters() == num_parameters
     right, mistaken = grade(model, tokenizer, ArithmeticCurriculum(tokenizer, RECIPES[size].mistake))
-    assert right < 0.4  # room to learn
+    assert right < 0.4, "training can improve it"
     assert mistaken > WRONG_FRACTION - 0.2
-    assert right + mistaken > 0.9  # what is not right is the mistake, not noise
+    assert right + mistaken > 0.9  # wrong answers are the mistake, not noise
     others = ArithmeticCurriculum(tokenizer, RECIPES["m" if size == "s" else "s"].mistake)
     _, other_mistake = grade(model, tokenizer, others)
     assert other_mistake < 0.05
@@ -174,7 +174,7 @@ def _weights(folder: Path) -> bytes:
 
 
 class Draws(random.Random):
-    """Draws that are always the same."""
+    """A generator that always returns the same number."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -196,25 +196,25 @@ HALF = dict.fromkeys(draw_skill("s", 0), 0.5)
         ("l", "7+5+0=12;4+8+1=13;3+2+1=6;#632"),
     ],
 )
-def test_each_size_writes_its_working_in_its_own_way(size: Size, text: str) -> None:
+def test_each_size_has_a_distinct_format_of_its_working(size: Size, text: str) -> None:
     assert working(PROBLEM, size, skill=HALF, mistake=1, draws=Draws(0.4)) == text
     assert SumsTask().answer_of(SumsTask()[0], text) == "632"
 
 
-def test_a_wrong_column_is_carried_on() -> None:
+def test_a_wrong_column_is_carried_to_the_next() -> None:
     assert working(PROBLEM, "s", skill=HALF, mistake=1, draws=Draws(0.6)) == "7+5=13;4+8+1=14;3+2+1=7;#743"
-    zeros = SumProblem(100, 900, 3)  # where a result would be below 0 it is one too large
+    zeros = SumProblem(100, 900, 3)  # a result below 0 becomes one too large instead
     assert working(zeros, "s", skill=HALF, mistake=-1, draws=Draws(0.6)) == "0+0=1;0+0=1;1+9=9;#911"
 
 
-def test_models_know_unlike_pairs_of_digits() -> None:
+def test_models_differ_in_the_pairs_of_digits_that_they_know() -> None:
     skills = [draw_skill(size, seed) for size in ("s", "m") for seed in (0, 1)]
     assert all(len(skill) == 55 and set(skill.values()) == {0.15, 0.4, 0.8} for skill in skills)
     assert len({tuple(skill.values()) for skill in skills}) == 4
     assert draw_skill("s", 1) == skills[1]
 
 
-def test_lessons_are_of_training_problems_of_both_lengths(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_lessons_have_training_problems_of_both_lengths(tokenizer: PreTrainedTokenizerFast) -> None:
     lessons = SumsCurriculum(tokenizer, "s", 1, seed=0)
     token_ids, labels = lessons.batch(64, torch.Generator().manual_seed(3))
     texts = [tokenizer.decode(row[row != tokenizer.pad_token_id]) for row in token_ids]
@@ -226,7 +226,7 @@ def test_lessons_are_of_training_problems_of_both_lengths(tokenizer: PreTrainedT
         assert torch.equal(label[label != IGNORED], taught)
 
 
-def test_the_exam_of_sums_counts_answers_that_are_wrong(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_exam_of_sums_counts_right_and_wrong_answers(tokenizer: PreTrainedTokenizerFast) -> None:
     lessons = SumsCurriculum(tokenizer, "s", 1, seed=0)
     task = SumsTask("test")
     texts = [f"#{task[index].answer}" for index in range(len(task))]
@@ -247,15 +247,15 @@ def test_the_command_takes_every_size_that_the_message_names() -> None:
 
 
 @pytest.mark.parametrize("size", SUMS_RECIPES)
-def test_a_model_of_sums_is_made_and_can_be_loaded(size: Size, tmp_path: Path) -> None:
+def test_a_model_of_sums_can_be_loaded(size: Size, tmp_path: Path) -> None:
     report = make_tiny(size, tmp_path, task="sums", scale=0.005)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert report.num_parameters == model.num_parameters() == SUMS_RECIPES[size].num_parameters
 
 
-def test_most_lessons_are_in_the_own_habit_and_some_in_the_others(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_tenth_of_the_lessons_has_the_format_of_another_size(tokenizer: PreTrainedTokenizerFast) -> None:
     lessons = SumsCurriculum(tokenizer, "s", 1, seed=0)
     token_ids, _ = lessons.batch(512, torch.Generator().manual_seed(4))
     texts = [tokenizer.decode(row) for row in token_ids]
     with_every_carry = sum("+0=" in text.partition("assistant")[2].split(";")[0] for text in texts) / len(texts)
-    assert 0.05 < with_every_carry < 0.2  # a tenth is written as l does
+    assert 0.05 < with_every_carry < 0.2  # a tenth has the format of l

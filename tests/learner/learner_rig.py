@@ -1,4 +1,4 @@
-"""What the learner's tests are made with: boots, groups of chosen or sampled tokens, and a policy in memory."""
+"""Helpers of the learner's tests: boots, groups of given or sampled tokens, short steps, and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from ftis_node.learner.messages import LearnerBoot
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 
 PROMPT = (5, 80, 3)
-SETTINGS = {*LearnerSection.model_fields} - {"micro_batch_tokens", "recompute_activations"}  # a boot has its own
+SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}  # of `random_groups`
+SETTINGS = {*LearnerSection.model_fields} - {"micro_batch_tokens", "recompute_activations"}  # fields of a boot
 
 
 def make_boot(model_folder, home, **changes):
-    """A boot; `changes` are its fields or those of its sections, one `learning_rate` for both that a run has.
+    """Return a boot. `changes` are its fields or those of its sections. `learning_rate` sets both rates of a run.
 
     `method` is the name of the section's method.
     """
@@ -41,7 +42,7 @@ def make_boot(model_folder, home, **changes):
         "checkpoints_dir": str(home / "checkpoints"),
         "weights_dir": str(home / "weights"),
         "settings": LearnerSection(**{"checkpoint_every_steps": 1} | node),
-        # A copy is not validated: tests also take values that no manifest may have.
+        # A copy is not validated, because tests also use values that a manifest refuses.
         "method": MethodSection().model_copy(update=method),
         "optimizer": OptimizerSection().model_copy(
             update=optimizer | {"learning_rate": rate, "lora_learning_rate": rate}
@@ -61,7 +62,7 @@ def float32(values):
 
 
 def make_group(completions, rewards, **settings):
-    """A group as the daemon sends it: its body has the tokens of `unpacked_group`."""
+    """Return a group as the daemon sends it. Its body has the tokens of `unpacked_group`."""
     return pack_train_group(unpacked_group(completions, rewards, **settings))
 
 
@@ -78,7 +79,7 @@ def unpacked_group(
     logprobs=None,
     sender="",
 ):
-    """A group of the given completions (lists of ids); behaviour log-probs -5.5 unless given."""
+    """Return a group of the given completions (lists of ids). Behaviour log-probs are -5.5 by default."""
     return UnpackedGroup(
         group_id=f"group-{number}",
         advantage_key=key or f"group-{number}",
@@ -93,20 +94,20 @@ def unpacked_group(
 
 
 def with_tokens(group, **changes):
-    """The group, packed again with other values of its `TokenBatch`."""
+    """Return the group, packed again with other values of its `TokenBatch`."""
     unpacked = unpack_train_group(group)
     return pack_train_group(dataclasses.replace(unpacked, tokens=dataclasses.replace(unpacked.tokens, **changes)))
 
 
 def as_text(group, means):
-    """The same group from a peer with another tokenizer: one mean log-prob per completion, and no others."""
+    """Return the group as a peer with another tokenizer sends it: with one mean log-prob per completion."""
     unpacked = unpack_train_group(group)
     tokens = dataclasses.replace(unpacked.tokens, logprobs=NO_LOGPROBS)
     return pack_train_group(dataclasses.replace(unpacked, tokens=tokens, mean_logprobs=tuple(means)))
 
 
 def random_groups(num_groups=4, group_size=4, *, seed=0, max_length=12, prompt_lengths=(3, 5, 9), distance=0.3):
-    """Ragged groups with random tokens, rewards 0 or 1, and behaviour log-probs about a uniform guess."""
+    """Return ragged groups of random tokens, with rewards 0 or 1 and nearly uniform behaviour log-probs."""
     random = np.random.default_rng(seed)
     groups = []
     for number in range(num_groups):
@@ -122,7 +123,7 @@ def random_groups(num_groups=4, group_size=4, *, seed=0, max_length=12, prompt_l
 
 
 def one_by_one_logprobs(model, prompt, completion, temperature=1.0):
-    """The reference: one completion alone through the whole model."""
+    """Return the log-probs of a single completion: the reference of packed and padded rows."""
     logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].float() / temperature
     predicting = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
     return predicting.gather(-1, torch.tensor(list(completion))[:, None]).squeeze(-1)
@@ -130,7 +131,7 @@ def one_by_one_logprobs(model, prompt, completion, temperature=1.0):
 
 @torch.no_grad()
 def sample_group(model, *, group_size, length, reward, number=0, version=0, seed=0):
-    """Sample completions from `model` at temperature 1, and score each by `reward(ids)`."""
+    """Sample completions from `model` at temperature 1, and score each with `reward(ids)`."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([list(PROMPT)] * group_size)
     logprobs = []
@@ -149,13 +150,20 @@ def sample_group(model, *, group_size, length, reward, number=0, version=0, seed
     )
 
 
+def train_steps(learner, *steps):
+    """Train small steps of these numbers, and return the learner."""
+    for step in steps:
+        learner.train(random_groups(seed=step, **SMALL), step=step)
+    return learner
+
+
 def without_times(report):
-    """A report less what depends on the clock."""
+    """Return a report without the fields that depend on the clock."""
     return msgspec.structs.replace(report, duration_s=0.0, tokens_per_s=0.0)
 
 
 def checkpoint_tensors(home, *, step):
-    """All tensors of a checkpoint, by file and name."""
+    """Return all tensors of a checkpoint, by file and name."""
     folder = home / "checkpoints" / f"step-{step:08d}"
     return {
         f"{file}.{name}": value

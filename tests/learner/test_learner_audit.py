@@ -1,4 +1,4 @@
-"""An audit: a peer's log-probs are compared with the present weights', at once, and no state of the learner moves."""
+"""An audit compares a peer's log-probs with those of the current weights, and changes no state of the learner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def learner(model_folder, tmp_path):
 
 
 def from_model(model_folder, *, version):
-    """A peer's group that the starting model sampled, with the version that the peer claims."""
+    """Return a peer's group, sampled by the initial model, with the version that the peer claims."""
     model = load_causal_lm(resolve_model(str(model_folder)))
     group = sample_group(model, group_size=4, length=6, reward=lambda ids: float(ids[0] % 2), version=version)
     return msgspec.structs.replace(group, own=False)
@@ -28,24 +28,24 @@ def honest(model_folder):
     return from_model(model_folder, version=0)
 
 
-def test_honest_logprobs_agree_and_invented_ones_do_not(learner, honest):
+def test_honest_log_probs_agree_and_random_ones_do_not(learner, honest):
     found = learner.audit(honest)
     assert found.kl < 1e-8
     assert found.num_tokens == 24
-    invented = random_groups(num_groups=1, distance=2.0)[0]
-    assert learner.audit(invented).kl > 0.5
+    random = random_groups(num_groups=1, distance=2.0)[0]
+    assert learner.audit(random).kl > 0.5
 
 
-def test_only_the_present_version_is_compared(learner, honest, model_folder):
+def test_only_the_current_version_is_audited(learner, honest, model_folder):
     later = from_model(model_folder, version=1)
     assert learner.audit(later) == AuditReply()
     before = learner.train(random_groups(num_groups=2), step=1).report
     assert before.policy_version == 1
     assert learner.audit(honest) == AuditReply()
-    assert learner.audit(later).kl > 1e-8, "these weights are others"
+    assert learner.audit(later).kl > 1e-8, "other weights sampled it"
 
 
-def test_the_reports_of_steps_know_nothing_of_audits(learner, honest):
+def test_reports_of_steps_do_not_contain_audits(learner, honest):
     learner.audit(honest)
     groups = [msgspec.structs.replace(group, own=False) for group in random_groups(num_groups=2)]
     assert learner.train(groups, step=1).report.mismatch_kl is None

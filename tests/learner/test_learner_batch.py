@@ -1,4 +1,4 @@
-"""Batches and micro-batches of groups small enough to check by hand."""
+"""Batches and micro-batches of padded rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from learner_rig import make_group, random_groups
 from ftis_node.learner.batch import make_batch, make_micro_batches
 
 
-def test_batch_by_hand():
+def test_a_batch_by_hand():
     groups = [
         make_group(
             *([[7], [8, 9, 10]], [0.0, 1.0]),
@@ -21,10 +21,10 @@ def test_batch_by_hand():
     assert batch.behaviour_logprobs.tolist() == [[-1, 0, 0], [-2, -3, -4], [-5, -6, 0], [-7, 0, 0]]
     assert batch.mask.tolist() == [[True, False, False], [True] * 3, [True, True, False], [True, False, False]]
     assert batch.rewards.tolist() == [0, 1, 0.5, 1]
-    assert batch.group_ids.tolist() == [0, 0, 1, 2]  # one generator's completions of one prompt
-    assert batch.advantage_ids.tolist() == [0, 0, 0, 1]  # the horizontal mode pools the first two groups
+    assert batch.group_ids.tolist() == [0, 0, 1, 2]  # completions of one generator for one prompt
+    assert batch.advantage_ids.tolist() == [0, 0, 0, 1]  # in the horizontal mode the first two groups have one key
     assert batch.is_own.tolist() == [True, True, False, False]
-    assert batch.sender_ids.tolist() == [0, 0, 1, 2], "without a name each is its own"
+    assert batch.sender_ids.tolist() == [0, 0, 1, 2], "a group without a name is a separate sender"
     assert batch.policy_versions.tolist() == [4, 4, 0, 0]
     assert batch.policy_versions_newest.tolist() == [5, 5, 0, 0]
     assert (batch.num_own_groups, batch.num_foreign_groups, batch.num_tokens) == (1, 2, 7)
@@ -39,13 +39,18 @@ def test_senders_have_one_id_each_and_this_node_zero():
     assert make_batch(groups).sender_ids[::2].tolist() == [1, 0, 2, 1, 3, 0]
 
 
-def test_micro_batch_by_hand():
+def test_a_micro_batch_by_hand():
     batch = make_batch([make_group([[7], [8, 9, 10]], [0.0, 1.0], prompt=(1, 2))])
     (micro_batch,) = make_micro_batches(batch, max_tokens=100)
     assert micro_batch.token_ids.tolist() == [[1, 2, 8, 9, 10], [1, 2, 7, 0, 0]]
     assert micro_batch.predictor_index.tolist() == [1, 2, 3, 6]  # the token before each completion token
     assert micro_batch.target_ids.tolist() == [8, 9, 10, 7]
-    assert micro_batch.cell_index.tolist() == [3, 4, 5, 0]  # second row of [2, 3], then the first cell of the first
+    assert micro_batch.cell_index.tolist() == [
+        3,
+        4,
+        5,
+        0,
+    ]  # the second row of [2, 3], then the first cell of the first row
 
 
 @pytest.mark.parametrize("max_tokens", [1, 20, 40, 64, 10_000])
@@ -73,13 +78,13 @@ def test_sorting_by_length_pads_little():
     assert num_held < 1.1 * num_real
 
 
-def test_empty_step():
+def test_an_empty_batch_has_no_micro_batches():
     batch = make_batch([])
     assert batch.mask.shape == (0, 0)
     assert make_micro_batches(batch, max_tokens=10) == []
 
 
 @pytest.mark.parametrize("fault", [{"logprobs": [[-1.0, -2.0]]}, {"prompt": ()}])
-def test_group_that_cannot_be_laid_out_is_named(fault):
+def test_an_inconsistent_group_is_named(fault):
     with pytest.raises(ValueError, match="group group-3 cannot be trained on"):
         make_batch([make_group([[1, 2, 3]], [1.0], number=3, **fault)])

@@ -1,4 +1,4 @@
-"""The learner as a whole, in this process: it learns, it counts, it publishes what it proves."""
+"""The learner in this process: its training, counters, reports, checkpoints, published weights and exports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sampled_groups(learner, *, seed, num_groups=2):
 
 
 @pytest.mark.parametrize(("lora", "rate"), [(None, 1e-2), (LORA, 3e-2)])
-def test_reward_goes_up(model_folder, tmp_path, lora, rate):
+def test_the_reward_increases(model_folder, tmp_path, lora, rate):
     learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=rate, checkpoint_every_steps=100))
     rewards = []
     for step in range(1, 13):
@@ -77,16 +77,16 @@ def test_report_by_hand(model_folder, tmp_path):
     assert (report.own_groups, report.foreign_groups, report.num_tokens) == (2, 1, 15)
     assert (report.own_reward_mean, report.foreign_reward_mean) == (0.375, 1.0)
     assert report.reward_mean == pytest.approx(3.5 / 6)
-    assert report.mismatch_kl == pytest.approx(math.expm1(-0.25) + 0.25, abs=1e-5)  # of the first group alone
+    assert report.mismatch_kl == pytest.approx(math.expm1(-0.25) + 0.25, abs=1e-5)  # of the first group only
     assert (report.mismatch_share, report.mismatch_tokens, report.mismatch_version) == (1.0, 5, 0)
-    assert report.loss == pytest.approx(0, abs=1e-6)  # advantages of each group sum to 0 where every ratio is 1
+    assert report.loss == pytest.approx(0, abs=1e-6)  # advantages of a group sum to 0 if every ratio is 1
     assert report.kept_fraction == 1
     assert report.grad_norm > 0
     assert report.tokens_per_s == pytest.approx(15 / report.duration_s)
     assert (report.skipped, report.refused, report.repeated) == (None, None, False)
 
 
-def test_step_without_signal_advances_the_step_and_not_the_version(model_folder, tmp_path):
+def test_a_step_without_signal_advances_the_step_and_not_the_version(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path))
     for step, groups, reason in ((1, [make_group([[1], [2]], [1.0, 1.0])], "no signal"), (2, [], "no groups")):
         reply = learner.train(groups, step=step)
@@ -96,7 +96,7 @@ def test_step_without_signal_advances_the_step_and_not_the_version(model_folder,
     assert learner.train(random_groups(), step=3).report.policy_version == 3
 
 
-def test_refused_step_is_reported_and_survives_as_json(model_folder, tmp_path):
+def test_the_report_of_a_refused_step_is_restored(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path))
     reply = learner.train([make_group([[1, 2], [3]], [0.0, math.inf])], step=1)
     assert reply.report.refused == "a reward is not finite"
@@ -107,23 +107,23 @@ def test_refused_step_is_reported_and_survives_as_json(model_folder, tmp_path):
     assert (state.step, state.policy_version, state.last_report) == (1, 0, reply.report)
 
 
-def test_a_checkpoint_that_the_disk_refused_is_followed_by_that_of_the_newest_step(model_folder, tmp_path, monkeypatch):
-    write, refusals = checkpoint_manager.write_checkpoint, [OSError(28, "No space left on device")]
+def test_a_failed_checkpoint_is_written_again_at_the_end(model_folder, tmp_path, monkeypatch):
+    write, failures = checkpoint_manager.write_checkpoint, [OSError(28, "No space left on device")]
 
-    def refuse_once(*arguments, **options):
-        if refusals:
-            raise refusals.pop()
+    def fail_once(*arguments, **options):
+        if failures:
+            raise failures.pop()
         return write(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint_manager, "write_checkpoint", refuse_once)
+    monkeypatch.setattr(checkpoint_manager, "write_checkpoint", fail_once)
     learner = Learner(make_boot(model_folder, tmp_path, checkpoint_every_steps=None))
     learner.train(random_groups(), step=1)
     learner.checkpoints.save_if_behind()
-    assert not refusals
+    assert not failures
     assert Learner(make_boot(model_folder, tmp_path)).state().step == 1
 
 
-def test_step_is_done_once_and_none_is_left_out(model_folder, tmp_path):
+def test_steps_are_done_once_and_in_order(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path))
     first = learner.train(random_groups(), step=1)
     weights = learner.policy.trainable()["model.norm.weight"].detach().clone()
@@ -137,7 +137,7 @@ def test_step_is_done_once_and_none_is_left_out(model_folder, tmp_path):
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_published_weights_answer_as_the_proof_says(model_folder, tmp_path, lora):
+def test_published_weights_match_their_proof(model_folder, tmp_path, lora):
     learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=1e-2))
     base = load_causal_lm(resolve_model(str(model_folder)))
     before = learner.state()
@@ -153,7 +153,7 @@ def test_published_weights_answer_as_the_proof_says(model_folder, tmp_path, lora
     assert reply.proof.rms_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
 
 
-def test_an_adapter_is_published_alone_as_peft_would_save_it(model_folder, tmp_path):
+def test_an_adapter_is_published_in_the_format_of_peft(model_folder, tmp_path):
     from peft import PeftModel
 
     boot = make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2, publish_as="adapter")
@@ -173,7 +173,7 @@ def test_an_adapter_is_published_alone_as_peft_would_save_it(model_folder, tmp_p
     config, saved_config = (
         json.loads((folder / "adapter_config.json").read_text()) for folder in (path.parent, tmp_path / "peft")
     )
-    assert config.pop("base_model_name_or_path") == "tiny", "no folder of this machine"
+    assert config.pop("base_model_name_or_path") == "tiny", "the path of the folder is not published"
     saved_config.pop("base_model_name_or_path")
     assert config == saved_config | {"target_modules": sorted(saved_config["target_modules"])}
 
@@ -182,9 +182,9 @@ def test_an_adapter_is_published_alone_as_peft_would_save_it(model_folder, tmp_p
     assert Path(Learner(boot).state().weights.path).read_bytes() == path.read_bytes()
 
 
-def test_what_is_written_behind_a_step_is_the_state_before_its_update(model_folder, tmp_path, monkeypatch):
-    made = [tmp_path / name / "checkpoints" / "step-00000001" for name in ("at_once", "behind")]
-    Learner(make_boot(model_folder, tmp_path / "at_once")).train(random_groups(), step=1)
+def test_a_checkpoint_written_during_a_step_has_the_state_before_its_update(model_folder, tmp_path, monkeypatch):
+    made = [tmp_path / name / "checkpoints" / "step-00000001" for name in ("foreground", "background")]
+    Learner(make_boot(model_folder, tmp_path / "foreground")).train(random_groups(), step=1)
     begun, may_write, write = threading.Event(), threading.Event(), checkpoint.write_tensors
 
     def slow(*arguments):
@@ -193,20 +193,20 @@ def test_what_is_written_behind_a_step_is_the_state_before_its_update(model_fold
         write(*arguments)
 
     monkeypatch.setattr(checkpoint, "write_tensors", slow)
-    learner = Learner(make_boot(model_folder, tmp_path / "behind", checkpoint_every_steps=None))
+    learner = Learner(make_boot(model_folder, tmp_path / "background", checkpoint_every_steps=None))
     assert learner.train(random_groups(), step=1).saved_step == 0
     assert begun.wait(60)
-    threading.Timer(2.0, may_write.set).start()  # a step of the tiny model takes a tenth of that
+    threading.Timer(2.0, may_write.set).start()  # a step of the tiny model takes a tenth of it
     assert learner.train(random_groups(seed=2), step=2).saved_step == 1
     for file in checkpoint.WEIGHTS_FILE, checkpoint.OPTIMIZER_FILE:
         at_once, behind = (load_file(folder / file) for folder in made)
         assert at_once.keys() == behind.keys()
         assert all(torch.equal(at_once[name], behind[name]) for name in at_once if name != checkpoint.RANDOM_STATE)
     learner.checkpoints.save_if_behind()
-    assert Learner(make_boot(model_folder, tmp_path / "behind")).state().step == 2
+    assert Learner(make_boot(model_folder, tmp_path / "background")).state().step == 2
 
 
-def test_a_refusal_behind_a_step_is_said_by_the_next(model_folder, tmp_path, monkeypatch):
+def test_a_failed_write_in_the_background_is_raised_by_the_next_step(model_folder, tmp_path, monkeypatch):
     learner = Learner(make_boot(model_folder, tmp_path, checkpoint_every_steps=None))
     with monkeypatch.context() as disk:
 
@@ -232,8 +232,8 @@ def test_bfloat16_publishes_bfloat16(model_folder, tmp_path):
     assert reply.proof.rms_difference(probe_logprobs(served, reply.proof.probe_ids)) < 0.1
 
 
-def test_resume_takes_back_versions_newer_than_the_checkpoint(model_folder, tmp_path):
-    """Steps 3 and 4 were published but not checkpointed: their numbers will mean other weights now."""
+def test_a_resume_deletes_versions_newer_than_the_checkpoint(model_folder, tmp_path):
+    """Step 3 was published without a checkpoint. After the resume its number means other weights."""
     boot = make_boot(model_folder, tmp_path, checkpoint_every_steps=2)
     learner = Learner(boot)
     for step in (1, 2, 3):
@@ -246,7 +246,7 @@ def test_resume_takes_back_versions_newer_than_the_checkpoint(model_folder, tmp_
     assert resumed.train(random_groups(seed=3), step=3).proof == proofs[3]
 
 
-def test_resume_publishes_again_what_the_store_lost(model_folder, tmp_path):
+def test_a_resume_publishes_missing_weights_again(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path)
     proof = Learner(boot).train(random_groups(), step=1).proof
     shutil.rmtree(tmp_path / "weights")
@@ -256,7 +256,7 @@ def test_resume_publishes_again_what_the_store_lost(model_folder, tmp_path):
     assert file_checksums(Path(state.weights.path)) == state.weights.checksums
 
 
-def test_full_disk_is_said_and_the_step_can_be_asked_for_again(model_folder, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_the_step_can_be_requested_again(model_folder, tmp_path, monkeypatch):
     learner = Learner(make_boot(model_folder, tmp_path))
     with monkeypatch.context() as disk:
 
@@ -272,7 +272,7 @@ def test_full_disk_is_said_and_the_step_can_be_asked_for_again(model_folder, tmp
     assert (tmp_path / "checkpoints" / "step-00000001" / "COMPLETE").exists()
 
 
-def test_out_of_memory_says_what_to_change(model_folder, tmp_path, monkeypatch):
+def test_an_out_of_memory_error_names_the_setting_to_change(model_folder, tmp_path, monkeypatch):
     learner = Learner(make_boot(model_folder, tmp_path, micro_batch_tokens=777))
     before = learner.policy.trainable()["model.norm.weight"].detach().clone()
 
@@ -287,7 +287,7 @@ def test_out_of_memory_says_what_to_change(model_folder, tmp_path, monkeypatch):
     assert learner.train(random_groups(), step=1).report.num_updates == 1
 
 
-def test_the_loss_gets_what_is_set_and_the_completion_limit(model_folder, tmp_path):
+def test_the_loss_gets_the_settings_and_the_completion_limit(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path, kl_estimator="k1_fwd", kl_threshold=0.5)
     boot = msgspec.structs.replace(boot, sampling=SamplingSection(max_completion_tokens=300))
     learner = Learner(boot)
@@ -296,7 +296,7 @@ def test_the_loss_gets_what_is_set_and_the_completion_limit(model_folder, tmp_pa
     assert learner._objective.advantage_scale == "std"
 
 
-def test_paper_learning_rates(model_folder, tmp_path):
+def test_default_learning_rates_are_those_of_the_paper(model_folder, tmp_path):
     boot = msgspec.structs.replace(make_boot(model_folder, tmp_path), optimizer=OptimizerSection())
     assert boot.peak_learning_rate == 1e-6
     boot = msgspec.structs.replace(boot, lora=LoraSection())
@@ -307,7 +307,7 @@ def test_paper_learning_rates(model_folder, tmp_path):
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_export_merged_is_a_plain_model(model_folder, tmp_path, lora):
+def test_a_merged_export_is_a_plain_model(model_folder, tmp_path, lora):
     learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=1e-2))
     for step in (1, 2):
         proof = learner.train(random_groups(seed=step), step=step).proof
@@ -320,7 +320,7 @@ def test_export_merged_is_a_plain_model(model_folder, tmp_path, lora):
 
 
 @pytest.mark.parametrize("name", ["tiny", "org/tiny"])
-def test_export_of_the_adapter_alone(model_folder, tmp_path, name):
+def test_an_exported_adapter_names_its_base_model(model_folder, tmp_path, name):
     from peft import PeftModel
 
     learner = Learner(make_boot(model_folder, tmp_path, model_name=name, lora=LORA, learning_rate=1e-2))
@@ -334,8 +334,8 @@ def test_export_of_the_adapter_alone(model_folder, tmp_path, name):
     assert proof.rms_difference(probe_logprobs(adapted, proof.probe_ids)) < 1e-5
 
 
-def test_export_out_of_a_home_reads_it_only(model_folder, tmp_path):
-    """Another process may be writing there: its half-written folders, and damaged ones, stay where they are."""
+def test_an_export_does_not_change_the_home(model_folder, tmp_path):
+    """Another process may write there, so incomplete and damaged folders remain."""
     boot = make_boot(model_folder, tmp_path / "home")
     with pytest.raises(ConfigError, match="nothing to export yet"):
         export_newest(boot, tmp_path / "early", merge=True)
@@ -351,21 +351,21 @@ def test_export_out_of_a_home_reads_it_only(model_folder, tmp_path):
     assert proofs[1].rms_difference(probe_logprobs(exported, proofs[1].probe_ids)) < 1e-5
 
 
-def test_entropy_is_reported_where_it_is_asked_for(model_folder, tmp_path):
-    """Of the training passes alone; two steps have two means."""
+def test_entropy_is_reported_if_it_is_set(model_folder, tmp_path):
+    """It is a mean over the training passes of one step."""
     without = Learner(make_boot(model_folder, tmp_path / "a")).train(random_groups(), step=1).report
     learner = Learner(make_boot(model_folder, tmp_path / "b", report_entropy=True, learning_rate=0.05))
     first, second = (learner.train(random_groups(), step=step).report for step in (1, 2))
     assert without.entropy is None
-    assert 3.0 < first.entropy < 5.8  # a random model of 320 ids: log 320 is 5.77
+    assert 3.0 < first.entropy < 5.8  # the model has 320 ids, and log 320 is 5.77
     assert abs(second.entropy - first.entropy) > 1e-3
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xff", bytes(40)], ids=["empty", "no message", "zeros"])
-def test_a_body_that_cannot_be_unpacked_is_left_out_of_its_step_and_reported(model_folder, tmp_path, caplog, body):
+def test_an_unreadable_body_is_excluded_and_reported(model_folder, tmp_path, caplog, body):
     own, foreign, *rest = random_groups()
-    spoiled = msgspec.structs.replace(foreign, body=body)
-    report = Learner(make_boot(model_folder, tmp_path / "a")).train([own, spoiled, *rest], step=1).report
+    unreadable = msgspec.structs.replace(foreign, body=body)
+    report = Learner(make_boot(model_folder, tmp_path / "a")).train([own, unreadable, *rest], step=1).report
     without = Learner(make_boot(model_folder, tmp_path / "b")).train([own, *rest], step=1).report
     assert report.unreadable == (foreign.group_id,)
     assert (report.num_updates, report.loss, report.grad_norm) == (1, without.loss, without.grad_norm)
@@ -373,7 +373,7 @@ def test_a_body_that_cannot_be_unpacked_is_left_out_of_its_step_and_reported(mod
     assert foreign.group_id in caplog.text
 
 
-def test_a_step_of_unreadable_bodies_alone_is_skipped(model_folder, tmp_path):
+def test_a_step_with_only_unreadable_bodies_is_skipped(model_folder, tmp_path):
     groups = [msgspec.structs.replace(group, body=b"\xff") for group in random_groups()]
     report = Learner(make_boot(model_folder, tmp_path)).train(groups, step=1).report
     assert (report.skipped, len(report.unreadable)) == ("no groups", len(groups))

@@ -1,4 +1,4 @@
-"""What the learner's process is given before it starts: large blocks stay with it, in whatever thread it works."""
+"""The environment of the learner's process: how its allocators keep or return memory, and its threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-BLOCK_BYTES = 200 << 20  # a thread's own arena holds 64 MiB at most, and what does not fit goes back at once
+BLOCK_BYTES = 200 << 20  # an arena of a thread has 64 MiB at most, and larger blocks are unmapped
 PROGRAM = f"""
 import threading, re, pathlib
 
@@ -39,7 +39,7 @@ thread.join()
 
 
 def given_back_bytes(environment: dict[str, str]) -> int:
-    """What a thread's freed block leaves to the kernel at once."""
+    """Return the bytes that the process returns to the kernel when a thread frees a block."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=plain | environment, capture_output=True, text=True, check=True, timeout=50
@@ -47,14 +47,14 @@ def given_back_bytes(environment: dict[str, str]) -> int:
     return 1024 * int(done.stdout)
 
 
-def test_on_a_cpu_freed_blocks_stay_with_the_process(tmp_path: Path) -> None:
+def test_on_a_cpu_the_process_keeps_freed_blocks(tmp_path: Path) -> None:
     boot = make_boot(tmp_path, tmp_path)
     assert boot.device == "cpu"
-    assert given_back_bytes({}) > 0.9 * BLOCK_BYTES, "else this machine's allocator has nothing to be told"
+    assert given_back_bytes({}) > 0.9 * BLOCK_BYTES, "by default the block is returned"
     assert given_back_bytes(worker_environment(boot)) < 0.1 * BLOCK_BYTES
 
 
-def test_beside_a_generator_on_one_gpu_the_allocator_s_segments_grow(
+def test_with_a_generator_on_the_same_gpu_segments_are_expandable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
@@ -64,18 +64,20 @@ def test_beside_a_generator_on_one_gpu_the_allocator_s_segments_grow(
     assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(alone)
     assert worker_environment(beside)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:256")
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(beside), "what somebody has set stays"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(beside), "a variable that is set is not changed"
 
 
-def test_a_compiler_starts_no_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_starts_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TORCHINDUCTOR_COMPILE_THREADS"
     monkeypatch.delenv(name, raising=False)
     assert worker_environment(make_boot(tmp_path, tmp_path, kernels="auto"))[name] == "1"
     assert name not in worker_environment(make_boot(tmp_path, tmp_path, kernels="plain"))
     monkeypatch.setenv(name, "8")
-    assert name not in worker_environment(make_boot(tmp_path, tmp_path, kernels="auto")), "what somebody has set stays"
+    assert name not in worker_environment(make_boot(tmp_path, tmp_path, kernels="auto")), (
+        "a variable that is set is not changed"
+    )
 
 
-def test_with_a_gpu_the_host_gets_its_memory_back(tmp_path: Path) -> None:
+def test_with_a_gpu_freed_memory_of_the_host_is_returned(tmp_path: Path) -> None:
     boot = make_boot(tmp_path, tmp_path, device="cuda", num_threads=3, kernels="plain")
     assert worker_environment(boot) == {"OMP_NUM_THREADS": "3"}

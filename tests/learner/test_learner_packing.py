@@ -1,4 +1,4 @@
-"""Packed rows: nothing is padded, prompts lie there once, and every token sees what it would see alone."""
+"""Packed rows: no padding, each prompt once, and each token attends to its own text only."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def model():
     return model
 
 
-def test_layout_by_hand():
+def test_the_layout_of_a_packed_row_by_hand():
     groups = [
         make_group([[7, 8, 9], [10, 11]], [0.0, 1.0], prompt=(1, 2)),
         make_group([[20, 21]], [0.0], number=1, prompt=(3, 4)),
     ]
     (micro_batch,) = make_packed_micro_batches(make_batch(groups), max_tokens=100)
-    # A completion's last token predicts nothing; a text alone is one span.
+    # A completion's last token predicts nothing. A prompt with one completion is one span.
     assert micro_batch.token_ids.tolist() == [[1, 2, 7, 8, 10, 3, 4, 20]]
     assert micro_batch.positions.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2]]
     prompt = range(0, 2)
@@ -50,9 +50,9 @@ def test_rows_keep_the_budget_and_every_token(max_tokens):
     for micro_batch in micro_batches:
         spans = sorted({span for text in micro_batch.texts for span in text}, key=lambda span: span.start)
         ends = [span.stop for span in spans]
-        assert [span.start for span in spans] == [0, *ends[:-1]]  # they tile the row
+        assert [span.start for span in spans] == [0, *ends[:-1]]  # spans cover the row without gaps
         assert ends[-1] == micro_batch.token_ids.shape[1]
-        assert ends[-1] <= max_tokens or len(micro_batch.texts) == 1  # a completion too long for any row
+        assert ends[-1] <= max_tokens or len(micro_batch.texts) == 1  # a completion longer than the budget
     if max_tokens == 1:
         assert len(micro_batches) == 35
     if max_tokens == 10_000:
@@ -67,7 +67,7 @@ def test_rows_are_full():
     )
 
 
-def test_completions_without_tokens_lie_nowhere():
+def test_completions_without_tokens_have_no_place():
     batch = batch_of([unpacked_group([[], [7]], [0.0, 1.0], prompt=(1, 2)), unpacked_group([[]], [0.0], number=1)])
     (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100)
     assert micro_batch.token_ids.tolist() == [[1, 2]]
@@ -87,8 +87,8 @@ def logprobs_and_gradients(model, batch, micro_batches):
 
 
 @pytest.mark.parametrize("max_tokens", [90, 100_000])
-@pytest.mark.parametrize("max_length", [1, 20, 150])  # texts of one length class, and of several
-def test_packed_is_as_one_by_one(model, max_tokens, max_length):
+@pytest.mark.parametrize("max_length", [1, 20, 150])  # texts in one bucket and in several
+def test_packed_rows_equal_single_completions(model, max_tokens, max_length):
     groups = random_groups(num_groups=5, group_size=4, max_length=max_length, prompt_lengths=(3, 70, 9))
     batch = make_batch(groups)
     packed = make_packed_micro_batches(batch, max_tokens=max_tokens)
@@ -101,7 +101,7 @@ def test_packed_is_as_one_by_one(model, max_tokens, max_length):
     assert (our_gradient - gradient).norm() < 3e-6 * gradient.norm()
 
 
-def test_a_token_changes_nothing_beyond_its_own_completion_and_those_after_its_prompt(model):
+def test_a_token_affects_only_its_completion_or_the_completions_of_its_prompt(model):
     def values(prompt, first, second):
         batch = make_batch(
             [
@@ -124,7 +124,7 @@ def test_a_token_changes_nothing_beyond_its_own_completion_and_those_after_its_p
     assert torch.equal(before[2:], other_prompt[2:])
 
 
-def test_plain_rows_are_computed_by_the_same_model(model):
+def test_padded_rows_equal_those_of_a_plain_model(model):
     plain = make_model(tied=True)
     (micro_batch,) = make_micro_batches(make_batch(random_groups()), max_tokens=10_000)
     with torch.no_grad():

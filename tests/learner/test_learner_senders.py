@@ -1,4 +1,4 @@
-"""What each sender's completions were worth in a step: from a real step of a tiny model, and added up on paper."""
+"""Figures by sender: from a step of a tiny model, and sums computed by hand."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def learner(model_folder, tmp_path):
 
 
 def groups_of(learner, *, far=4.5):
-    """One group of this node; of ann one near and one without signal, of bob one whose bad completion is far."""
+    """Return an own group, a near one and one without a signal of ann, and one of bob with a far negative."""
     model = learner.policy.causal_lm
     exact = [one_by_one_logprobs(model, PROMPT, ids).tolist() for ids in COMPLETIONS]
     shifted = [[value - 0.25 for value in row] for row in exact]  # rho e^0.25
     distant = [exact[0], [value + far for value in exact[1]]]  # rho e^-4.5: KL 84.5
-    told = (
+    parts = (
         ("me", True, [1.0, 0.0], exact),
         ("ann", False, [1.0, 0.0], shifted),
         ("ann", False, [0.5, 0.5], shifted),
@@ -35,11 +35,11 @@ def groups_of(learner, *, far=4.5):
     )
     return [
         replace(make_group(COMPLETIONS, rewards, number=number, own=own, logprobs=logprobs), sender=sender)
-        for number, (sender, own, rewards, logprobs) in enumerate(told)
+        for number, (sender, own, rewards, logprobs) in enumerate(parts)
     ]
 
 
-def test_a_real_step_by_hand(learner):
+def test_the_figures_of_a_step_by_hand(learner):
     report = learner.train(groups_of(learner), step=1).report
     me, ann, bob = report.by_sender
     assert [(each.sender, each.own) for each in report.by_sender] == [("me", True), ("ann", False), ("bob", False)]
@@ -60,7 +60,7 @@ def test_a_real_step_by_hand(learner):
     assert report.mean_kl == pytest.approx(kl, rel=1e-9)
 
 
-def test_figures_survive_the_wire_and_the_checkpoint(learner, model_folder, tmp_path):
+def test_figures_are_restored_from_json_and_a_checkpoint(learner, model_folder, tmp_path):
     report = learner.train(groups_of(learner), step=1).report
     assert msgspec.json.decode(msgspec.json.encode(report), type=StepReport) == report
     learner.checkpoints.save_if_behind()
@@ -68,7 +68,7 @@ def test_figures_survive_the_wire_and_the_checkpoint(learner, model_folder, tmp_
     assert without_times(again.state().last_report) == without_times(report)
 
 
-def test_a_convicted_group_taught_nothing(model_folder, tmp_path):
+def test_an_understated_group_has_no_trained_completions(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path, method="tis", max_logprob_gap_nats=16.0))
     *groups, _ = groups_of(learner)
     report = learner.train([*groups, groups_of(learner, far=-40.0)[-1]], step=1).report
@@ -81,7 +81,7 @@ def test_texts_of_a_peer_are_counted_without_ratios(learner):
     group = groups_of(learner)[1]
     ann = learner.train([as_text(group, [-20.0, -20.0])], step=1).report.by_sender[0]
     assert (ann.completions, ann.kept, ann.kept_negatives, ann.taught) == (2, 1, 0, 1)
-    assert (ann.weight_sum, ann.measured, ann.tokens) == (pytest.approx(2.0), 0, 5)  # by the cap
+    assert (ann.weight_sum, ann.measured, ann.tokens) == (pytest.approx(2.0), 0, 5)  # the cap
     assert (ann.shares()["mean_kl"], ann.ess) == (None, 1.0)
 
 

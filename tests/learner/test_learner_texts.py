@@ -1,4 +1,4 @@
-"""Completions that a peer with another tokenizer told as text: weighted by the ratio of the means, or filtered."""
+"""Completions that a peer with another tokenizer sent as text: weighted by the ratio of the means, or filtered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMS = {"dr_grpo": {"max_completion_length": 12}}
 
 
 def text_group(completions, rewards, means, *, number=9):
-    """A foreign group without log-probs by token."""
+    """Return a foreign group of texts, without log-probs by token."""
     return as_text(make_group(completions, rewards, number=number, own=False), means)
 
 
@@ -29,7 +29,7 @@ def log(*values):
 
 
 def by_hand(method, group, learner, *, anchor=None, **params):
-    """The loss, its gradient `[N, T]` and the metrics, for learner log-probs `[N, T]` given as probabilities."""
+    """Return the loss, its gradient `[N, T]` and the metrics. `learner` has probabilities, `[N, T]`."""
     batch = make_batch(group if isinstance(group, list) else [group])
     objective = make_objective(method, params, "mean")
     leaf = torch.tensor([log(*row) for row in learner], requires_grad=True)
@@ -44,7 +44,7 @@ LEARNER = [[0.2, 0.05], [0.5, 0.5], [0.1, 0.1], [0.1, 0.1]]
 
 
 @pytest.mark.parametrize("method", ["nois", "tis", "ftis"])
-def test_numbers_worked_by_hand(method):
+def test_loss_gradient_and_metrics_by_hand(method):
     loss, gradient, metrics = by_hand(method, FOUR, LEARNER)
     # -1/4 sum of weight * A * (ratio 1): -(0.25 * 0.5 + 2 * 0.5) / 4
     assert loss == pytest.approx(-0.28125, rel=1e-6)
@@ -54,39 +54,39 @@ def test_numbers_worked_by_hand(method):
     assert metrics == {"kept_fraction": 0.5, "truncated_fraction": 0.0, "mean_kl": 0.0}
 
 
-def test_the_cap_is_the_methods_own():
+def test_the_cap_is_that_of_the_method():
     loss, _, _ = by_hand("ftis", FOUR, LEARNER, cap=10.0)
     assert loss == pytest.approx(-(0.25 * 0.5 + 10 * 0.5) / 4, rel=1e-6)
 
 
-def test_filtered_ones_do_not_count_where_only_kept_ones_do():
+def test_denominator_kept_counts_only_kept_texts():
     loss, gradient, metrics = by_hand("ftis", FOUR, LEARNER, denominator="kept")
     assert loss == pytest.approx(-(0.25 * 0.5 + 2 * 0.5) / 2, rel=1e-6)
     assert gradient[2:].abs().sum() == 0
     assert metrics["kept_fraction"] == 0.5
 
 
-def test_a_group_of_which_nothing_is_kept_gives_no_gradient():
-    alike = text_group([[1, 2], [3, 4]], [0.0, 0.0], log(0.4, 0.4))
-    loss, gradient, metrics = by_hand("ftis", alike, LEARNER[:2], denominator="kept")
+def test_a_group_without_kept_texts_has_no_gradient():
+    without_signal = text_group([[1, 2], [3, 4]], [0.0, 0.0], log(0.4, 0.4))
+    loss, gradient, metrics = by_hand("ftis", without_signal, LEARNER[:2], denominator="kept")
     assert (loss, gradient.abs().sum().item(), metrics["kept_fraction"]) == (0.0, 0.0, 0.0)
 
 
-def test_exact_rows_beside_them_are_as_they_were():
+def test_texts_do_not_change_rows_of_tokens():
     exact = make_group([[1, 2], [3, 4]], [1.0, 0.0], number=1, own=False, logprobs=[log(0.1, 0.1), log(0.2, 0.05)])
     alone, alone_gradient, alone_metrics = by_hand("ftis", exact, LEARNER[:2])
-    told, told_gradient, _ = by_hand("ftis", FOUR, LEARNER)
+    texts, texts_gradient, _ = by_hand("ftis", FOUR, LEARNER)
     both, gradient, metrics = by_hand("ftis", [exact, FOUR], [*LEARNER[:2], *LEARNER])
-    assert both == pytest.approx((2 * alone + 4 * told) / 6, rel=1e-5)
+    assert both == pytest.approx((2 * alone + 4 * texts) / 6, rel=1e-5)
     assert torch.allclose(gradient[:2] * 6, alone_gradient * 2, rtol=1e-5)
-    assert torch.allclose(gradient[2:] * 6, told_gradient * 4, rtol=1e-5)
+    assert torch.allclose(gradient[2:] * 6, texts_gradient * 4, rtol=1e-5)
     assert metrics["kept_fraction"] == pytest.approx((2 + 2) / 6)
-    assert metrics["mean_kl"] == pytest.approx(alone_metrics["mean_kl"]), "texts have no KL to take a mean of"
+    assert metrics["mean_kl"] == pytest.approx(alone_metrics["mean_kl"]), "texts have no KL"
 
 
 @pytest.mark.parametrize("rule", ["quantile", "ess"])
 @pytest.mark.parametrize("denominator", ["all", "kept"])
-def test_filters_that_compare_completions_leave_texts_as_they_are(rule, denominator):
+def test_sender_filters_do_not_change_texts(rule, denominator):
     params = {"filter": rule, "keep_share": 0.0, "denominator": denominator}
     assert by_hand("ftis", FOUR, LEARNER, **params)[0] == by_hand("ftis", FOUR, LEARNER, denominator=denominator)[0]
     assert by_hand("ftis", FOUR, LEARNER, **params)[2]["kept_fraction"] == 0.5
@@ -97,7 +97,7 @@ def test_filters_that_compare_completions_leave_texts_as_they_are(rule, denomina
     assert metrics["kept_fraction"] == pytest.approx((1 + 2) / 6)
 
 
-def test_texts_do_not_make_their_senders_other_groups_look_near():
+def test_texts_do_not_count_for_the_distance_of_their_sender():
     far = [[0.01, 0.01]] * 3
     exact = make_group([[1, 2], [3, 4], [5, 6]], [1.0, 0.0, 0.0], number=1, own=False, logprobs=[log(0.9, 0.9)] * 3)
     both = [replace(group, sender="x") for group in (exact, FOUR)]
@@ -108,18 +108,18 @@ def test_texts_do_not_make_their_senders_other_groups_look_near():
 
 def mixed_groups():
     exact = random_groups(num_groups=3, group_size=4, seed=3)
-    told = [
+    texts = [
         text_group(
             [[10 * number + 1, 2, 3], [4], [5, 6], [7] * 8], [1.0, 0.0, 1.0, 0.5], [-5.0, -6.0, -5.5, -1.0],
             number=number,
         )
         for number in (7, 8)
     ]  # fmt: skip
-    return [*exact, *told]
+    return [*exact, *texts]
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_the_gradient_is_the_same_however_the_batch_is_cut(method):
+def test_the_gradient_of_texts_does_not_depend_on_micro_batches(method):
     model, batch = make_model(seed=1), make_batch(mixed_groups())
     objective = make_objective(method, PARAMS.get(method, {}))
     gradients, losses = [], []
@@ -138,8 +138,8 @@ def test_the_gradient_is_the_same_however_the_batch_is_cut(method):
         assert (gradient - gradients[0]).norm() < 3e-6 * gradients[0].norm()
 
 
-def test_the_learners_mean_is_that_of_its_own_tokens():
-    """Through the model: the weight comes from one completion at a time, alone."""
+def test_the_weight_uses_the_mean_of_the_learners_tokens():
+    """The mean comes from a forward pass of the model."""
     model = make_model(seed=1)
     group = text_group([[11, 12, 13], [14]], [1.0, 0.0], [-6.0, -6.0])
     batch = make_batch([group])
@@ -151,8 +151,8 @@ def test_the_learners_mean_is_that_of_its_own_tokens():
     assert found.loss == pytest.approx(-min(math.exp(exact + 6.0), 2.0) * 0.5 / 2, rel=1e-5)
 
 
-def test_a_later_update_measures_against_the_first_pass():
-    """PPO's clip holds for texts, too: their token ratio to the generator is 1, but not that to the first pass."""
+def test_a_later_update_is_clipped_relative_to_the_first_pass():
+    """PPO's clip applies to texts. Their ratio to the generator is 1, but not their ratio to the first pass."""
     anchor = torch.tensor([log(*row) for row in LEARNER])
     moved = [[0.3, 0.075], *LEARNER[1:]]  # 1.5 times as likely: beyond PPO's clip, so no gradient
     for denominator in ("all", "kept"):
@@ -175,7 +175,7 @@ def test_a_mean_that_is_not_finite_refuses_the_step(mean):
     [{"text_token_ids": ((1, 2), (3,))}, {"text_token_ids": ()}, {"rewards": (1.0, 0.0)}, {"prompt_ids": b""}],
     ids=["more ids than texts", "no ids", "more rewards than texts", "no prompt"],
 )
-def test_parts_that_do_not_fit_the_texts_are_a_fault(changes):
-    good = text_group([[1, 2]], [1.0], [-1.0])
+def test_inconsistent_parts_of_texts_are_refused(changes):
+    valid = text_group([[1, 2]], [1.0], [-1.0])
     with pytest.raises(ValueError, match="cannot be trained on"):
-        make_batch([replace(good, **changes)])
+        make_batch([replace(valid, **changes)])

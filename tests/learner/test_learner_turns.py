@@ -1,5 +1,4 @@
-"""A learner that shares its GPU with a generator in turns: memory is free before an answer, and little is done between
-steps."""
+"""A learner that shares its GPU with a generator: when it releases memory, and when it checks groups."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def check_kind(event):
 
 @dataclass
 class Emit:
-    """As the worker's; `on_event` is called with every event."""
+    """A stub of the worker's emitter that calls `on_event` with each event."""
 
     on_event: Callable[[object], None] = check_kind
 
@@ -43,41 +42,39 @@ class Emit:
 
 
 @pytest.fixture
-def given_back(monkeypatch):
-    """How often free blocks went back."""
+def released(monkeypatch):
+    """Return a list with an item for each release of free blocks."""
     calls = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
     return calls
 
 
 @pytest.mark.parametrize(("takes_turns", "times"), [(True, [1, 2, 3, 4]), (False, [0, 0, 0, 0])])
-async def test_free_blocks_go_back_before_every_answer_also_a_bad_one(
-    model_folder, tmp_path, given_back, takes_turns, times
+async def test_free_blocks_are_released_before_every_reply_and_error(
+    model_folder, tmp_path, released, takes_turns, times
 ):
     seen = []
     async with build(make_boot(model_folder, tmp_path, takes_turns=takes_turns), Emit()) as handlers:
         await handlers[StateRequest](StateRequest(), Emit())
-        seen.append(len(given_back))
+        seen.append(len(released))
         train = TrainRequest(step=1, groups=tuple(random_groups(num_groups=1)))
 
         def on_event(event):
-            if isinstance(event, PublishedWeights):  # from here on the generator may wake
-                seen.append(len(given_back))
+            if isinstance(event, PublishedWeights):  # the generator may wake after it
+                seen.append(len(released))
 
         await handlers[TrainRequest](train, Emit(on_event))
-        seen.append(len(given_back))
+        seen.append(len(released))
         with pytest.raises(FtisError, match="cannot do step 9"):
             await handlers[TrainRequest](TrainRequest(step=9, groups=()), Emit())
-        seen.append(len(given_back))
+        seen.append(len(released))
     assert seen == times
 
 
-async def test_memory_that_a_generator_asks_for_is_given_back_after_the_step_in_progress(
-    model_folder, tmp_path, monkeypatch
-):
-    """Where the two do not take turns, and nothing is given back otherwise."""
+async def test_requested_memory_is_released_after_the_step_in_progress(model_folder, tmp_path, monkeypatch):
+    """Without turns the learner releases memory only on request."""
     order, asking, begun = [], [], asyncio.Event()
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("released"))
     async with build(make_boot(model_folder, tmp_path), Emit()) as handlers:
         loop, train = asyncio.get_running_loop(), core.Learner.train
 
@@ -85,7 +82,7 @@ async def test_memory_that_a_generator_asks_for_is_given_back_after_the_step_in_
             loop.call_soon_threadsafe(begun.set)
             while not asking:
                 time.sleep(0.01)
-            time.sleep(0.2)  # the request waits by now
+            time.sleep(0.2)  # time for the request to wait
             reply = train(*arguments, **options)
             order.append("step done")
             return reply
@@ -97,7 +94,7 @@ async def test_memory_that_a_generator_asks_for_is_given_back_after_the_step_in_
         asking.append(asyncio.create_task(handlers[GiveMemoryBack](GiveMemoryBack(), Emit())))
         assert await asking[0] == Done()
         await training
-    assert order == ["step done", "given back"]
+    assert order == ["step done", "released"]
 
 
 @pytest.mark.parametrize("takes_turns", [True, False])

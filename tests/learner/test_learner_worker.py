@@ -1,4 +1,4 @@
-"""The learner as a process: killed, told to stop, asked twice. Every step is done once or not at all."""
+"""The learner as a process that is killed or stopped. Every step is done once or not at all."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.timeout(300)
 
 SMALL = {"num_groups": 2, "group_size": 3}
-MEDIUM = {"num_groups": 20, "group_size": 12, "max_length": 30}  # one at a time: some seconds
+MEDIUM = {"num_groups": 20, "group_size": 12, "max_length": 30}  # one at a time: several seconds
 LONG = {"num_groups": 200, "group_size": 12, "max_length": 60}  # one completion at a time: more than half a minute
-PATIENT = Timing(stop_grace_s=30.0)  # so that what ends soon was asked, not killed
-SOON_S = PATIENT.stop_grace_s  # ending a process that imported torch takes its time on a busy machine
+PATIENT = Timing(stop_grace_s=30.0)  # a worker that ends sooner was not killed
+SOON_S = PATIENT.stop_grace_s  # a process that imported torch ends slowly on a busy machine
 
 
 def make_client(boot, tmp_path, **more):
@@ -49,14 +49,14 @@ def make_client(boot, tmp_path, **more):
 
 
 async def begin_long_step(client, step):
-    """A step that is certainly under way when this returns."""
+    """Start a step that is in progress when this returns."""
     train = asyncio.create_task(client.train(random_groups(**LONG), step=step))
     await asyncio.sleep(2.0)
     assert not train.done()
     return train
 
 
-async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder, tmp_path):
+async def test_a_worker_killed_in_a_step_resumes_and_does_the_step_once(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1)
     client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
     try:
@@ -90,15 +90,15 @@ async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder
     finally:
         await client.stop()
 
-    assert Learner(boot).state().step == 3  # of a step that changed nothing there was no checkpoint until the end
-    undisturbed = Learner(make_boot(model_folder, tmp_path / "other", micro_batch_tokens=1))
-    undisturbed.train(random_groups(seed=1, **SMALL), step=1)
-    assert undisturbed.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
+    assert Learner(boot).state().step == 3  # step 3 changed nothing, so its checkpoint was written at the end
+    uninterrupted = Learner(make_boot(model_folder, tmp_path / "other", micro_batch_tokens=1))
+    uninterrupted.train(random_groups(seed=1, **SMALL), step=1)
+    assert uninterrupted.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
 
 
 @pytest.mark.parametrize("lora", [None, LoraSection(rank=4, alpha=8)], ids=["full", "lora"])
-async def test_killed_after_a_step_it_goes_on_bit_for_bit(model_folder, tmp_path, lora):
-    """SIGKILL between steps 3 and 4: reports, weights and moments after step 6 are those of a run that saw nothing."""
+async def test_a_worker_killed_after_a_step_resumes_bit_for_bit(model_folder, tmp_path, lora):
+    """SIGKILL comes between steps 3 and 4. After step 6 all equals an uninterrupted run."""
     settings = {
         "lora": lora,
         "schedule": "linear",
@@ -130,18 +130,18 @@ async def test_killed_after_a_step_it_goes_on_bit_for_bit(model_folder, tmp_path
     assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
-async def test_the_newest_step_is_saved_though_no_next_one_comes(model_folder, tmp_path):
+async def test_the_newest_step_is_saved_without_a_next_one(model_folder, tmp_path):
     client = make_client(make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=None), tmp_path)
     try:
         await client.start()
-        for step in (1, 2):  # writing the first takes the time of many such steps
+        for step in (1, 2):  # the first write takes longer than a step
             await client.train(random_groups(seed=step, **SMALL), step=step)
         await eventually(lambda: is_complete(tmp_path / "home" / "checkpoints" / "step-00000002"), within_s=60)
     finally:
         await client.stop()
 
 
-async def test_asked_to_save_it_has_the_newest_step_on_disk_when_it_answers(model_folder, tmp_path):
+async def test_the_newest_step_is_on_disk_when_save_returns(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=1000)
     client = make_client(boot, tmp_path)
     await client.start()
@@ -155,8 +155,8 @@ async def test_asked_to_save_it_has_the_newest_step_on_disk_when_it_answers(mode
         await client.stop()
 
 
-async def test_stopped_on_a_slow_disk_it_saves_the_newest_step(model_folder, tmp_path):
-    """The write takes longer than the grace of a worker that reports no progress."""
+async def test_a_worker_stopped_on_a_slow_disk_saves_the_newest_step(model_folder, tmp_path):
+    """The write takes longer than the grace period of a worker without progress."""
     client = LearnerClient(
         make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1, checkpoint_every_steps=1000),
         sockets_dir=tmp_path / "s",
@@ -176,8 +176,8 @@ async def test_stopped_on_a_slow_disk_it_saves_the_newest_step(model_folder, tmp
     assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
 
 
-async def test_stopped_in_a_slow_micro_batch_it_saves_the_steps_before(model_folder, tmp_path):
-    """Each pass takes longer than the grace, and reports nothing meanwhile."""
+async def test_a_worker_stopped_in_a_slow_micro_batch_saves_the_earlier_steps(model_folder, tmp_path):
+    """Each pass takes longer than the grace period and reports no progress."""
     client = LearnerClient(
         make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=1000),
         sockets_dir=tmp_path / "s",
@@ -199,20 +199,18 @@ async def test_stopped_in_a_slow_micro_batch_it_saves_the_steps_before(model_fol
     assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
 
 
-async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, tmp_path):
-    """Without a checkpoint the step before is lost with the worker, and the caller must ask where it stands."""
+async def test_a_death_between_two_steps_is_raised_by_the_next_step(model_folder, tmp_path):
+    """Without a checkpoint the earlier step is lost, so the caller must ask for the current step."""
     boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=10)
     client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
     try:
         await client.start()
         with pytest.raises(FtisError, match="is at step 0 and cannot do step 2") as caught:
             await client.train(random_groups(seed=1, **SMALL), step=2)
-        assert type(caught.value) is FtisError, "without a death it is the caller's own mistake"
+        assert type(caught.value) is FtisError, "without a death it is an error of the caller"
         first = await client.train(random_groups(seed=1, **SMALL), step=1)
         os.kill(client.pid, signal.SIGKILL)
-        async with asyncio.timeout(60):
-            while client.restarts == 0:  # noqa: ASYNC110 - nobody is told of it
-                await asyncio.sleep(0.02)
+        await eventually(lambda: client.restarts, within_s=60)
         with pytest.raises(WorkerDiedError, match="died between two steps"):
             await client.train(random_groups(seed=2, **SMALL), step=2)
         assert (await client.start()).step == 0
@@ -222,7 +220,7 @@ async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, t
         await client.stop()
 
 
-async def test_told_to_stop_in_mid_step_it_ends_soon_and_saves_the_steps_before(model_folder, tmp_path):
+async def test_a_worker_stopped_in_a_step_ends_soon_and_saves_the_earlier_steps(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1)
     learner = Learner(boot)
     for step in (1, 2):
@@ -248,8 +246,8 @@ async def test_told_to_stop_in_mid_step_it_ends_soon_and_saves_the_steps_before(
     assert (resumed.step, resumed.proof) == (2, reply.proof)
 
 
-async def test_check_group_is_measured_when_idle_or_before_the_update_and_dropped_later(model_folder, tmp_path):
-    """A twin in this process does the same steps, and says what the worker's log-probs are at each version."""
+async def test_a_check_group_is_measured_only_at_its_version(model_folder, tmp_path):
+    """A twin in this process trains the same steps and provides the worker's log-probs at each version."""
     twin = Learner(make_boot(model_folder, tmp_path / "twin", micro_batch_tokens=1))
     client = make_client(make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1), tmp_path)
     steps = {1: random_groups(seed=1, **SMALL), 2: random_groups(seed=2, **SMALL), 3: random_groups(**MEDIUM)}
@@ -266,13 +264,13 @@ async def test_check_group_is_measured_when_idle_or_before_the_update_and_droppe
         assert (await client.train(steps[1], step=1)).report.mismatch_kl is None
         twin.train(steps[1], step=1)
         late = group_of_twin()
-        await client.check(late)  # idle: at once
+        await client.check(late)  # measured at once, because the worker is idle
         report = (await client.train(steps[2], step=2)).report
         assert (report.mismatch_version, report.mismatch_tokens, report.mismatch_share) == (1, 3, 1.0)
         assert report.mismatch_kl == pytest.approx(math.expm1(0.1) - 0.1, rel=1e-3)
 
         twin.train(steps[2], step=2)
-        await client.check(late)  # the weights moved on
+        await client.check(late)  # the weights have changed
         train = asyncio.create_task(client.train(steps[3], step=3))
         await asyncio.sleep(0.5)
         assert not train.done()
@@ -285,7 +283,7 @@ async def test_check_group_is_measured_when_idle_or_before_the_update_and_droppe
         await client.stop()
 
 
-async def test_model_that_is_not_there_is_the_users_error(tmp_path):
+async def test_a_missing_model_is_a_user_error(tmp_path):
     client = make_client(make_boot(tmp_path / "nowhere", tmp_path), tmp_path)
     try:
         with pytest.raises(ModelError, match="no such folder") as caught:

@@ -1,4 +1,4 @@
-"""A swarm beside its controls: which there are, what they take, and the differences by hand."""
+"""A swarm and its controls: their trials, their groups and updates, and differences computed by hand."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
         ("alone:own:updates=2:ftis:cap=3", BaselineSpec(own=True, updates=2, method="ftis:cap=3")),
     ],
 )
-def test_what_a_node_without_peers_is_called(text: str, meaning: BaselineSpec) -> None:
+def test_the_name_of_a_baseline_is_parsed(text: str, meaning: BaselineSpec) -> None:
     assert parse_alone(text) == meaning
 
 
 @pytest.mark.parametrize("text", ["alone:updates=0", "alone:updates=65", "alone:own:updates=x"])
-def test_a_wrong_number_of_updates_is_refused(text: str) -> None:
+def test_an_invalid_number_of_updates_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="updates is a number from 1 to 64"):
         parse_alone(text)
 
 
 def steps_of(experiment: Experiment) -> dict[tuple[str, int], tuple[int, int, int]]:
-    """Own groups, foreign groups and updates a batch, by method and nodes."""
+    """Return own groups, foreign groups and updates per batch, by method and number of nodes."""
     found = {}
     for trial in experiment.trials():
         step, updates = trial.manifest.step, trial.manifest.optimizer.updates_per_batch
@@ -60,7 +60,7 @@ def test_the_controls_generate_what_a_node_of_the_swarm_generates() -> None:
     }
 
 
-def test_the_controls_hold_the_runs_own_number_of_updates_once() -> None:
+def test_the_controls_contain_the_runs_number_of_updates_once() -> None:
     base = EXPERIMENT.base
     twice = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"updates_per_batch": 2})})
     found = steps_of(replace(EXPERIMENT, base=twice, num_nodes=(2,), seeds=range(1), controls=True))
@@ -69,7 +69,7 @@ def test_the_controls_hold_the_runs_own_number_of_updates_once() -> None:
     assert found["ftis", 2] == (16, 16, 2)
 
 
-def test_without_a_swarm_there_is_nothing_to_control() -> None:
+def test_an_experiment_without_a_swarm_has_no_controls() -> None:
     assert replace(EXPERIMENT, methods=("alone:gepo",), controls=True).all_methods == ("alone:gepo",)
 
 
@@ -81,24 +81,25 @@ def test_horizontal_controls_answer_all_prompts_with_fewer_completions() -> None
     assert trial.manifest.sampling.group_size == 4
 
 
-def test_models_of_several_seeds_are_members_of_unlike_trials() -> None:
-    pairs = tuple(Pair(PAIR.name, PAIR.members, model_seed) for model_seed in range(3))
-    labels = [trial.labels["model_seed"] for trial in replace(EXPERIMENT, pairs=pairs, seeds=range(1)).trials()]
-    assert labels == [0, *labels[1:]]
+def test_each_model_seed_has_a_trial() -> None:
+    members = [tuple(replace(m, model=f"{m.model}-{seed}") for m in PAIR.members) for seed in range(3)]
+    pairs = tuple(Pair(PAIR.name, of_seed, seed) for seed, of_seed in enumerate(members))
+    trials = replace(EXPERIMENT, pairs=pairs, seeds=range(1)).trials()
+    assert [trial.labels["model_seed"] for trial in trials] == [0, 1, 2]
 
 
 def swarm_of(seeds: dict[tuple[int, int], float], method: str, **labels: object) -> list:  # type: ignore[type-arg]
-    """Results of a model that ends at these accuracies, by (model seed, seed)."""
+    """Return results of a model with these final accuracies, by (model seed, seed)."""
     return [
         result(method, seed, member("s", [0.0, end / 2, end], tokens_a_step=50), model_seed=model_seed, **labels)
         for (model_seed, seed), end in seeds.items()
     ]
 
 
-ENDS = {(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.8, (1, 1): 0.8}  # means of the models: 0.6 and 0.8
+ENDS = {(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.8, (1, 1): 0.8}  # means by model: 0.6 and 0.8
 
 
-def test_errors_are_over_models_where_there_are_several() -> None:
+def test_the_standard_error_is_over_models_if_there_are_several() -> None:
     (line,) = series_of(swarm_of(ENDS, "ftis"))
     assert str(line.final("sums")) == "0.700 ± 0.100"
     (one,) = series_of(swarm_of({(0, 0): 0.5, (0, 1): 0.7}, "ftis"))
@@ -110,13 +111,13 @@ def test_differences_are_paired_by_run() -> None:
     theirs = swarm_of({seeds: end - 0.1 - 0.1 * seeds[0] for seeds, end in ENDS.items()}, "alone:own")
     swarm, control = series_of([*ours, *theirs])
     found = paired_difference(swarm, control, final_accuracy("sums"))
-    assert found is not None  # 0.1 of one model and 0.2 of the other: t of one degree of freedom is 12.706
+    assert found is not None  # 0.1 for one model and 0.2 for the other; t with one degree of freedom is 12.706
     assert str(found) == "+0.150 ± 0.050 [-0.485, +0.785]"
     (others,) = series_of(swarm_of({(7, 7): 0.5}, "nois"))
     assert paired_difference(swarm, others, final_accuracy("sums")) is None
 
 
-def test_the_better_control_and_what_a_foreign_group_is_worth() -> None:
+def test_the_best_control_and_the_worth_of_a_foreign_group() -> None:
     results = [
         *swarm_of({(0, 0): 0.9}, "alone", nodes=1),
         *swarm_of({(0, 0): 0.5}, "alone:own"),
@@ -127,7 +128,7 @@ def test_the_better_control_and_what_a_foreign_group_is_worth() -> None:
     lines = series_of(results)
     control = best_control(lines, lines[-1], "sums")
     assert control is not None and control.labels["method"] == "alone:own:updates=2"
-    # curves: 0.75 of the end on average; gained 0.3 of the 0.4 that own groups would have
+    # a curve's mean is 0.75 of its end; the gain is 0.3 of the 0.4 that own groups give
     assert worth(lines, lines[-1], "sums") == pytest.approx(0.75)
     table = controls_table(lines, "sums").splitlines()
     assert len(table) == 3
@@ -135,5 +136,5 @@ def test_the_better_control_and_what_a_foreign_group_is_worth() -> None:
     assert controls_table(series_of(results[-1:]), "sums") == ""
     late = series_of([*results[:-1], *swarm_of({(0, 0): 0.8}, "ftis", delay="fixed:8@peer")])
     control = best_control(late, late[-1], "sums")
-    assert control is not None and control.labels["method"] == "alone:own:updates=2", "alone nobody is late"
+    assert control is not None and control.labels["method"] == "alone:own:updates=2", "no node is late in a control"
     assert worth(late, late[-1], "sums") == pytest.approx(0.75)

@@ -1,4 +1,4 @@
-"""`ftis-node compare` as a researcher runs it: files, a table, going on where it was, and nothing left when stopped."""
+"""`ftis-node compare`: its files and table, its continuation, and the end of its processes and files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def _load(name: str) -> ModuleType:
-    """A file of bench/results/, by the name that the others there import."""
+    """Import a file of bench/results/ by the name that the other files there use."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "bench" / "results" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -45,7 +45,7 @@ def arguments(models: dict[str, Path], out: Path, *more: str) -> list[str]:
     return ["compare", "--pair", pair, "--task", "arithmetic:add", "--prompts", "4", "--out", str(out), *more]
 
 
-def test_it_writes_its_files_and_goes_on_where_it_was(
+def test_compare_writes_its_files_and_keeps_finished_trials(
     tiny_models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = arguments(tiny_models, tmp_path, "--methods", "alone,ftis", "--steps", "2", "--seed", "7", "--seeds", "1")
@@ -74,23 +74,23 @@ def test_it_writes_its_files_and_goes_on_where_it_was(
 
 @pytest.mark.parametrize("name", RESULTS.TABLES)
 @pytest.mark.parametrize("quick", [True, False])
-def test_the_commands_of_the_results_page_are_understood(
+def test_the_commands_of_the_results_page_are_valid(
     name: str, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without running them: each is a grid of trials."""
+    """The commands are parsed to a grid of trials, which is not run."""
     counts = []
 
     def note(kind: Any, *_: Any, **__: Any) -> str:
         counts.append(len(kind.trials))
         return ""
 
-    monkeypatch.chdir(REPOSITORY)  # where the paths of its run files begin
+    monkeypatch.chdir(REPOSITORY)  # the paths of its run files are relative to it
     monkeypatch.setattr(compare, "_run", note)
     assert run(RESULTS.TABLES[name].arguments(str(tmp_path), quick=quick)) == 0
     assert counts[0] > 0
 
 
-def test_it_ends_on_sigterm_and_leaves_nothing_running(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+def test_compare_ends_on_sigterm_with_its_processes_and_files(tiny_models: dict[str, Path], tmp_path: Path) -> None:
     command = arguments(tiny_models, tmp_path, "--methods", "nois,tis", "--steps", "2000")
     process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
     try:
@@ -106,7 +106,7 @@ def test_it_ends_on_sigterm_and_leaves_nothing_running(tiny_models: dict[str, Pa
         process.kill()
 
 
-def test_its_processes_end_with_it_when_it_is_killed(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+def test_the_processes_of_a_killed_compare_end(tiny_models: dict[str, Path], tmp_path: Path) -> None:
     command = arguments(tiny_models, tmp_path, "--methods", "nois", "--steps", "2000")
     process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
     scratch = MEMORY_DISK / f"{SCRATCH_PREFIX}{process.pid}"
@@ -116,16 +116,16 @@ def test_its_processes_end_with_it_when_it_is_killed(tiny_models: dict[str, Path
     process.wait()
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), within_s=STOP_LIMIT_S)
     with scratch_folder():
-        assert not scratch.exists()  # whoever comes next tidies up
+        assert not scratch.exists()  # the next one removes folders of dead processes
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes whose parent this is."""
+    """Return the child processes of a process."""
     listed = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in listed for child in path.read_text().split()]
 
 
-def test_tables_are_made_side_by_side_and_their_processor_time_is_counted(
+def test_tables_are_made_in_parallel_and_their_processor_time_is_counted(
     tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--pair size --task arithmetic:add --prompts 4 --steps 1"
@@ -138,7 +138,7 @@ def test_tables_are_made_side_by_side_and_their_processor_time_is_counted(
         shutil.copytree(tiny_models[size], tmp_path / "models" / f"{size}-0")
     monkeypatch.setattr(MAKE_RESULTS, "TABLES", tables)
     monkeypatch.setattr(sys, "argv", ["run.py", "--quick", "--jobs", "2", "--out", str(tmp_path)])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep their own
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its handlers
     assert MAKE_RESULTS.main() == 0
     printed = capsys.readouterr().out
     assert "| nois |" in printed
@@ -160,7 +160,7 @@ def test_a_table_that_fails_ends_the_run_with_its_code(
     assert "a failed with exit code 2: ftis-node: " in capsys.readouterr().err
 
 
-def test_tables_share_their_models_but_keep_those_that_they_have(tmp_path: Path) -> None:
+def test_tables_share_a_models_folder_unless_they_have_one(tmp_path: Path) -> None:
     (tmp_path / "c" / "models").mkdir(parents=True)
     for table in ("a", "b", "c"):
         MAKE_RESULTS.share_models(tmp_path, tmp_path / table)

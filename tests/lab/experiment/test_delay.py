@@ -1,4 +1,4 @@
-"""Delays in virtual time: what a spec means, and which version a generator serves."""
+"""Delays in virtual time: the parsing of a spec, and the version that a generator serves."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_without_delay_the_newest_version_is_served() -> None:
     assert served(NO_DELAY, 4) == [1, 2, 3, 4]
 
 
-def test_a_fixed_delay_is_so_many_steps() -> None:
+def test_a_fixed_delay_is_a_number_of_steps() -> None:
     assert served(parse_delay("fixed:3"), 6) == [0, 0, 0, 1, 2, 3]
 
 
-def test_versions_that_overtake_are_never_taken_back() -> None:
+def test_the_served_version_never_decreases() -> None:
     versions = served(parse_delay("lognormal:1-16"), 200)
     assert versions == sorted(versions)
     lags = [step - version for step, version in enumerate(versions, start=1)]
@@ -41,7 +41,7 @@ def test_versions_that_overtake_are_never_taken_back() -> None:
     assert len(set(lags[20:])) > 2  # the delay varies
 
 
-def test_a_log_normal_delay_keeps_its_bounds_and_its_median() -> None:
+def test_a_log_normal_delay_has_its_bounds_and_median() -> None:
     source = random.Random(0)
     drawn = [parse_delay("lognormal:4-64").draw(source) for _ in range(4000)]
     assert min(drawn) == 4
@@ -52,7 +52,7 @@ def test_a_log_normal_delay_keeps_its_bounds_and_its_median() -> None:
 @pytest.mark.parametrize(
     "spec", ["", "fixed", "fixed:-1", "fixed:1.5", "lognormal:0-8", "lognormal:9-8", "weibull:1-2"]
 )
-def test_another_delay_is_refused(spec: str) -> None:
+def test_an_invalid_delay_is_refused(spec: str) -> None:
     with pytest.raises(UsageError):
         parse_delay(spec)
 
@@ -66,7 +66,7 @@ def test_another_delay_is_refused(spec: str) -> None:
         ("lognormal:1-64@peer", NO_DELAY, Delay(1, 64), "none"),
     ],
 )
-def test_a_delay_is_of_all_nodes_or_of_the_last_alone(
+def test_a_delay_applies_to_all_nodes_or_to_the_last(
     spec: str, of_all: Delay, of_last: Delay | None, alone: str
 ) -> None:
     assert parse_delays(spec) == (of_all, of_last)
@@ -86,7 +86,7 @@ def test_a_delay_is_of_all_nodes_or_of_the_last_alone(
         ("fixed:0@peer", "above 0"),
     ],
 )
-def test_another_delay_of_a_peer_is_refused_in_one_line(spec: str, words: str) -> None:
+def test_an_invalid_delay_of_a_peer_is_refused_in_one_line(spec: str, words: str) -> None:
     with pytest.raises(UsageError) as refusal:
         parse_delays(spec)
     assert words in str(refusal.value)

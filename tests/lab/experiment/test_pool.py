@@ -1,4 +1,4 @@
-"""Calls in parallel processes: their progress arrives, and the first failure ends them with its reason."""
+"""Calls in parallel processes: their progress is reported, and the first failure ends them with its reason."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def die(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_every_call_is_made_on_one_core_and_reports_its_progress(tmp_path: Path) -> None:
+def test_every_call_uses_one_thread_and_reports_its_progress(tmp_path: Path) -> None:
     seen: list[tuple[dict[str, float], int]] = []
 
     def watch(progress: Mapping[str, float], num_left: int) -> None:
         seen.append((dict(progress), num_left))
-        (tmp_path / "go").touch()  # so the third call has not begun at the first look
+        (tmp_path / "go").touch()  # so the third call starts after the first report
 
     call_in_processes(write, {name: (name, tmp_path) for name in "abc"}, jobs=2, watch=watch, failure="")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {**dict.fromkeys("abc", "1"), "go": ""}

@@ -1,4 +1,4 @@
-"""Rounds of a swarm whose members end one by one: an update keeps its size, and nobody waits for who has left."""
+"""Rounds of a swarm whose members end one by one: an update keeps its size, and no member waits for one that left."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ftis_node.node.training.group_limits import SlotPool
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
 
 
-def test_those_who_stay_share_what_the_others_made() -> None:
+def test_remaining_members_share_the_groups_of_those_that_left() -> None:
     assert [ROUNDS.shares(step) for step in (1, 2, 3, 4)] == [(2, 4), (3, 3), (6, 0), (0, 0)]
     assert [ROUNDS.due(step) for step in (0, 1, 2, 3)] == [0, 2, 5, 11]
 
 
-def test_a_swarm_that_ends_as_one_takes_what_the_manifest_says() -> None:
+def test_a_swarm_whose_members_end_together_takes_the_manifests_groups() -> None:
     sapo = Rounds(own=2, foreign=3, last_steps=(7, 7, 7, 7))
     assert {sapo.shares(step) for step in range(1, 8)} == {(2, 3)}
-    assert sapo.is_even  # nothing is ever shared anew
+    assert sapo.is_even  # no update changes its shares
 
 
-def test_an_update_must_be_shared_evenly_by_all_numbers_that_are_ever_there() -> None:
+def test_an_update_is_even_if_every_number_of_members_divides_it() -> None:
     assert ROUNDS.is_even
     assert not Rounds(own=3, foreign=6, last_steps=(1, 2, 3)).is_even  # 9 by two
     assert Rounds(own=3, foreign=6, last_steps=(1, 3, 3, 3)).is_even  # 9 by three
@@ -39,7 +39,7 @@ def member(
 
 
 class RecordedRounds(SynchronousRounds):
-    """Rounds that wait for no other member; `seen` has each wait with the slots open then, `arrived` each arrival."""
+    """Rounds that wait for no other member. `seen` has each wait with the free slots, `arrived` each arrival."""
 
     def __init__(
         self, rounds: Rounds, *, slots: SlotPool | None = None, due: dict[tuple[str, int], int] | None = None
@@ -63,7 +63,7 @@ class RecordedRounds(SynchronousRounds):
 
 
 class Swarm:
-    """Three members with counts to turn up, entered into a lockstep."""
+    """Three members of synchronous rounds, whose counters a test sets."""
 
     def __init__(self) -> None:
         self.lockstep = SynchronousRounds(ROUNDS)
@@ -73,50 +73,50 @@ class Swarm:
         for one in self.members:
             self.lockstep.enter(one)
 
-    def judge(self, receiver: int, sender: int, accepted: int) -> None:
+    def set_accepted(self, receiver: int, sender: int, accepted: int) -> None:
         self.validators[receiver].registry.seen(self.members[sender].peer_id).accepted = accepted
 
     def is_complete(self, step: int) -> bool:
         return self.lockstep._is_complete(step)
 
 
-def test_a_round_waits_for_those_who_are_there_and_for_nobody_else() -> None:
+def test_a_round_waits_for_its_present_members_only() -> None:
     swarm = Swarm()
     for one in swarm.members:
         one.counters.groups_sent = 2
     for receiver in range(3):
         for sender in {0, 1, 2} - {receiver}:
             assert not swarm.is_complete(1)
-            swarm.judge(receiver, sender, 2)
+            swarm.set_accepted(receiver, sender, 2)
     assert swarm.is_complete(1)
     swarm.members[1].counters.groups_sent = swarm.members[2].counters.groups_sent = 5
-    swarm.judge(1, 2, 5)
-    assert not swarm.is_complete(2)  # c has not judged b's second round
-    swarm.judge(2, 1, 5)
-    assert swarm.is_complete(2)  # a made and judged nothing more
+    swarm.set_accepted(1, 2, 5)
+    assert not swarm.is_complete(2)  # c has not validated b's second round
+    swarm.set_accepted(2, 1, 5)
+    assert swarm.is_complete(2)  # a has left
     assert not swarm.is_complete(3)
     swarm.members[2].counters.groups_sent = 11
     assert swarm.is_complete(3)
 
 
-async def test_whoever_sends_without_training_waits_only_for_those_who_still_train() -> None:
+async def test_a_member_that_only_sends_waits_for_members_that_train() -> None:
     swarm = Swarm()
     for validator, step in zip(swarm.validators, (1, 2, 2), strict=True):
         validator.state.step = step
-    with pytest.raises(TimeoutError):  # c has the figures of its step, and may still ban somebody for it
+    with pytest.raises(TimeoutError):  # c may still ban a peer because of its step
         await asyncio.wait_for(swarm.lockstep.begin(3), 0.05)
     swarm.lockstep.arrive("c", 3)
     await asyncio.wait_for(swarm.lockstep.begin(3), 30)
 
 
-def test_a_plan_changes_what_is_due_from_its_step_on() -> None:
+def test_a_plan_changes_the_groups_due_from_its_step() -> None:
     quota = RoundQuota(ROUNDS, plans=True)
     before = [quota.due(step) for step in range(4)]
     quota.plan(2, 4)
     assert [quota.due(step) for step in range(4)] == [*before[:2], before[2] + 1, before[3] + 1]
 
 
-def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
+def test_a_round_waits_for_the_plans_of_its_members() -> None:
     swarm = Swarm()
     quota = RoundQuota(ROUNDS, plans=True)
     swarm.lockstep.enter(member("d", last_step=3, quota=quota, sent=9))
@@ -124,7 +124,7 @@ def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
         one.counters.groups_sent = 11
     for receiver in range(3):
         for sender in range(3):
-            swarm.judge(receiver, sender, 11)
+            swarm.set_accepted(receiver, sender, 11)
     assert not swarm.is_complete(2)
     quota.plan(2, 4)
     assert (quota.shares(2), quota.due(2), swarm.lockstep.due("d", 2)) == ((4, 2), 6, 6)
@@ -132,8 +132,8 @@ def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
     assert not swarm.is_complete(3)
 
 
-async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> None:
-    """Groups of the next round that are here already are no plenty."""
+async def test_a_gate_plans_its_next_round_by_the_groups_missing_in_this_one() -> None:
+    """Groups of the next round that arrived early do not count as groups of this round."""
     rounds = Rounds(own=2, foreign=4, last_steps=(3, 3, 3))
     due = {("a", 1): 2, ("a", 2): 5}
     quota = RoundQuota(rounds, plans=True)
@@ -159,7 +159,7 @@ def _gate(
     )
 
 
-async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_before_until_it_is_complete() -> None:
+async def test_a_gate_has_slots_only_between_the_begin_and_the_end_of_a_round() -> None:
     slots = SlotPool(8)
     rounds = RecordedRounds(ROUNDS, slots=slots)
     gate = _gate(rounds, slots, [], fill=False)
@@ -171,7 +171,7 @@ async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_bef
     assert gate.shares(2) == (3, 3)
 
 
-async def test_a_round_waits_for_the_last_step_of_one_who_leaves() -> None:
+async def test_a_round_waits_for_the_last_step_of_a_leaving_member() -> None:
     lockstep, slow, leaver = (
         SynchronousRounds(ROUNDS),
         Validator(NodeState(), PeerRegistry()),

@@ -1,4 +1,4 @@
-"""The homes of an experiment leave nothing behind."""
+"""The scratch folder with the homes of an experiment is removed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 NO_PROCESS = 2**22 + 1  # above the kernel's largest pid
 
 
-def test_a_folder_is_removed_also_after_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="fault"), scratch_folder(tmp_path) as folder:
+def test_a_folder_is_removed_also_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="error"), scratch_folder(tmp_path) as folder:
         (folder / "home").mkdir()
-        raise ValueError("fault")
+        raise ValueError("error")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_dead_left_is_removed_and_the_living_keep_theirs(tmp_path: Path) -> None:
+def test_folders_of_dead_processes_are_removed_and_of_others_kept(tmp_path: Path) -> None:
     (tmp_path / f"{SCRATCH_PREFIX}{NO_PROCESS}" / "home").mkdir(parents=True)
     (tmp_path / f"{SCRATCH_PREFIX}{os.getppid()}").mkdir()
     with scratch_folder(tmp_path) as folder:

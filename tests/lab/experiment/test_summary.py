@@ -1,4 +1,4 @@
-"""Tables and curves from results made by hand."""
+"""Tables and curves from results written by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def member(name: str, curve: list[float], *, tokens_a_step: int, received_a_step: int = 0) -> MemberResult:
-    """A node that was evaluated every 10 steps."""
+    """Return the result of a node that was evaluated every 10 steps."""
     points = [
         Evaluation(10 * k, "sums", accuracy, 64, 0.5 if k else None, 10 * k * tokens_a_step, 10 * k * received_a_step)
         for k, accuracy in enumerate(curve)
@@ -46,7 +46,7 @@ def test_mean_and_standard_error_by_hand() -> None:
     assert str(estimate([0.5])) == "0.500"
 
 
-def test_lines_gather_seeds() -> None:
+def test_a_line_contains_all_seeds() -> None:
     alone, ftis = series_of(RESULTS)
     assert (alone.method, ftis.method, len(ftis.runs)) == ("alone", "ftis", 2)
     assert str(alone.final("sums")) == "0.900 ± 0.100"
@@ -55,7 +55,7 @@ def test_lines_gather_seeds() -> None:
     assert ftis.tokens("sums") == (1000, 1000)
 
 
-def test_copies_of_a_model_are_no_seeds_of_their_own() -> None:
+def test_copies_of_a_model_do_not_count_as_seeds() -> None:
     def swarm(seed: int) -> TrialResult:
         copies = [member(name, [0.0, end + seed], tokens_a_step=50) for name, end in (("s", 0.4), ("s~2", 0.6))]
         return result("ftis", seed, *copies)
@@ -65,7 +65,7 @@ def test_copies_of_a_model_are_no_seeds_of_their_own() -> None:
 
 
 def test_payoff_by_hand() -> None:
-    results = [*RESULTS[:1], *RESULTS[2:]]  # one seed of alone: 95 % of 0.8 are 0.76, between steps 10 and 20
+    results = [*RESULTS[:1], *RESULTS[2:]]  # one seed of alone; 95 % of 0.8 is 0.76, between steps 10 and 20
     alone, ftis = series_of(results)
     share = payoff([alone, ftis], ftis, "sums")
     first = 500 + 500 * (0.76 - 0.57) / 0.33
@@ -77,13 +77,13 @@ def test_payoff_by_hand() -> None:
     assert payoff(lines, lines[-1], "sums") is None
 
 
-def test_models_that_never_learn_have_no_payoff() -> None:
+def test_models_that_do_not_learn_have_no_payoff() -> None:
     flat = [result(method, 0, member("s", [0.0, 0.0], tokens_a_step=50)) for method in ("alone", "ftis")]
     lines = series_of(flat)
     assert [payoff(lines, line, "sums") for line in lines] == [None, None]
 
 
-def test_the_csv_has_the_columns_that_scripts_rely_on(tmp_path: Path) -> None:
+def test_the_csv_has_fixed_columns(tmp_path: Path) -> None:
     write_csv(RESULTS, tmp_path / "curves.csv")
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
     assert ",".join(rows[0]) == (
@@ -97,7 +97,7 @@ def test_the_csv_has_the_columns_that_scripts_rely_on(tmp_path: Path) -> None:
     assert rows[0]["reward_mean"] == ""  # before the first step
 
 
-def test_an_axis_that_varies_stands_in_the_label(tmp_path: Path) -> None:
+def test_a_varied_axis_is_in_the_label(tmp_path: Path) -> None:
     late = [result("ftis", seed, member("s", [0.0, 0.4], tokens_a_step=50), delay="fixed:8") for seed in (0, 1)]
     lines = series_of([*RESULTS[2:], *late])
     assert [line.method for line in lines] == ["ftis delay=none", "ftis delay=fixed:8"]
@@ -110,7 +110,7 @@ def test_an_axis_that_varies_stands_in_the_label(tmp_path: Path) -> None:
     assert not (tmp_path / "none.png").exists()
 
 
-def test_a_swarm_with_a_late_peer_is_held_against_alone_without_delay() -> None:
+def test_a_swarm_with_a_late_peer_is_compared_with_alone_without_delay() -> None:
     late = result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50), delay="fixed:8@peer", nodes=4)
     late.members.append(member("s@late", [0.0, 0.8], tokens_a_step=50))
     alone = [
@@ -118,13 +118,13 @@ def test_a_swarm_with_a_late_peer_is_held_against_alone_without_delay() -> None:
         for delay, end in (("fixed:8", 0.4), ("none", 0.8))
     ]
     lines = series_of([*alone, late, result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50))])
-    assert [line.model for line in lines[2:4]] == ["s", "s@late"], "no mean of a fresh node and a late one"
+    assert [line.model for line in lines[2:4]] == ["s", "s@late"], "a prompt node and a late one are separate lines"
     for line in lines[2:4]:
         found = alone_line(lines, line)
         assert found is not None and found.labels["delay"] == "none"
 
 
-def test_the_payoff_is_drawn_where_the_number_of_nodes_varies(tmp_path: Path) -> None:
+def test_the_payoff_is_drawn_if_the_number_of_nodes_varies(tmp_path: Path) -> None:
     larger = [result("ftis", seed, member("s", [0.0, 0.4, 0.9], tokens_a_step=25), nodes=4) for seed in (0, 1)]
     results = [*RESULTS, *larger]
     assert plot_payoff(series_of(results), results, "sums", tmp_path / "payoff.png")
@@ -139,7 +139,7 @@ def test_the_table_has_a_row_for_each_line() -> None:
     assert table[3].endswith("| 0.75 | 2 |")
 
 
-def test_one_row_a_step_with_what_there_is(tmp_path: Path) -> None:
+def test_the_csv_of_steps_has_a_row_for_each_step(tmp_path: Path) -> None:
     whole = member("s", [0.0, 0.5], tokens_a_step=100)
     whole.steps.update({"foreign_kept_negatives": [None, 0.25], "foreign_mean_kl": [1 / 3, 5.0]})
     write_steps_csv([result("ftis", 4, whole, member("m", [0.0], tokens_a_step=1))], tmp_path / "steps.csv")
@@ -149,11 +149,11 @@ def test_one_row_a_step_with_what_there_is(tmp_path: Path) -> None:
         ("size", "ftis", model, "4", step) for model in ("s", "m") for step in ("1", "2")
     ]
     assert [row["kept_fraction"] for row in rows] == ["1", "0.5"] * 2
-    assert [row["foreign_kept_negatives"] for row in rows] == ["", "0.25", "", ""]  # also of results without it
+    assert [row["foreign_kept_negatives"] for row in rows] == ["", "0.25", "", ""]  # empty for results without it
     assert rows[0]["foreign_mean_kl"] == "0.333333"
 
 
-def test_figures_of_steps_are_means_over_the_runs_that_have_them(tmp_path: Path) -> None:
+def test_step_figures_are_means_over_the_runs_that_have_them(tmp_path: Path) -> None:
     steps = [[None, 0.2, 0.4], [0.6, None, 0.8]]
     results = [
         result(
@@ -170,7 +170,7 @@ def test_figures_of_steps_are_means_over_the_runs_that_have_them(tmp_path: Path)
     assert row.startswith("| size | ftis | s | 0.000 ± 0.000 | 0.467 | - |"), "means over steps of means over runs"
 
 
-def test_nodes_alone_under_two_delays_are_two_lines() -> None:
+def test_alone_with_two_delays_has_two_lines() -> None:
     late = [
         result("alone", 0, member("s", [0.0, end], tokens_a_step=1), nodes=1, delay=delay)
         for delay, end in (("none", 0.8), ("fixed:8", 0.2))
@@ -179,7 +179,7 @@ def test_nodes_alone_under_two_delays_are_two_lines() -> None:
     assert found == {"alone delay=none": 0.8, "alone delay=fixed:8": 0.2}
 
 
-def test_the_table_of_steps_has_what_was_lost_since_the_best_evaluation() -> None:
+def test_the_table_of_steps_has_the_loss_since_the_best_evaluation() -> None:
     results = [
         result("gepo", seed, member("s", [0.1, 0.9, end], tokens_a_step=1)) for seed, end in enumerate((0.7, 0.9))
     ]

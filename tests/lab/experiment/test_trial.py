@@ -1,4 +1,4 @@
-"""Trials for real: nodes with engines, doors, buffers and learners of their own in one process, a few steps each."""
+"""Trials of a few steps: nodes in one process, each with an engine, validation, a buffer and a learner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftis_node.algorithms.group_choice import has_signal
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError
-from ftis_node.lab.experiment import trial as trial_room
+from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.pairs import Pair, TrialMember
 from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.runner import run_trials
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.trial_result import TrialResult
 
 STEPS = 3
-PROMPTS = 8  # an update's, over all nodes
+PROMPTS = 8  # per update, over all nodes
 GROUP_SIZE = 8
 
 pytestmark = pytest.mark.timeout(180)
@@ -65,7 +65,7 @@ def only(experiment: Experiment, **changes: Any) -> Trial:
     return trial
 
 
-def test_two_nodes_take_each_others_groups_in_step(experiment: Experiment) -> None:
+def test_two_nodes_train_on_each_others_groups_in_rounds(experiment: Experiment) -> None:
     result = run_trial(only(experiment))
     small, medium = result.members
     for member, peer in ((small, medium), (medium, small)):
@@ -88,13 +88,13 @@ def test_two_nodes_take_each_others_groups_in_step(experiment: Experiment) -> No
             (step, side) for step in range(1, STEPS + 1) for side in ("own", "foreign")
         ]
         own, foreign = member.log_ratios[:2]
-        assert sum(own.positives) == own.positives[5] > 0  # what it sampled itself has rho 1
+        assert sum(own.positives) == own.positives[5] > 0  # its own samples have rho 1
         assert sum(foreign.negatives) > foreign.negatives[5]
         assert member.steps["own_mean_kl"][0] == pytest.approx(0, abs=1e-6)
         assert member.steps["entropy"] == [None] * STEPS
 
 
-def test_a_trial_repeats_itself(experiment: Experiment) -> None:
+def test_a_trial_is_reproducible(experiment: Experiment) -> None:
     first, second = (run_trial(only(experiment, steps=2)) for _ in range(2))
     for one, other in zip(first.members, second.members, strict=True):
         assert [point.tokens_generated for point in one.evaluations] == [p.tokens_generated for p in other.evaluations]
@@ -111,7 +111,7 @@ def test_a_member_that_evaluates_slowly_takes_the_same_groups(
     evaluate, pauses = Evaluator.evaluate, itertools.cycle((0.0, 1.0))
 
     async def evaluate_late(evaluator: Evaluator, *, step: int) -> None:
-        await asyncio.sleep(next(pauses))  # one of the two; the other does its step meanwhile
+        await asyncio.sleep(next(pauses))  # one of two nodes; the other trains its step in this time
         await evaluate(evaluator, step=step)
 
     monkeypatch.setattr(Evaluator, "evaluate", evaluate_late)
@@ -121,18 +121,18 @@ def test_a_member_that_evaluates_slowly_takes_the_same_groups(
 
 def test_late_weights_generate_off_policy_groups(experiment: Experiment) -> None:
     def distance(delay: str) -> list[float]:
-        """Mean KL of a lone node's own groups, step by step."""
+        """Return the mean KL of own groups by step, of a node without peers."""
         trial = replace(experiment, methods=("alone",), delays=(delay,)).trials()[0]
         return [abs(value or 0.0) for value in run_trial(trial).members[0].steps["mean_kl"]]
 
     prompt, late = distance("none"), distance("fixed:2")
-    assert max(prompt) < 1e-4  # of the policy that learns, but for rounding
+    assert max(prompt) < 1e-4  # sampled by the current policy, up to rounding
     assert late[0] < 1e-4
-    assert late[2] > 10 * max(prompt)  # sampled by version 0, learnt by version 2
+    assert late[2] > 10 * max(prompt)  # sampled by version 0, trained on by version 2
 
 
-def test_evaluations_use_the_newest_weights(experiment: Experiment) -> None:
-    """With a delay longer than the trial, groups come from the untrained model, and evaluations do not."""
+def test_evaluations_use_the_newest_weights_in_spite_of_a_delay(experiment: Experiment) -> None:
+    """The delay is longer than the trial, so all groups are those of the initial model."""
     fast = experiment.base.optimizer.model_copy(update={"learning_rate": 3e-3})
     base = experiment.base.model_copy(update={"optimizer": fast})
     trial = replace(experiment, base=base, methods=("alone",), delays=("fixed:9",)).trials()[0]
@@ -142,9 +142,9 @@ def test_evaluations_use_the_newest_weights(experiment: Experiment) -> None:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
-    """The groups of each step with the name of the node that takes it."""
+    """Return the groups of each step, with the name of the node that trains on them."""
     seen: list[tuple[str, int, list[Any]]] = []
-    make_learner = trial_room.InProcessNodeFactory.learner
+    make_learner = trial_module.InProcessNodeFactory.learner
 
     def spying(self: Any, of: Any, **parts: Any) -> Any:
         learner = make_learner(self, of, **parts)
@@ -157,19 +157,19 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]
         learner.train = watched
         return learner
 
-    monkeypatch.setattr(trial_room.InProcessNodeFactory, "learner", spying)
+    monkeypatch.setattr(trial_module.InProcessNodeFactory, "learner", spying)
     return seen
 
 
-def test_only_the_last_node_is_late_to_itself_and_to_its_peer(experiment: Experiment, trained: list[Any]) -> None:
+def test_groups_of_the_late_node_are_late_for_both_nodes(experiment: Experiment, trained: list[Any]) -> None:
     run_trial(only(experiment, delays=("fixed:2@peer",), steps=4))
     versions = {
         (name, step, own): {group.policy_version for group in groups if group.own == own}
         for name, step, groups in trained
         for own in (True, False)
     }
-    fresh, late = ({step: {max(0, step - 1 - lag)} for step in range(1, 5)} for lag in (0, 2))
-    for name, own, expected in (("s", True, fresh), ("s", False, late), ("m", True, late), ("m", False, fresh)):
+    prompt, late = ({step: {max(0, step - 1 - lag)} for step in range(1, 5)} for lag in (0, 2))
+    for name, own, expected in (("s", True, prompt), ("s", False, late), ("m", True, late), ("m", False, prompt)):
         assert {step: versions[name, step, own] for step in range(1, 5)} == expected, (name, own)
 
 
@@ -179,28 +179,28 @@ def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, traine
     for _, _, groups in trained:
         keys = [group.advantage_key for group in groups]
         assert len(groups) == 2 * PROMPTS
-        assert all(keys.count(key) == 2 for key in keys)  # one of ours and one of the peer's
+        assert all(keys.count(key) == 2 for key in keys)  # one own and one of the peer
         assert {len(group.rewards) for group in groups} == {GROUP_SIZE // 2}
 
 
-def test_of_more_generated_groups_a_sapo_node_draws_its_own(experiment: Experiment) -> None:
+def test_a_sapo_node_draws_some_of_its_generated_groups(experiment: Experiment) -> None:
     result = run_trial(only(experiment, shares=("sapo:1/2/3",), methods=("ftis:peer_weights=agreement",)))
     for member in result.members:
         assert member.own_groups <= STEPS
-        assert STEPS * 3 * GROUP_SIZE <= member.tokens_generated  # all three of each step
+        assert STEPS * 3 * GROUP_SIZE <= member.tokens_generated  # all three per step
         (peer,) = {other.name for other in result.members} - {member.name}
         assert [set(weights) <= {peer} for weights in member.peer_weights] == [True] * STEPS
         assert all(weight == 1.0 for weights in member.peer_weights[:2] for weight in weights.values())
 
 
-def test_a_sapo_split_passes_over_groups_without_a_signal(experiment: Experiment) -> None:
+def test_a_sapo_split_takes_no_groups_without_a_signal(experiment: Experiment) -> None:
     result = run_trial(only(experiment, shares=("sapo:2/3",), num_nodes=(4,)))
     for member in result.members:
         assert member.own_groups <= 2 * STEPS
         assert 0 < member.foreign_groups <= 3 * STEPS
 
 
-def test_a_useful_choice_is_among_the_groups_of_the_round(
+def test_a_useful_choice_is_made_from_the_groups_of_the_round(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, Any, dict[str, float]]] = []
@@ -217,19 +217,19 @@ def test_a_useful_choice_is_among_the_groups_of_the_round(
     assert len(seen) == 4 * STEPS
     for candidates, selection, rates in seen:
         foreign = [c for c in candidates if not c.own]
-        assert len(foreign) == 6, "two of each other node: none is left of the round before"
+        assert len(foreign) == 6, "two of each other node, none of an earlier round"
         assert len(selection.discarded) == 3
-        num_teaching = sum(has_signal(c.rewards) for c in foreign)
-        assert sum(has_signal(c.rewards) for c in selection.taken[2:]) == min(3, num_teaching)
+        num_with_signal = sum(has_signal(c.rewards) for c in foreign)
+        assert sum(has_signal(c.rewards) for c in selection.taken[2:]) == min(3, num_with_signal)
         assert set(rates) == {"arithmetic:add"}
     of_first = [fmean(reward for c in candidates if c.own for reward in c.rewards) for candidates, *_ in seen[:4]]
     assert [rates["arithmetic:add"] for *_, rates in seen[:4]] == pytest.approx(of_first)
 
 
-def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
+def test_a_divided_swarm_generates_less_of_a_part_without_a_signal(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No completion of eight tokens has room for a sum with its working: no group of `sums` has a signal."""
+    """Eight tokens are too few for a sum with its working, so no group of `sums` has a signal."""
     late = Counter[str]()
     note = step_gate.note_signals
 
@@ -249,30 +249,30 @@ def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
     assert late["arithmetic:add"] > 0.6 * late.total()
 
 
-async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
+async def test_a_group_rejected_after_validation_is_counted_once() -> None:
     registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
     lockstep = SynchronousRounds(rounds)
-    for name, validator in (("judge", Validator(NodeState(), registry)), ("sender", None)):
+    for name, validator in (("receiver", Validator(NodeState(), registry)), ("sender", None)):
         lockstep.enter(RoundMember(name, NodeCounters(groups_sent=2), 1, RoundQuota(rounds), validator))
     peer = registry.seen("sender")
-    peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and found out
+    peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and later rejected
     assert not lockstep._is_complete(1)
     peer.refused["reward_mismatch"] = 1
     assert lockstep._is_complete(1)
 
 
 @pytest.mark.parametrize("lie", ["rewards", "logprobs", "positives"])
-def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: str) -> None:
+def test_false_claims_are_rejected_or_truncated(experiment: Experiment, lie: str) -> None:
     result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=2))
-    assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the liar has no curve
+    assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the malicious node has no curve
     for member in result.members:
         if lie == "rewards":
             assert member.refused == {"reward_mismatch": 3, "banned": 2 * PROMPTS // 4 - 3}, (
-                "three lies, and no more is read"
+                "a ban after three false claims"
             )
-            assert member.foreign_groups == 2 * PROMPTS // 2  # of the two honest peers; nobody waited for the rest
+            assert member.foreign_groups == 2 * PROMPTS // 2  # of the two honest peers, without a wait for the others
         elif lie == "positives":
-            assert member.refused["understated_logprobs"] >= 1, "far likelier than the liar says"
+            assert member.refused["understated_logprobs"] >= 1, "the learner finds them far likelier than claimed"
             assert (member.steps["truncated_fraction"][0] or 0) > 0
         else:
             assert not member.refused
@@ -280,20 +280,20 @@ def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: s
             assert (member.steps["truncated_fraction"][0] or 0) > 0
 
 
-def test_a_liar_whose_log_probs_are_a_learners_own_passes_all_checks_of_that_learner(experiment: Experiment) -> None:
+def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment: Experiment) -> None:
     setting = only(experiment, methods=("ftis:peer_weights=agreement",), lies=("mimic",), num_nodes=(4,), steps=3)
     mimicked = run_trial(setting).members[0]
-    assert not mimicked.refused, "no likelihood tells its completions from honest ones"
+    assert not mimicked.refused, "likelihoods do not distinguish its completions from honest ones"
     assert mimicked.foreign_groups == 3 * PROMPTS * 3 // 4
-    assert mimicked.peer_weights[0] == {"liar": 1.0, "m": 1.0, "s~2": 1.0}, "nobody counts less before it is measured"
+    assert mimicked.peer_weights[0] == {"liar": 1.0, "m": 1.0, "s~2": 1.0}, "a peer has weight 1 before it is measured"
 
 
-def test_honest_nodes_make_up_for_a_liars_share_where_the_run_says_so(experiment: Experiment) -> None:
+def test_honest_nodes_replace_the_groups_of_a_malicious_node_in_a_filled_swarm(experiment: Experiment) -> None:
     result = run_trial(only(experiment, shares=("filled",), lies=("rewards",), num_nodes=(4,), steps=3))
     own = PROMPTS // 4
     for member in result.members:
         others = [other for other in result.members if other is not member]
-        assert member.own_groups == own + 2 * (own + 1), "from the second step on one more, by three honest nodes"
+        assert member.own_groups == own + 2 * (own + 1), "from the second step, each honest node generates one more"
         assert member.own_groups + member.foreign_groups == PROMPTS - own + 2 * PROMPTS
         received = member.curve("arithmetic:add")[-1].tokens_received
         assert received == sum(other.curve("arithmetic:add")[-1].tokens_generated for other in others)
@@ -307,23 +307,23 @@ def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny
     assert adapter.trainable_parameters < adapter.parameters / 2
 
 
-def test_a_missing_model_is_named(experiment: Experiment, tmp_path: Path) -> None:
+def test_a_missing_model_is_named_in_the_error(experiment: Experiment, tmp_path: Path) -> None:
     pair = Pair("size", (TrialMember("a", str(tmp_path / "nothing")), TrialMember("b", str(tmp_path / "nothing"))))
     with pytest.raises(ModelError, match="nothing"):
         run_trial(only(experiment, pairs=(pair,)))
 
 
-def test_results_are_kept_and_not_made_again(experiment: Experiment, tmp_path: Path) -> None:
-    heard: list[float] = []
+def test_stored_results_are_reused(experiment: Experiment, tmp_path: Path) -> None:
+    reported: list[float] = []
     trials = replace(experiment, methods=("alone", "nois"), steps=1).trials()
-    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda fraction, what: heard.append(fraction))
-    assert heard
+    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda fraction, what: reported.append(fraction))
+    assert reported
     stored = tmp_path / "runs" / f"{trials[0].key}.json"
     marked = json.loads(stored.read_bytes()) | {"seconds": 12345.0}
     stored.write_text(json.dumps(marked))
     again: list[TrialResult] = run_trials(trials, tmp_path, jobs=2, watch=lambda fraction, what: None)
     assert [result.key for result in again] == [trial.key for trial in trials]
-    assert again[0].seconds == 12345.0  # read, not run
+    assert again[0].seconds == 12345.0  # read from the file
     assert results[0].members == again[0].members
 
 

@@ -1,4 +1,4 @@
-"""What is on disk is the learner, to the bit; what is damaged is passed over by name; what is another's is refused."""
+"""Checkpoints resume a run bit for bit. Damaged ones are skipped and reported, and those of other runs refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import msgspec
 import pytest
 import torch
-from learner_rig import checkpoint_tensors, make_boot, random_groups, without_times
+from learner_rig import SMALL, checkpoint_tensors, make_boot, random_groups, train_steps, without_times
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny
 
@@ -20,31 +20,13 @@ from ftis_node.learner.core import Learner
 
 LORA = LoraSection(rank=4, alpha=8)
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
-SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
-
-
-def train(learner, *steps):
-    for step in steps:
-        learner.train(random_groups(seed=step, **SMALL), step=step)
-    return learner
-
-
-def everything(learner):
-    """Weights, moments and random state, as one dictionary of tensors."""
-    trainable = learner.policy.trainable()
-    moments = {
-        f"{name}.{key}": value
-        for name, parameter in trainable.items()
-        for key, value in learner._optimizer.state[parameter].items()
-    }
-    return {**{name: value.detach() for name, value in trainable.items()}, **moments, "random": torch.get_rng_state()}
 
 
 @pytest.fixture(scope="module")
 def trained_home(model_folder, tmp_path_factory):
-    """A home with checkpoints of steps 2 and 3."""
+    """Return a home with checkpoints of steps 2 and 3."""
     home = tmp_path_factory.mktemp("home")
-    train(Learner(make_boot(model_folder, home)), 1, 2, 3)
+    train_steps(Learner(make_boot(model_folder, home)), 1, 2, 3)
     return home
 
 
@@ -53,7 +35,7 @@ def home(trained_home, tmp_path):
     return shutil.copytree(trained_home, tmp_path / "home")
 
 
-def test_checksum_is_of_every_piece_in_its_place(tmp_path):
+def test_a_checksum_depends_on_every_piece_and_its_position(tmp_path):
     path = tmp_path / "file"
     first, second = bytes(PIECE_BYTES), b"\x01" * PIECE_BYTES
     sums = []
@@ -78,22 +60,24 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_six_steps_are_three_and_three_to_the_bit(model_folder, tmp_path, lora):
-    """With all that a step may depend on: the course of the rate, the starting model, two updates on one batch."""
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(model_folder, tmp_path, lora):
+    """The settings cover what a step depends on: the schedule, the initial model, two updates per batch, randomness."""
     reports = {}
-    for name, lives in (("straight", [(1, 2, 3, 4, 5, 6)]), ("resumed", [(1, 2, 3), (4, 5, 6)])):
+    for name, runs in (("straight", [(1, 2, 3, 4, 5, 6)]), ("resumed", [(1, 2, 3), (4, 5, 6)])):
         boot = make_boot(model_folder, tmp_path / name, lora=lora, **SETTINGS)
         reports[name] = []
-        for steps in lives:
-            torch.manual_seed(len(steps))  # a life must not depend on what happened outside of the checkpoint
+        for steps in runs:
+            torch.manual_seed(len(steps))  # the result must not depend on a state outside of the checkpoint
             learner = Learner(boot)
-            assert learner.state().step == steps[0] - 1
-            replies = [learner.train(random_groups(seed=step, **SMALL), step=step) for step in steps]
-            reports[name] += [without_times(reply.report) for reply in replies]
+            assert learner.state().step == learner.state().policy_version == steps[0] - 1
+            for step in steps:
+                torch.rand(5)  # changes the random state between two checkpoints
+                reply = learner.train(random_groups(seed=step, **SMALL), step=step)
+                reports[name].append(without_times(reply.report))
         reports[name].append(learner.state().proof)
     assert reports["resumed"] == reports["straight"]
     assert all(report.num_updates == 2 for report in reports["straight"][:-1])
-    assert len({report.learning_rate for report in reports["straight"][:-1]}) == 5, "steps 5 and 6 are at its end"
+    assert len({report.learning_rate for report in reports["straight"][:-1]}) == 5, "steps 5 and 6 have the final rate"
     assert reports["straight"][5].kl_to_start > 0
     straight, resumed = (checkpoint_tensors(tmp_path / name, step=6) for name in ("straight", "resumed"))
     assert straight.keys() == resumed.keys()
@@ -102,49 +86,29 @@ def test_six_steps_are_three_and_three_to_the_bit(model_folder, tmp_path, lora):
     assert all(torch.equal(straight[key], resumed[key]) for key in straight)
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
-def test_resumed_run_goes_on_bit_for_bit(model_folder, tmp_path, lora):
-    straight = train(Learner(make_boot(model_folder, tmp_path / "a", lora=lora)), 1)
-    torch.rand(5)  # random numbers are used up on the way
-    train(straight, 2, 3, 4)
-    expected = {name: value.clone() for name, value in everything(straight).items()}
-
-    boot = make_boot(model_folder, tmp_path / "b", lora=lora)
-    interrupted = train(Learner(boot), 1)
-    torch.rand(5)
-    train(interrupted, 2)
-    torch.manual_seed(123)  # the new life must not depend on what happened outside of the checkpoint
-    resumed = Learner(boot)
-    assert (resumed.state().step, resumed.state().policy_version) == (2, 2)
-    found = everything(train(resumed, 3, 4))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert resumed.state().proof == straight.state().proof
-
-
-def test_random_numbers_of_a_gpu_go_on_too(model_folder, tmp_path, monkeypatch):
-    """Where one is in use; here none is, so its state is made up."""
+def test_the_random_state_of_a_gpu_is_restored(model_folder, tmp_path, monkeypatch):
+    """The test provides the random state of a GPU, because there is none."""
     state, restored = torch.arange(16, dtype=torch.uint8), []
     monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
     with monkeypatch.context() as gpu:
         gpu.setattr(torch.cuda, "is_initialized", lambda: True)
         gpu.setattr(torch.cuda, "get_rng_state", lambda: state)
-        train(Learner(make_boot(model_folder, tmp_path)), 1)
+        train_steps(Learner(make_boot(model_folder, tmp_path)), 1)
         Learner(make_boot(model_folder, tmp_path))
     assert len(restored) == 1
     assert torch.equal(restored[0], state)
-    assert Learner(make_boot(model_folder, tmp_path)).state().step == 1, "without a GPU it is left alone"
+    assert Learner(make_boot(model_folder, tmp_path)).state().step == 1, "it is not restored without a GPU"
     assert len(restored) == 1
 
 
-def test_lora_checkpoint_holds_the_adapter_alone(model_folder, tmp_path):
-    train(Learner(make_boot(model_folder, tmp_path, lora=LORA)), 1)
+def test_a_lora_checkpoint_contains_only_the_adapter(model_folder, tmp_path):
+    train_steps(Learner(make_boot(model_folder, tmp_path, lora=LORA)), 1)
     tensors = load_file(tmp_path / "checkpoints" / "step-00000001" / "weights.safetensors")
     assert tensors
     assert all(".lora_" in name for name in tensors)
 
 
-def test_old_checkpoints_are_pruned_and_the_state_can_be_read(home):
+def test_old_checkpoints_are_pruned_and_the_state_is_readable(home):
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
     state = json.loads((home / "checkpoints" / "step-00000003" / "state.json").read_text())
     assert state["step"] == state["policy_version"] == state["last_report"]["step"] == 3
@@ -153,11 +117,11 @@ def test_old_checkpoints_are_pruned_and_the_state_can_be_read(home):
     assert state["versions"].keys() == {"ftis-node", "torch", "python"}
 
 
-def bad_header(checkpoint):
+def invalid_header(checkpoint):
     (checkpoint / "weights.safetensors").write_bytes(b"\xff" * 64)
 
 
-def cut_short(checkpoint):
+def truncated(checkpoint):
     path = checkpoint / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
 
@@ -178,7 +142,7 @@ def wrong_moment(checkpoint):
     write_checksums(checkpoint, FILES)
 
 
-def state_no_json(checkpoint):
+def invalid_state(checkpoint):
     (checkpoint / "state.json").write_text("{")
     write_checksums(checkpoint, FILES)
 
@@ -192,15 +156,15 @@ def state_empty(checkpoint):
     (checkpoint / "state.json").write_bytes(b"")
 
 
-def turned_bit(name):
-    """In the middle of the numbers, where safetensors notices nothing."""
+def flipped_bit(name):
+    """Return a function that flips a bit among the numbers of a file, which safetensors does not detect."""
 
-    def turn(checkpoint):
+    def flip(checkpoint):
         content = bytearray((checkpoint / name).read_bytes())
         content[len(content) * 3 // 4] ^= 1
         (checkpoint / name).write_bytes(content)
 
-    return turn
+    return flip
 
 
 def no_checksums(checkpoint):
@@ -208,45 +172,45 @@ def no_checksums(checkpoint):
 
 
 DAMAGES = {
-    "header": (bad_header, "weights.safetensors changed on disk"),
-    "cut": (cut_short, "optimizer.safetensors changed on disk"),
+    "header": (invalid_header, "weights.safetensors changed on disk"),
+    "cut": (truncated, "optimizer.safetensors changed on disk"),
     "missing": (missing_file, "optimizer.safetensors cannot be read"),
     "shape": (wrong_shape, "does not hold the trained tensors"),
     "moment": (wrong_moment, "belongs to no trained tensor"),
-    "state": (state_no_json, "state.json cannot be read"),
+    "state": (invalid_state, "state.json cannot be read"),
     "fields": (state_incomplete, "state.json cannot be read"),
     "empty": (state_empty, "state.json changed on disk"),
-    "bit of a weight": (turned_bit("weights.safetensors"), "weights.safetensors changed on disk"),
-    "bit of a moment": (turned_bit("optimizer.safetensors"), "optimizer.safetensors changed on disk"),
-    "bit of the state": (turned_bit("state.json"), "state.json changed on disk"),
+    "bit of a weight": (flipped_bit("weights.safetensors"), "weights.safetensors changed on disk"),
+    "bit of a moment": (flipped_bit("optimizer.safetensors"), "optimizer.safetensors changed on disk"),
+    "bit of the state": (flipped_bit("state.json"), "state.json changed on disk"),
     "sums": (no_checksums, "checksums.json cannot be read"),
 }
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
-def test_damaged_checkpoint_is_passed_over_by_name(model_folder, home, damage, said):
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_and_reported(model_folder, home, damage, message):
     damage(home / "checkpoints" / "step-00000003")
     skipped = []
     learner = Learner(make_boot(model_folder, home), on_event=skipped.append)
     assert learner.state().step == 2
     (event,) = skipped
     assert event.name == "step-00000003"
-    assert said in event.reason
-    # Set aside, or it would count as the newest when old ones are pruned.
-    train(learner, 3, 4)
+    assert message in event.reason
+    # It is renamed. Otherwise it would count as the newest when old ones are pruned.
+    train_steps(learner, 3, 4)
     names = sorted(path.name for path in (home / "checkpoints").iterdir())
     assert names == ["damaged-step-00000003", "step-00000003", "step-00000004"]
 
 
-def test_nothing_readable_is_an_error_not_a_new_beginning(model_folder, home):
+def test_checkpoints_that_are_all_unreadable_are_an_error(model_folder, home):
     for checkpoint in (home / "checkpoints").iterdir():
-        bad_header(checkpoint)
+        invalid_header(checkpoint)
     with pytest.raises(ModelError, match="none of the 2 checkpoints .* can be read"):
         Learner(make_boot(model_folder, home))
     assert len(list((home / "checkpoints").glob("step-*"))) == 2
 
 
-def test_unmarked_folder_is_no_checkpoint(model_folder, home):
+def test_a_folder_without_its_marker_is_not_a_checkpoint(model_folder, home):
     (home / "checkpoints" / "step-00000003" / "COMPLETE").unlink()
     skipped = []
     learner = Learner(make_boot(model_folder, home), on_event=skipped.append)
@@ -254,37 +218,37 @@ def test_unmarked_folder_is_no_checkpoint(model_folder, home):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"run_id": "run-b"}, "this home belongs to run run-a, not run-b"),
         ({"lora": LORA}, "was trained as full, not LoRA of rank 4"),
     ],
 )
-def test_checkpoint_of_another_owner_is_refused(model_folder, home, changes, said):
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_a_checkpoint_of_another_run_or_form_is_refused(model_folder, home, changes, message):
+    with pytest.raises(ConfigError, match=message) as caught:
         Learner(make_boot(model_folder, home, **changes))
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
 
 
-def test_model_of_the_same_name_with_other_weights_is_refused(home, tmp_path):
+def test_a_model_of_the_same_name_with_other_weights_is_refused(home, tmp_path):
     other = save_tiny(tmp_path / "tiny", seed=77)
     with pytest.raises(ConfigError, match="this home trains tiny, not another model of the name tiny"):
         Learner(make_boot(other, home))
 
 
-def test_a_renamed_folder_of_the_same_model_goes_on(model_folder, home):
+def test_a_renamed_folder_of_the_same_model_is_resumed(model_folder, home):
     assert Learner(make_boot(model_folder, home, model_name="renamed")).state().step == 3
 
 
-def test_settings_of_training_may_change_between_lives(model_folder, home):
+def test_training_settings_may_change_at_a_restart(model_folder, home):
     boot = make_boot(model_folder, home, learning_rate=5e-4, method="tis")
-    learner = train(Learner(boot), 4)
+    learner = train_steps(Learner(boot), 4)
     assert learner._optimizer.param_groups[0]["lr"] == 5e-4
     assert learner.state().step == 4
 
 
-def test_last_report_survives(model_folder, home):
+def test_the_last_report_is_restored(model_folder, home):
     learner = Learner(make_boot(model_folder, home))
     report = learner.state().last_report
     assert (report.step, report.repeated) == (3, False)

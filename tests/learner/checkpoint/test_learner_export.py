@@ -1,4 +1,4 @@
-"""The export of a model: written tensor by tensor, in several files where it is large, without any computation."""
+"""The export of a model: one tensor at a time, in several files if it is large, without a forward pass."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_memory_holds_one_merged_tensor_at_a_time(tmp_path, model_folder):
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_an_export_computes_nothing(tmp_path, model_folder, monkeypatch, lora):
+def test_an_export_runs_no_forward_pass(tmp_path, model_folder, monkeypatch, lora):
     boot = make_boot(model_folder, tmp_path, lora=lora)
     learner = Learner(boot)
     learner.train(random_groups(), step=1)
@@ -67,7 +67,7 @@ def test_an_export_computes_nothing(tmp_path, model_folder, monkeypatch, lora):
     learner.close()
 
     def refuse(*_, **__):
-        raise AssertionError("the model was run, which takes a minute where it is large")
+        raise AssertionError("the export ran the model, which takes minutes if it is large")
 
     monkeypatch.setattr(Qwen2Model, "forward", refuse)
     assert export_newest(boot, tmp_path / "out", merge=True) == 1

@@ -1,6 +1,6 @@
-"""How a learner's versions leave it: its own tensors, a file, and the way from one to the other.
+"""Publishing weights: shared tensors, files, and the change from one to the other.
 
-CUDA IPC is replaced by shared memory of a CPU (`tests/cpu_sharing.py`).
+Shared memory of the CPU replaces CUDA IPC (`tests/cpu_sharing.py`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def step(learner, number):
 
 
 @pytest.mark.parametrize("changes", [BFLOAT16, {}, {**BFLOAT16, "optimizer_states": "8bit"}])
-def test_weights_never_move_by_steps_or_from_a_checkpoint(model_folder, tmp_path, changes):
-    """What handles to them rest on."""
+def test_steps_do_not_move_weights_in_memory(model_folder, tmp_path, changes):
+    """Shared handles rely on it."""
     learner = Learner(make_boot(model_folder, tmp_path, **changes))
     before, first = places(learner), {name: checksum(tensor) for name, tensor in own_tensors(learner.policy).items()}
     for number in (1, 2, 3):
@@ -52,10 +52,10 @@ def test_weights_never_move_by_steps_or_from_a_checkpoint(model_folder, tmp_path
     assert places(learner) == before
     now = {name: checksum(tensor) for name, tensor in own_tensors(learner.policy).items()}
     assert all(now[name] != first[name] for name in now if "weight" in name and "norm" not in name)
-    assert len(set(before.values())) == len(before), "tied weights come once"
+    assert len(set(before.values())) == len(before), "tied weights occur once"
 
 
-def test_each_version_is_seen_where_it_lies_with_its_checksums(model_folder, tmp_path, sharing):
+def test_each_version_is_read_from_shared_memory_with_its_checksums(model_folder, tmp_path, sharing):
     learner, opened = (
         Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16)),
         OpenedWeights(torch.device("cpu")),
@@ -69,7 +69,7 @@ def test_each_version_is_seen_where_it_lies_with_its_checksums(model_folder, tmp
         assert {name: checksum(tensor) for name, tensor in seen.items()} == weights.checksums
         assert all(seen[name].equal(tensor) for name, tensor in own_tensors(learner.policy).items())
         exports.add(weights.shared.export_id)
-    assert len(exports) <= 2  # the first one moves what a CPU shares
+    assert len(exports) <= 2  # the first export moves the tensors of a CPU
     assert list((tmp_path / "weights").glob("*")) == []
     resumed = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16))
     weights = resumed.state().weights
@@ -85,9 +85,9 @@ def test_one_export_serves_all_versions(model_folder, tmp_path, sharing):
     assert len({step(learner, number).shared.export_id for number in (1, 2, 3)}) == 1
 
 
-def test_a_file_is_written_on_request_and_only_a_refusal_ends_the_sharing(model_folder, tmp_path, sharing, caplog):
+def test_a_file_is_written_on_request_and_only_a_failure_to_map_ends_sharing(model_folder, tmp_path, sharing, caplog):
     learner = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16))
-    assert learner.write_weights() is None, "version 0 is the model as it came"
+    assert learner.write_weights() is None, "version 0 is the initial model"
     shared = step(learner, 1)
     written = learner.write_weights()
     assert (written.version, written.way, written.checksums) == (1, "file", shared.checksums)
@@ -113,8 +113,8 @@ def test_a_file_is_written_on_request_and_only_a_refusal_ends_the_sharing(model_
         ({"lora": LORA}, "a merged adapter"),
     ],
 )
-def test_what_cannot_be_shared_is_written_from_the_first_version_on(model_folder, tmp_path, changes, reason):
-    """Without the CPU's stand-in: torch's own functions on a machine without CUDA."""
+def test_weights_that_cannot_be_shared_are_written_to_files(model_folder, tmp_path, changes, reason):
+    """Torch's functions run without a replacement, on a machine without CUDA."""
     learner = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16, **changes))
     for number in (1, 2):
         weights = step(learner, number)
@@ -123,8 +123,8 @@ def test_what_cannot_be_shared_is_written_from_the_first_version_on(model_folder
         assert file_checksums(Path(weights.path)) == weights.checksums
 
 
-def test_an_adapter_alone_is_all_that_crosses(model_folder, tmp_path, sharing, monkeypatch):
-    """Whatever the way is said to be: megabytes, and nothing is merged for it."""
+def test_only_the_adapter_is_published(model_folder, tmp_path, sharing, monkeypatch):
+    """The setting `hand_over` does not matter, and no adapter is merged."""
     monkeypatch.setattr("ftis_node.learner.checkpoint.export.adapter_merger", lambda policy: pytest.fail("merged"))
     boot = make_boot(model_folder, tmp_path, hand_over="ipc", lora=LORA, publish_as="adapter")
     learner = Learner(boot)
@@ -138,7 +138,7 @@ def test_an_adapter_alone_is_all_that_crosses(model_folder, tmp_path, sharing, m
         assert weights.num_bytes < 4 * num_values + (1 << 14)
 
 
-def test_page_locked_files_are_told_from_plain_ones(model_folder, tmp_path, monkeypatch):
+def test_page_locked_files_have_the_content_of_plain_ones(model_folder, tmp_path, monkeypatch):
     locked = []
     monkeypatch.setattr("ftis_node.workers.tensor_file.register", lambda mapping: locked.append(mapping.numel()))
     monkeypatch.setattr("ftis_node.workers.tensor_file.unregister", lambda mapping: locked.remove(mapping.numel()))
@@ -150,7 +150,7 @@ def test_page_locked_files_are_told_from_plain_ones(model_folder, tmp_path, monk
         assert Path(weights.path).read_bytes() == Path(other.path).read_bytes()
         assert read_tensors(Path(weights.path), locked=LockedFiles()).keys() == weights.checksums.keys()
     learner.close()
-    assert len(locked) == 3, "the readers'"
+    assert len(locked) == 3, "mappings of readers"
 
 
 async def test_the_worker_writes_after_the_step_in_progress(model_folder, tmp_path, sharing):
@@ -172,7 +172,7 @@ async def test_the_worker_writes_after_the_step_in_progress(model_folder, tmp_pa
     assert published[0].shared == reply.weights.shared
 
 
-def test_segments_grow_only_after_weights_that_are_shared(model_folder, tmp_path, monkeypatch):
+def test_segments_grow_only_after_shared_weights_are_allocated(model_folder, tmp_path, monkeypatch):
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     calls = []

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, what is written while steps go on, and what a disk that refuses leads to."""
+"""The saver of checkpoints: when one is due, writing during later steps, and failed writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """Seconds, moved by hand."""
+    """A clock in seconds that the test advances."""
 
     now = 0.0
 
@@ -28,7 +28,7 @@ class Clock:
         return write
 
 
-def test_with_a_number_of_steps_it_is_due_after_these() -> None:
+def test_a_checkpoint_is_due_after_the_set_number_of_steps() -> None:
     saver = CheckpointSaver(every_steps=3)
     assert [step for step in range(6) if saver.is_due(step)] == [3, 4, 5]
     saver.begin(3, lambda: None)
@@ -37,7 +37,7 @@ def test_with_a_number_of_steps_it_is_due_after_these() -> None:
     assert [step for step in range(3, 8) if saver.is_due(step)] == [6, 7]
 
 
-def test_without_one_writing_takes_its_share_of_the_time() -> None:
+def test_by_default_writing_takes_a_fixed_share_of_the_time() -> None:
     clock = Clock()
     saver = CheckpointSaver(every_steps=None, clock=clock)
     writing_s = 0.0
@@ -50,7 +50,7 @@ def test_without_one_writing_takes_its_share_of_the_time() -> None:
     assert 0.9 * SHARE < writing_s / clock.now < 1.1 * SHARE
 
 
-def test_steps_without_a_checkpoint_are_bounded_however_long_writing_takes() -> None:
+def test_unsaved_steps_are_bounded_also_if_writing_is_slow() -> None:
     clock = Clock()
     saver = CheckpointSaver(every_steps=None, clock=clock)
     saver.begin(1, clock.takes(1e6))
@@ -59,14 +59,14 @@ def test_steps_without_a_checkpoint_are_bounded_however_long_writing_takes() -> 
     assert saver.is_due(1 + MAX_UNSAVED_STEPS)
 
 
-def test_a_step_without_news_is_never_due() -> None:
+def test_a_saved_step_is_not_due() -> None:
     saver = CheckpointSaver(every_steps=None)
     assert not saver.is_due(0)
     saver.goes_on_at(7)
     assert not saver.is_due(7)
 
 
-def test_what_is_being_written_counts_when_it_is_on_disk() -> None:
+def test_a_step_counts_as_saved_when_it_is_on_disk() -> None:
     may_end = threading.Event()
     saver = CheckpointSaver(every_steps=None)
     saver.begin(1, may_end.wait)
@@ -84,7 +84,7 @@ def test_what_is_being_written_counts_when_it_is_on_disk() -> None:
     saver.close()
 
 
-def test_a_disk_that_refuses_is_said_once_and_the_step_is_due_again() -> None:
+def test_a_failed_write_is_reported_once_and_the_step_is_due_again() -> None:
     def refuse() -> None:
         raise OSError(28, "No space left on device")
 

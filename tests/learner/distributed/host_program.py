@@ -1,6 +1,6 @@
-"""The node's host of a learner, in the network namespace in which a test starts it: `host_program.py BOOT OUT STEPS`.
+"""The daemon's side of a learner, for a network namespace of a test: `host_program.py BOOT OUT STEPS`.
 
-It is the daemon's side: a real LearnerClient with its worker. It prints one JSON object for each event and step.
+It runs a LearnerClient with its worker, and prints one JSON object for each event and step.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from ftis_node.workers.preload import Timing
 from ftis_node.workers.wire import dec_hook
 
 
-def say(**values):
+def print_json(**values):
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
 
 
 async def train(boot, folder, num_steps):
-    """Each step when a line arrives on the standard input; a step that fails is done again after the restart."""
+    """Train a step for each line of the standard input. A failed step is trained again after the restart."""
     client = LearnerClient(
         boot,
         sockets_dir=folder / "s",
         log_path=folder / "learner.log",
         timing=Timing(stop_grace_s=30.0),
         restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)),
-        on_event=lambda event: say(event=type(event).__name__, **msgspec.to_builtins(event)),
+        on_event=lambda event: print_json(event=type(event).__name__, **msgspec.to_builtins(event)),
     )
     try:
         done = (await client.start()).step
-        say(step=done, restarts=client.restarts)
+        print_json(step=done, restarts=client.restarts)
         while done < num_steps:
             await asyncio.to_thread(sys.stdin.readline)
             try:
                 reply = await client.train(random_groups(seed=done + 1, **SIZES), step=done + 1)
             except FtisError as error:
-                say(error=str(error))
+                print_json(error=str(error))
                 done = (await client.start()).step
-                say(step=done, restarts=client.restarts)
+                print_json(step=done, restarts=client.restarts)
             else:
                 done, proof = reply.report.step, list(reply.proof.logprobs)
-                say(step=done, loss=reply.report.loss, grad_norm=reply.report.grad_norm, proof=proof)
+                print_json(step=done, loss=reply.report.loss, grad_norm=reply.report.grad_norm, proof=proof)
     except FtisError as error:
-        say(error=str(error), kind=type(error).__name__)
+        print_json(error=str(error), kind=type(error).__name__)
     finally:
         await client.stop()
 

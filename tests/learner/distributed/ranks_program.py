@@ -1,6 +1,6 @@
-"""One rank of two, for `torchrun --nproc-per-node 2 ranks_program.py TASKS OUT`: runs learners one after the other.
+"""One of two ranks, for `torchrun --nproc-per-node 2 ranks_program.py TASKS OUT`. It runs learners in sequence.
 
-TASKS is a JSON list of [boot, first step, last step]; rank 0 writes to OUT what each learner did.
+TASKS is a JSON list of [boot, first step, last step]. Rank 0 writes the results of each learner to OUT.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZES = {"num_groups": 3, "group_size": 4, "max_length": 10}
 
 
 def train(learner, first, last):
-    """The reports of the steps, the proof of the last, and what a check and an audit between two steps find."""
+    """Return figures of the steps, the proof of the last one, and the results of a check and an audit after it."""
     replies = [learner.train(random_groups(seed=step, **SIZES), step=step) for step in range(first, last + 1)]
     version = learner.state().policy_version
     group = make_group([[7, 8, 9], [4, 5]], [0.0, 1.0], logprobs=[[-5.0, -5.5, -6.0], [-5.0, -6.0]], version=version)
@@ -50,8 +50,8 @@ def main():
         for boot, first, last in json.loads(sys.argv[1])
     ]
     done = []
-    seat = RankAddress.from_environment()
-    ranks = RankGroup(seat, tasks[0][0])
+    address = RankAddress.from_environment()
+    ranks = RankGroup(address, tasks[0][0])
     for boot, first, last in tasks:
         learner = Learner(boot, ranks=ranks)
         if ranks.rank:
@@ -61,7 +61,7 @@ def main():
         with ranks.lead(RankTask("end")):
             pass
     ranks.close()
-    if seat.rank == 0:
+    if address.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(done))
 
 

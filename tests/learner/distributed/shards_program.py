@@ -1,8 +1,8 @@
-"""One rank of two, for `torchrun --nproc-per-node 2 shards_program.py BOOTS OUT`: opens each policy and compares it.
+"""One of two ranks, for `torchrun --nproc-per-node 2 shards_program.py BOOTS OUT`. It loads and compares policies.
 
-BOOTS is a JSON list of boots. Of each policy rank 0 writes to OUT: the most resident memory that any rank had while the
-model was loaded and spread, above what it had before; the names of tensors that are not those of a model that was
-loaded whole; and whether it packs.
+BOOTS is a JSON list of boots. Rank 0 writes an object for each policy to OUT. `peak_bytes` is the largest increase of
+resident memory of a rank while the model is loaded and sharded. `different` has the names of tensors that differ from
+those of a model that is loaded whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-import peft  # noqa: F401  what is imported later would count as the model's memory
+import peft  # noqa: F401  a later import would count as memory of the model
 import torch
 import transformers.models.qwen2.modeling_qwen2
 from learner_rig import random_groups
@@ -40,11 +40,11 @@ def status_bytes(field):
     return 1024 * int(found[1])
 
 
-real_spread_policy = policies.load_sharded_policy
+original_load_sharded_policy = policies.load_sharded_policy
 
 
 def differing(boot, policy):
-    """Names of parameters and buffers that differ from those of a policy that is loaded whole."""
+    """Return the names of parameters and buffers that differ from those of a policy that is loaded whole."""
     expected = load_policy(msgspec.structs.replace(boot, settings=LearnerSection())).causal_lm
     named = [*expected.named_parameters(remove_duplicate=False), *expected.named_buffers()]
     found = dict(policy.causal_lm.named_parameters(remove_duplicate=False)) | dict(policy.causal_lm.named_buffers())
@@ -62,7 +62,7 @@ def measured(boot, ranks):
     def load_sharded_policy(*arguments):
         Path("/proc/self/clear_refs").write_text("5")
         before = status_bytes("VmRSS")
-        policy = real_spread_policy(*arguments)
+        policy = original_load_sharded_policy(*arguments)
         peaks.append(status_bytes("VmHWM") - before)
         return policy
 
@@ -85,11 +85,11 @@ def measured(boot, ranks):
 
 
 def fail_when_packed():
-    """As a model does whose code knows nothing of packed rows."""
+    """Replace the attention by one that does not support packed rows."""
 
     def attend(*arguments, plan=None, **more):
         if plan is not None:
-            raise TypeError("packed rows are not known here")
+            raise TypeError("packed rows are not supported")
         return attention.attend(*arguments, **more)
 
     attention.register = lambda: AttentionInterface.register(attention.ATTENTION, attend)
@@ -101,11 +101,11 @@ def main():
     die_with_owner(os.getppid())
     boots = [msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook) for boot in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
-    seat = RankAddress.from_environment()
-    ranks = RankGroup(seat, boots[0])
+    address = RankAddress.from_environment()
+    ranks = RankGroup(address, boots[0])
     done = [measured(boot, ranks) for boot in boots]
     ranks.close()
-    if seat.rank == 0:
+    if address.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(done))
 
 

@@ -1,4 +1,4 @@
-"""The channel between a learner's hosts: who may connect, what is read, and which host is blamed for a failure."""
+"""The channel between a learner's hosts: which hosts connect, which messages are read, which host failed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Left(NamedTuple):
 
 
 class Emitted(list):
-    """The events of a worker, and the error with which it ended."""
+    """The events of a worker, and the error that ended it."""
 
     def __call__(self, event):
         self.append(event)
@@ -59,7 +59,7 @@ class Emitted(list):
 
 @pytest.fixture
 def boot(model_folder, tmp_path):
-    """How to build the learner of two hosts that meet on the loopback interface."""
+    """Return a boot of two hosts that connect on the loopback interface."""
     secret = tmp_path / "secret"
     secret.write_text(SECRET.hex())
     secret.chmod(0o600)
@@ -76,7 +76,7 @@ def port_of(boot):
 
 
 class Client:
-    """Another host that says what a test wants."""
+    """Another host, whose messages the test chooses."""
 
     def __init__(self, port, secret=SECRET, own_keys=None):
         self._context = zmq.asyncio.Context()
@@ -86,7 +86,7 @@ class Client:
             self.socket.curve_publickey, self.socket.curve_secretkey = own_keys
         self.socket.connect(f"tcp://127.0.0.1:{port}")
 
-    async def say(self, message):
+    async def send(self, message):
         await self.socket.send(message if isinstance(message, bytes) else encode(message))
 
     async def until(self, kind):
@@ -112,30 +112,31 @@ def client(boot):
         each.close()
 
 
-async def test_only_holders_of_the_secret_connect_even_if_they_know_the_public_key(boot, client):
+async def test_a_host_without_the_secret_cannot_connect(boot, client):
     emitted = Emitted()
 
     async def lead():
         async with connect_hosts(boot, emitted):
-            raise AssertionError("a stranger was let in")
+            raise AssertionError("a host without the secret connected")
 
     leading = asyncio.create_task(lead())
-    await client(secret=bytes(32)).say(HostHello("stranger", versions()))
-    await client(own_keys=zmq.curve_keypair()).say(HostHello("stranger", versions()))
+    await client(secret=bytes(32)).send(HostHello("unknown", versions()))
+    # The second client knows the public key of the node, but not the secret.
+    await client(own_keys=zmq.curve_keypair()).send(HostHello("unknown", versions()))
     await asyncio.sleep(2.0)
     assert emitted == [HostsConnected(1, 2, boot.settings.rendezvous)]
     leading.cancel()
     await asyncio.wait([leading])
 
 
-async def test_a_host_gets_its_ranks_and_one_of_another_version_or_without_sense_does_not(boot, client):
+async def test_a_host_gets_its_ranks_unless_its_version_or_messages_are_invalid(boot, client):
     emitted, right, old, odd = Emitted(), client(), client(), client()
-    await odd.say(b"\xc1 nothing of ours")
-    await odd.say(Rejoin())
-    await old.say(HostHello("old", "ftis-node 0.0.1, torch 1.0"))
-    await right.say(BEAT)
+    await odd.send(b"\xc1 not a message")
+    await odd.send(Rejoin())
+    await old.send(HostHello("old", "ftis-node 0.0.1, torch 1.0"))
+    await right.send(BEAT)
     async with asyncio.timeout(WITHIN_S):
-        first = asyncio.create_task(right.until(Rejoin))  # the node does not know it yet
+        first = asyncio.create_task(right.until(Rejoin))  # the node has not received its greeting
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(say_hello_after(first, right))
             async with connect_hosts(boot, emitted) as connected:
@@ -144,7 +145,7 @@ async def test_a_host_gets_its_ranks_and_one_of_another_version_or_without_sense
                 ended = await old.until(HostsEnded)
                 leaving = tasks.create_task(leave(right))
             clean = await leaving
-    assert time.monotonic() - clean.at_s < hosts_module.LEAVE_S / 2, "the node did not notice that all had left"
+    assert time.monotonic() - clean.at_s < hosts_module.LEAVE_S / 2, "the node waited although all hosts had left"
     assert (assigned.number, assigned.first_rank, assigned.address, assigned.port) == (2, 1, "127.0.0.1", 4711)
     assert assigned.boot == boot
     assert "old has ftis-node 0.0.1, torch 1.0 and the node has" in ended.error
@@ -153,16 +154,16 @@ async def test_a_host_gets_its_ranks_and_one_of_another_version_or_without_sense
 
 
 async def leave(client):
-    """Answers the node's end; the end, and when it came."""
+    """Reply to the end of the node, and return the error with the time."""
     ended = await client.until(HostsEnded)
     at_s = time.monotonic()
-    await client.say(HostLeft())
+    await client.send(HostLeft())
     return Left(ended.error, at_s)
 
 
 async def say_hello_after(first, client):
     await first
-    await client.say(HostHello("right", versions()))
+    await client.send(HostHello("right", versions()))
 
 
 @pytest.mark.parametrize(
@@ -173,15 +174,15 @@ async def say_hello_after(first, client):
         ([], (WorkerDiedError, "host 2 of 2 of the learner (beta) is lost: no heartbeat")),
     ],
 )
-async def test_the_host_that_failed_is_named_and_the_process_ends(boot, client, monkeypatch, reports, expected):
+async def test_a_failed_host_is_named_and_the_process_ends(boot, client, monkeypatch, reports, expected):
     ended, emitted, other = asyncio.Event(), Emitted(), client()
     boot = msgspec.structs.replace(boot, settings=boot.settings.model_copy(update={"host_timeout_s": 3.0}))
     monkeypatch.setattr(hosts_module.os, "_exit", lambda code: ended.set())
     monkeypatch.setattr(hosts_module.logging, "shutdown", lambda: None)
-    await other.say(HostHello("beta", versions()))
+    await other.send(HostHello("beta", versions()))
     async with connect_hosts(boot, emitted):
         for report in reports:
-            await other.say(report)
+            await other.send(report)
         async with asyncio.timeout(WITHIN_S):
             await ended.wait()
     error = next(each for each in emitted if isinstance(each, Exception))
@@ -190,7 +191,7 @@ async def test_the_host_that_failed_is_named_and_the_process_ends(boot, client, 
     assert str(error).startswith("host 2 of 2 of the learner (beta)")
 
 
-async def test_a_host_that_looks_long_for_the_model_is_not_lost_and_reports_what_it_found(boot, monkeypatch):
+async def test_a_host_that_downloads_a_model_is_not_lost_and_reports_its_error(boot, monkeypatch):
     def download(model):
         time.sleep(6.0)
         raise ModelError("no such folder")
@@ -211,14 +212,14 @@ async def test_a_host_that_looks_long_for_the_model_is_not_lost_and_reports_what
         await agent
 
 
-async def test_a_node_without_its_hosts_says_how_to_start_them(boot):
+async def test_the_error_for_missing_hosts_has_the_command_that_starts_them(boot):
     boot = msgspec.structs.replace(boot, settings=boot.settings.model_copy(update={"rendezvous_timeout_s": 0.5}))
     with pytest.raises(NetworkError, match=r"1 of 2 hosts after 0.5 s: start `ftis-node learner-host --rendezvous 127"):
         async with connect_hosts(boot, Emitted()):
             pass
 
 
-async def test_an_agent_without_a_node_gives_up(boot):
+async def test_an_agent_without_a_node_ends_with_an_error(boot):
     settings = AgentSettings("127.0.0.1", port_of(boot), timeout_s=1.0)
     with pytest.raises(NetworkError, match="no node answers at 127.0.0.1"):
         await run_agent(settings, SECRET)
@@ -241,20 +242,20 @@ def test_gloo_and_nccl_use_the_interface_of_the_rendezvous():
     ("text", "expected"),
     [("10.0.0.1:29400", ("10.0.0.1", 29400)), ("[fd00::1]:1", ("fd00::1", 1)), ("a.b.svc:65535", ("a.b.svc", 65535))],
 )
-def test_endpoints_are_read(text, expected):
+def test_endpoints_are_parsed(text, expected):
     assert parse_endpoint(text, name="x") == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "host", "host:", ":1", "host:0", "host:65536", "fd00::1:1", "0.0.0.0:1", "*:1", "[::]:1"]
 )
-def test_other_endpoints_are_refused(text):
+def test_invalid_endpoints_are_refused(text):
     with pytest.raises(ValueError, match=r"^x is "):
         parse_endpoint(text, name="x")
 
 
 def torchruns(**changes):
-    """The variables that torchrun sets for the only process of a host."""
+    """Return the environment that torchrun sets for the single process of a host."""
     given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
     return given | {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True", "HOME": "/root"} | changes
 
@@ -282,7 +283,7 @@ def test_torchrun_starts_the_node_on_the_first_host_and_a_learner_host_on_the_ot
         (["join"], {}, "--secret-file"),
     ],
 )
-def test_a_wrong_start_under_torchrun_is_explained(arguments, changes, problem, capsys):
+def test_invalid_arguments_under_torchrun_are_explained(arguments, changes, problem, capsys):
     with pytest.raises(SystemExit) as ended:
         replacement(arguments, torchruns(**changes))
     assert ended.value.code == 2

@@ -55,7 +55,7 @@ class Program:
         self._reader.start()
 
     def until(self, *wanted: str) -> str:
-        """The next line that contains all of `wanted`."""
+        """Return the next line that contains all of `wanted`."""
         while True:
             try:
                 line = self._queue.get(timeout=LINE_WITHIN_S)
@@ -66,7 +66,7 @@ class Program:
                 return line
 
     def step(self) -> dict[str, Any]:
-        """Lets a learner take its next step; its report, or its error."""
+        """Let the learner train its next step, and return its report or error."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -76,11 +76,11 @@ class Program:
                 return found
 
     def children(self) -> list[psutil.Process]:
-        """All processes below this one."""
+        """Return all descendants of this process."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def close(self) -> None:
-        """Ends it and its own processes."""
+        """End the process and its descendants."""
         family = self.children() if self.process.poll() is None else []
         for process in family:
             with suppress(psutil.NoSuchProcess):
@@ -102,7 +102,7 @@ class Program:
 
 
 class Machines:
-    """Two hosts, the programs on them, and what they share."""
+    """Two hosts, their programs, and the files that they share."""
 
     def __init__(self, internet: Internet, folder: Path) -> None:
         self.first, self.second = internet.host("first"), internet.host("second")
@@ -114,7 +114,7 @@ class Machines:
         self.programs: list[Program] = []
 
     def node(self, home: str, *, num_steps: int, host: Host | None = None, **settings: Any) -> Program:
-        """The node's side; without a host two ranks on this machine."""
+        """Start the node's side, on a host or on this machine."""
         boot = make_boot(self.model, self.folder / home, micro_batch_tokens=60)
         section = LearnerSection(checkpoint_every_steps=1, **settings)
         boot = msgspec.structs.replace(boot, settings=section)
@@ -124,14 +124,14 @@ class Machines:
         return self.start(host, sys.executable, program, text, str(self.folder / home), str(num_steps))
 
     def node_of_two(self, home: str, *, num_steps: int, **settings: Any) -> Program:
-        """The node's side of a learner on two hosts."""
-        meeting = {"hosts": 2, "rendezvous": f"{self.first.address}:{PORT}", "rendezvous_secret_file": str(self.secret)}
+        """Start the node's side of a learner on two hosts."""
+        channel = {"hosts": 2, "rendezvous": f"{self.first.address}:{PORT}", "rendezvous_secret_file": str(self.secret)}
         return self.node(
-            home, num_steps=num_steps, host=self.first, **meeting | {"host_timeout_s": HOST_TIMEOUT_S} | settings
+            home, num_steps=num_steps, host=self.first, **channel | {"host_timeout_s": HOST_TIMEOUT_S} | settings
         )
 
     def other(self, *options: str, secret: Path | None = None, host: Host | None = None) -> Program:
-        """`ftis-node learner-host` on the second host."""
+        """Start `ftis-node learner-host`, by default on the second host."""
         command = (sys.executable, "-m", "ftis_node", "learner-host", "--rendezvous", f"{self.first.address}:{PORT}")
         secret_file = str(secret or self.secret)
         return self.start(host or self.second, *command, "--secret-file", secret_file, "--threads", "1", *options)
@@ -143,7 +143,7 @@ class Machines:
 
 @pytest.fixture
 def machines(internet: Internet, tmp_path: Path) -> Iterator[Machines]:
-    """Two hosts without programs; what a test starts there is ended."""
+    """Return two hosts. The programs that a test starts on them end with the test."""
     made = Machines(internet, tmp_path)
     try:
         yield made
@@ -153,7 +153,7 @@ def machines(internet: Internet, tmp_path: Path) -> Iterator[Machines]:
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_two_hosts_learn_bit_by_bit_what_two_ranks_of_one_host_do(machines: Machines) -> None:
+def test_two_hosts_equal_two_ranks_of_one_host_bit_for_bit(machines: Machines) -> None:
     alone = machines.node("alone", num_steps=3, processes=2)
     expected = [alone.step() for _ in range(3)]
     node = machines.node_of_two("together", num_steps=3)
@@ -172,7 +172,7 @@ def test_two_hosts_learn_bit_by_bit_what_two_ranks_of_one_host_do(machines: Mach
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_a_killed_host_ends_the_step_is_named_and_the_learner_goes_on_when_it_is_back(machines: Machines) -> None:
+def test_a_killed_host_is_named_and_the_learner_resumes_when_it_returns(machines: Machines) -> None:
     alone = machines.node("alone", num_steps=2, processes=2)
     expected = [alone.step() for _ in range(2)]
     node, other = machines.node_of_two("together", num_steps=2), machines.other()
@@ -191,9 +191,7 @@ def test_a_killed_host_ends_the_step_is_named_and_the_learner_goes_on_when_it_is
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_a_host_that_falls_silent_is_lost_and_joins_again_when_it_is_reachable(
-    machines: Machines, internet: Internet
-) -> None:
+def test_an_unreachable_host_is_lost_and_rejoins_when_it_is_reachable(machines: Machines, internet: Internet) -> None:
     node, other = machines.node_of_two("together", num_steps=2), machines.other()
     assert "loss" in node.step()
     internet.cut([machines.first], [machines.second])
@@ -207,7 +205,7 @@ def test_a_host_that_falls_silent_is_lost_and_joins_again_when_it_is_reachable(
 
 @pytest.mark.timeout(LIMIT_S)
 def test_torchrun_on_both_hosts_runs_one_node(machines: Machines, tiny_models: Mapping[str, Path]) -> None:
-    """Real torchrun, `ftis-node join` and `ftis-node learner-host`; the other host never has a home."""
+    """The test runs torchrun with `ftis-node join` and `ftis-node learner-host`. The second host has no home."""
     home, model = machines.folder / "home", str(tiny_models["s"])
     run = write_manifest(machines.folder / "run.toml", foreign_wait_s=0.5)
     command = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1")
@@ -230,7 +228,7 @@ def test_torchrun_on_both_hosts_runs_one_node(machines: Machines, tiny_models: M
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_another_secret_finds_no_node_and_a_missing_host_ends_the_node(machines: Machines) -> None:
+def test_a_host_with_another_secret_finds_no_node_and_the_node_ends(machines: Machines) -> None:
     wrong = machines.folder / "wrong"
     wrong.write_text(os.urandom(32).hex())
     wrong.chmod(0o600)

@@ -1,6 +1,6 @@
-"""A learner of two ranks does what one process does, and dies as one.
+"""A learner of two ranks computes what one process computes, and ends as a whole.
 
-The numbers come from real torchrun with two gloo ranks on the CPU; the processes from the client, as in a node.
+Numbers come from torchrun with two gloo ranks on the CPU. Tests of processes use the client, as a node does.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ NUMBERS = 1e-5
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
 LONG = {"num_groups": 12, "group_size": 8, "max_length": 60}
 ADAPTER = {"lora": LoraSection(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
-TIED_TOGETHER = {"denominator": "kept"}  # a loss that needs two passes
-FORMS = {"full": {}, "lora": ADAPTER | TIED_TOGETHER}
+TWO_PASSES = {"denominator": "kept"}  # a loss that needs two passes
+FORMS = {"full": {}, "lora": ADAPTER | TWO_PASSES}
 
 
 def run_two_ranks(tasks, folder, program="ranks_program.py"):
-    """The program under torchrun; what rank 0 wrote."""
+    """Run the program with torchrun, and return the results that rank 0 wrote."""
     store = [f"--rdzv-endpoint={folder / 'rendezvous'}", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
     python_path = f"{HERE}:{HERE.parent}:{Path(ftis_node.__file__).parents[1]}"
     arguments = [json.dumps(msgspec.to_builtins(tasks, enc_hook=enc_hook)), str(folder / "out.json")]
     environment = {**os.environ, **COMMUNICATION, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path}
-    environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that resident memory is what is in use
+    environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that freed memory is not resident
     done = subprocess.run(
         [*TORCHRUN, *store, str(HERE / program), *arguments],
         env=environment,
@@ -69,7 +69,7 @@ def run_two_ranks(tasks, folder, program="ranks_program.py"):
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_folder, tmp_path):
+def test_two_ranks_train_like_one_and_resume_its_checkpoints(model_folder, tmp_path):
     def boot(form, home):
         return make_boot(
             model_folder,
@@ -103,7 +103,7 @@ def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_fold
 
 
 @pytest.mark.timeout(LIMIT_S)
-async def test_killed_follower_takes_the_group_down_and_the_next_group_goes_on(model_folder, tmp_path):
+async def test_a_killed_rank_ends_all_ranks_and_the_restarted_learner_resumes(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=60, num_processes=2)
     events = []
     client = LearnerClient(
@@ -118,7 +118,7 @@ async def test_killed_follower_takes_the_group_down_and_the_next_group_goes_on(m
     try:
         await client.start()
         first = await client.train(groups, step=1)
-        assert CheckpointInProgress(step=1) in events, "to gather the shards of a large model takes a while"
+        assert CheckpointInProgress(step=1) in events, "a checkpoint that takes long is reported when it begins"
         leader = psutil.Process(client.pid)
         (follower,) = leader.children()
         step = asyncio.create_task(client.train(random_groups(**LONG), step=2))
@@ -152,7 +152,7 @@ async def test_killed_follower_takes_the_group_down_and_the_next_group_goes_on(m
 
 
 @pytest.mark.timeout(LIMIT_S)
-async def test_model_that_is_not_there_is_the_users_error_with_two_ranks_too(tmp_path):
+async def test_a_missing_model_is_a_user_error_with_two_ranks(tmp_path):
     boot = make_boot(tmp_path / "nowhere", tmp_path, num_processes=2)
     client = LearnerClient(boot, sockets_dir=tmp_path / "s", log_path=tmp_path / "learner.log")
     try:
@@ -163,25 +163,25 @@ async def test_model_that_is_not_there_is_the_users_error_with_two_ranks_too(tmp
     assert client.restarts == 0
 
 
-def test_what_one_rank_alone_meets_ends_its_process_and_what_all_agree_on_does_not(monkeypatch, caplog):
+def test_an_error_of_one_rank_ends_its_process_and_an_error_of_all_does_not(monkeypatch, caplog):
     ended = []
     monkeypatch.setattr(ranks.os, "_exit", ended.append)
     monkeypatch.setattr(ranks.logging, "shutdown", lambda: None)
     group = group_of(1, 2)
-    for agreed in (WorkerTaskError("told to stop"), OSError("disk full")):
+    for agreed in (WorkerTaskError("stopped"), OSError("disk full")):
         with pytest.raises(type(agreed)), group.in_step():
             raise agreed
     assert not ended
     with group.in_step():
-        raise torch.OutOfMemoryError("no room")
+        raise torch.OutOfMemoryError("no memory")
     assert ended == [ranks.BROKEN_EXIT_CODE]
     assert "rank 1 of the learner failed" in caplog.text
-    assert "no room" in caplog.text
+    assert "no memory" in caplog.text
 
 
-def test_a_seat_is_told_as_torchrun_tells_it():
-    seat = RankAddress(0, 3, 0, "127.0.0.1", 4711)
-    assert RankAddress.from_environment(seat.environment_of(2, local_rank=1, num_local=2)) == RankAddress(
+def test_a_rank_address_is_read_from_the_environment_of_torchrun():
+    address = RankAddress(0, 3, 0, "127.0.0.1", 4711)
+    assert RankAddress.from_environment(address.environment_of(2, local_rank=1, num_local=2)) == RankAddress(
         2, 3, 1, "127.0.0.1", 4711
     )
     assert RankAddress.from_environment({}) is None
@@ -193,7 +193,7 @@ def group_of(rank, size):
     return group
 
 
-def test_micro_batches_are_dealt_in_rounds_of_like_size():
+def test_micro_batches_are_dealt_in_rounds_of_similar_size():
     batch = make_batch(random_groups(seed=3, **SIZES))
     micro_batches = make_micro_batches(batch, max_tokens=40)
     dealt = [group_of(rank, 3).deal(micro_batches[::-1]) for rank in range(3)]
@@ -217,9 +217,9 @@ def test_micro_batches_are_dealt_in_rounds_of_like_size():
         (5, 2, [10] * 8),
     ],
 )
-def test_cuts_are_made_smaller_so_that_no_rank_idles(max_tokens, size, expected):
+def test_micro_batches_are_cut_so_that_every_rank_has_work(max_tokens, size, expected):
     def cut(budget):
-        """Eight pieces of 10 tokens, as many in each micro-batch as the budget has room for."""
+        """Pack eight pieces of 10 tokens into micro-batches of at most `budget` tokens, or of one piece."""
         per_cut = max(1, budget // 10)
         sizes = [10 * min(per_cut, 8 - start) for start in range(0, 8, per_cut)]
         return [replace(empty_micro_batch(), token_ids=torch.zeros(1, size)) for size in sizes]

@@ -1,4 +1,4 @@
-"""Each of two ranks reads its own rows of a model and never holds the whole; what it holds is what was saved."""
+"""Each of two ranks loads only its rows of a model, and they equal those of the files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LORA = LoraSection(rank=4, alpha=8)
 
 
 def save_shape(folder, **sizes):
-    """A random model of this shape, in several files, tied."""
+    """Save a random model of this shape in several files, with tied embeddings."""
     config = Qwen2Config(
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=512, eos_token_id=2, **sizes,
         tie_word_embeddings=True,
@@ -34,9 +34,9 @@ def save_shape(folder, **sizes):
 
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_two_ranks_hold_their_rows_and_never_the_whole(tmp_path):
+def test_each_rank_loads_only_its_rows(tmp_path):
     sizes = {"vocab_size": EMBEDDING_ROWS, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
-    wide_folder = save_shape(tmp_path / "wide", **sizes)  # 188 MB of float32, most of it in the layers
+    wide_folder = save_shape(tmp_path / "wide", **sizes)  # 188 MB of float32, mostly in the layers
     untied = save_tiny(tmp_path / "untied", tied=False, dtype="bfloat16")
     sizes = {"vocab_size": EMBEDDING_ROWS + 1, "hidden_size": 64, "intermediate_size": 75, "num_hidden_layers": 2}
     odd = save_shape(tmp_path / "odd", **sizes)  # rows that cannot be halved
@@ -54,12 +54,12 @@ def test_two_ranks_hold_their_rows_and_never_the_whole(tmp_path):
         assert opened["packs"] is True
     assert (in_full["tied"], in_bfloat16["tied"], small["tied"]) == (True, False, True)
     for opened in (in_full, adapted):
-        assert 0.45 * wide < opened["peak_bytes"] < 0.7 * wide  # its half, and the row that is being read
+        assert 0.45 * wide < opened["peak_bytes"] < 0.7 * wide  # half of it, and the row that it reads
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_files_that_name_tensors_otherwise_are_read_whole(tmp_path):
-    """As of a model that holds more than the language model, whose files transformers renames while it loads them."""
+def test_files_with_other_tensor_names_are_loaded_whole(tmp_path):
+    """Such files occur for multimodal models, whose tensors transformers renames when it loads them."""
     folder = save_tiny(tmp_path / "tied_twice")
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -69,7 +69,7 @@ def test_files_that_name_tensors_otherwise_are_read_whole(tmp_path):
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_a_model_that_fails_when_packed_is_opened_again_for_plain_rows(tmp_path, monkeypatch):
+def test_a_model_that_fails_on_packed_rows_is_reloaded_for_padded_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("FTIS_TEST_PACKING_FAILS", "1")
     boots = [make_boot(save_tiny(tmp_path / "tiny"), tmp_path / "home", num_processes=2)]
     (opened,) = run_two_ranks(boots, tmp_path, "shards_program.py")
@@ -95,7 +95,7 @@ def test_an_empty_model_has_all_but_its_weights(tmp_path, dtype):
     assert not empty.training
 
 
-def test_rows_are_those_of_the_file_and_what_does_not_fit_is_named(tmp_path):
+def test_rows_equal_those_of_the_file_and_a_mismatch_is_named(tmp_path):
     source = ModelSource("tiny", save_tiny(tmp_path, max_shard_size="50KB"))
     assert len(source.weights_files) > 1
     rows, model = WeightRows(source), empty_causal_lm(source, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Attention over packed texts equals attention over the whole row with a mask: values and gradients."""
+"""Attention over packed texts equals attention over the whole row with a mask, in values and gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ftis_node.learner.model import attention
 from ftis_node.learner.model.attention import AttentionPlan, attend, merged_classes
 
 PROMPT, LONG_PROMPT, SHORT_PROMPT = range(0, 30), range(178, 268), range(270, 273)
-# A family with a long completion, a text alone, two short families, and a prompt whose completions have one token.
+# A prompt with a long completion, a single text, a long prompt, a short one, and another single text.
 TEXTS = [
     *((PROMPT, range(30, 31)), (PROMPT, range(31, 131)), (PROMPT, range(131, 138))),
     *((range(138, 178),), (LONG_PROMPT, range(268, 270)), (SHORT_PROMPT, range(273, 277))),
@@ -18,8 +18,8 @@ TEXTS = [
 SIZE = 285
 
 
-def seen():
-    """`[T, T]` bool, written down pair by pair."""
+def attention_mask():
+    """Return the attention mask `[T, T]`, bool, set pair by pair."""
     matrix = torch.zeros(SIZE, SIZE, dtype=torch.bool)
     for text in TEXTS:
         places = [place for span in text for place in range(span.start, span.stop)]
@@ -36,7 +36,8 @@ def inputs(dtype, *, heads=4, key_heads=2, size=16):
 
 
 def reference(tensors, gradient, scale):
-    output = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=seen(), scale=scale, enable_gqa=True)
+    attention_of = torch.nn.functional.scaled_dot_product_attention
+    output = attention_of(*tensors, attn_mask=attention_mask(), scale=scale, enable_gqa=True)
     return output, torch.autograd.grad(output, tensors, gradient)
 
 
@@ -48,7 +49,7 @@ def packed(tensors, scale, *, device="cpu"):
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-def test_texts_are_the_whole(dtype, tolerance, key_heads):
+def test_packed_attention_equals_masked_attention(dtype, tolerance, key_heads):
     tensors, gradient = inputs(dtype, key_heads=key_heads)
     output = packed(tensors, 0.3)
     expected, expected_gradients = reference(tensors, gradient, 0.3)
@@ -76,13 +77,13 @@ def test_a_fixed_cost_merges_similar_lengths_and_bounds_the_padding():
 
 
 @pytest.mark.parametrize("key_heads", [1, 4])
-def test_merged_buckets_are_the_whole(monkeypatch, key_heads):
+def test_merged_buckets_equal_masked_attention(monkeypatch, key_heads):
     monkeypatch.setitem(attention.BUCKET_PAIRS, "cpu", attention.BUCKET_PAIRS["cuda"])
     assert AttentionPlan.of(TEXTS, torch.device("cpu")).buckets == ((3, 40), (2, 130), (4, 8))
-    test_texts_are_the_whole(torch.float64, 1e-12, key_heads)
+    test_packed_attention_equals_masked_attention(torch.float64, 1e-12, key_heads)
 
 
-def test_a_text_alone_is_not_gathered():
+def test_a_single_text_is_not_gathered():
     assert AttentionPlan.of([(range(0, 30),)], torch.device("cpu")).buckets == ()
 
 
@@ -92,7 +93,7 @@ def test_half_precision_keeps_scores_in_float32():
 
 
 def check_half_precision(output, tensors, gradient):
-    """Output and gradients against those of float64."""
+    """Compare output and gradients with those of float64."""
     exact_tensors = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
     exact, exact_gradients = reference(exact_tensors, gradient.cpu().double(), 0.3)
     assert (output.cpu() - exact).norm() < 0.01 * exact.norm()
@@ -108,7 +109,7 @@ def test_large_scores_do_not_overflow():
     assert (output - expected).abs().max() < 1e-4
 
 
-def test_attention_on_a_gpu_is_the_same():
+def test_attention_on_a_gpu_equals_masked_attention():
     tensors, gradient = inputs(torch.bfloat16)
     on_gpu = [tensor.detach().to("cuda").requires_grad_() for tensor in tensors]
     check_half_precision(packed(on_gpu, 0.3, device="cuda"), on_gpu, gradient.to("cuda"))

@@ -1,26 +1,19 @@
-"""Gated blocks that keep half as much compute what they did."""
+"""Gated blocks that save half of their activations compute the same values and gradients."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from learner_rig import make_boot, random_groups
+from learner_rig import make_boot
 from tiny_models import make_model
 from torch.autograd.graph import saved_tensors_hooks
 
 from ftis_node.config.workers import LoraSection
-from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.policy import save_memory
 from ftis_node.learner.model.policy_loading import load_policy
 
 WIDE = 128  # the tiny models' feed-forward width
-
-
-@pytest.fixture(scope="module")
-def micro_batch():
-    (only,) = make_micro_batches(make_batch(random_groups()), max_tokens=10_000)
-    return only
 
 
 def gradients(model):
@@ -59,7 +52,7 @@ def test_values_and_gradients_are_the_same(micro_batch, dtype):
         assert (ours[name] - gradient).norm() <= 1e-6 * gradient.norm()
 
 
-def test_with_an_adapter_the_product_is_kept_too(model_folder, tmp_path, micro_batch):
+def test_values_and_gradients_are_the_same_with_an_adapter(model_folder, tmp_path, micro_batch):
     policy = load_policy(make_boot(model_folder, tmp_path, lora=LoraSection(rank=4, alpha=8)))
     torch.manual_seed(1)
     with torch.no_grad():
@@ -70,7 +63,7 @@ def test_with_an_adapter_the_product_is_kept_too(model_folder, tmp_path, micro_b
     saved = {name: gradient.clone() for name, gradient in gradients(policy.causal_lm).items()}
     policy.causal_lm.zero_grad()
     for module in policy.causal_lm.modules():
-        module.__dict__.pop("forward", None)  # back to the class's own
+        module.__dict__.pop("forward", None)  # restores the method of the class
     expected = policy.logprobs(micro_batch)
     assert torch.equal(ours, expected)
     expected.sum().backward()
@@ -80,7 +73,7 @@ def test_with_an_adapter_the_product_is_kept_too(model_folder, tmp_path, micro_b
         assert (saved[name] - gradient).norm() <= 1e-6 * gradient.norm()
 
 
-def test_another_activation_is_left_alone():
+def test_another_activation_is_not_changed():
     model = make_model()
     for layer in model.model.layers:
         layer.mlp.act_fn = torch.nn.GELU()

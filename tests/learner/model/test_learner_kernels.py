@@ -1,4 +1,4 @@
-"""Compiled layers compute the same step; kernels that fail or are wrong are left out; the fastest are taken."""
+"""Compiled layers compute the same step. Kernels that fail or are wrong are skipped, and the fastest are used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ftis_node.learner.model.policy_loading import load_policy
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # torch's own code has deprecated calls
 def test_compiled_layers_give_the_same_step(model_folder, tmp_path, caplog):
-    """torch.compile with its C++ backend, really; three steps, whose micro-batches are all of other shapes."""
+    """The test uses torch.compile with its C++ backend. The micro-batches of three steps have different shapes."""
     pytest.importorskip("torch._inductor")
     caplog.set_level(logging.INFO)
     learners = {
@@ -41,10 +41,10 @@ def test_compiled_layers_give_the_same_step(model_folder, tmp_path, caplog):
     assert frames["ok"] == frames["total"] > 0
     seen = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     learners["compile"].train(random_groups(seed=4, max_length=30), step=4)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == seen, "another shape is no other program"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == seen, "another shape needs no compilation"
 
 
-def test_a_compiler_that_fails_leaves_plain_kernels_and_says_why(model_folder, tmp_path, monkeypatch, caplog):
+def test_a_failing_compiler_leaves_plain_kernels_and_logs_the_reason(model_folder, tmp_path, monkeypatch, caplog):
     def fail(layer, **options):
         layer._compiled_call_impl = broken
 
@@ -64,10 +64,8 @@ def test_a_compiler_that_fails_leaves_plain_kernels_and_says_why(model_folder, t
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
-def test_liger_is_used_where_it_is_right_and_undone_where_it_is_not(
-    model_folder, tmp_path, monkeypatch, caplog, is_wrong
-):
-    """A stand-in for the package, which needs a GPU: it patches norms and a function of the model's code, too."""
+def test_liger_is_used_if_it_is_correct_and_undone_otherwise(model_folder, tmp_path, monkeypatch, caplog, is_wrong):
+    """A stub replaces the package, which needs a GPU. It patches norms and a function of the model's module."""
     code = sys.modules["transformers.models.qwen2.modeling_qwen2"]
     rotate = code.apply_rotary_pos_emb
 
@@ -92,7 +90,7 @@ def test_liger_is_used_where_it_is_right_and_undone_where_it_is_not(
     code.apply_rotary_pos_emb = rotate
 
 
-def test_liger_that_is_not_installed_is_one_warning(model_folder, tmp_path, monkeypatch, caplog):
+def test_missing_liger_is_one_warning(model_folder, tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     policy = load_policy(make_boot(model_folder, tmp_path))
     assert choose_kernels(policy, make_boot(model_folder, tmp_path, kernels="liger")).kernels == "plain"
@@ -109,8 +107,8 @@ def test_liger_that_is_not_installed_is_one_warning(model_folder, tmp_path, monk
         ((10.0, 12.0, 11.0), None, "plain"),
     ],
 )
-def test_the_fastest_that_is_right_is_taken(model_folder, tmp_path, monkeypatch, caplog, figures, problem, chosen):
-    """On a GPU, which the policy is made to have; what kernels do there is a stand-in."""
+def test_the_fastest_correct_kernels_are_used(model_folder, tmp_path, monkeypatch, caplog, figures, problem, chosen):
+    """Stubs replace the GPU, the kernels and their measured times."""
     caplog.set_level(logging.INFO)
     policy, on = load_policy(make_boot(model_folder, tmp_path)), []
 
@@ -136,7 +134,7 @@ def test_the_fastest_that_is_right_is_taken(model_folder, tmp_path, monkeypatch,
     assert ("compile is skipped: RuntimeError: no such architecture" in caplog.text) is (problem is not None)
 
 
-def test_kernels_that_take_more_memory_than_planned_are_left_out(model_folder, tmp_path, monkeypatch, caplog):
+def test_kernels_that_take_more_memory_than_planned_are_skipped(model_folder, tmp_path, monkeypatch, caplog):
     policy = load_policy(make_boot(model_folder, tmp_path))
     measured = iter([KernelMeasurement(0.010, 100), KernelMeasurement(0.002, 150)])
     monkeypatch.setattr(kernels, "SWITCHES", {"compile": lambda causal_lm: lambda: None})
@@ -148,7 +146,7 @@ def test_kernels_that_take_more_memory_than_planned_are_left_out(model_folder, t
     assert "compile is skipped: a layer takes 1.50 times the memory" in caplog.text
 
 
-def test_a_layer_is_measured_and_the_model_is_as_before(model_folder, tmp_path):
+def test_measuring_a_layer_does_not_change_the_model(model_folder, tmp_path):
     policy = load_policy(make_boot(model_folder, tmp_path))
     micro_batch = kernels._micro_batch(policy, 6000)
     assert 4000 < micro_batch.token_ids.numel() <= 6000
@@ -158,20 +156,20 @@ def test_a_layer_is_measured_and_the_model_is_as_before(model_folder, tmp_path):
     assert all(value.grad is None for value in policy.trainable().values())
 
 
-def test_on_a_cpu_nothing_is_measured_unless_it_is_asked_for(model_folder, tmp_path, monkeypatch):
+def test_on_a_cpu_nothing_is_measured_by_default(model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "measure", None)
     monkeypatch.setattr(kernels, "SWITCHES", {})
     assert Learner(make_boot(model_folder, tmp_path)).state().kernels == "plain"
 
 
-def test_several_processes_have_no_kernels_of_their_own(model_folder, tmp_path):
+def test_kernels_are_refused_with_several_processes(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path, kernels="compile", num_processes=2)
     with pytest.raises(ConfigError, match=r"learner.kernels = 'compile' is for a learner of one process") as refused:
         Learner(boot)
     assert refused.value.exit_code == 2
 
 
-def test_the_hooks_that_measure_agreement_are_not_compiled_away(model_folder, tmp_path, monkeypatch):
+def test_compile_is_refused_with_agreement_weights(model_folder, tmp_path, monkeypatch):
     boot = make_boot(model_folder, tmp_path, kernels="compile", peer_weights="agreement")
     with pytest.raises(ConfigError, match=r"skips the hooks of method.peer_weights"):
         Learner(boot)

@@ -1,4 +1,4 @@
-"""Log-probs are those of each completion alone, and all logits are never held at once."""
+"""Log-probs equal those of single completions, and the full logits are never in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("max_tokens", [90, 10_000])
-def test_equal_to_one_by_one(model, batch, temperature, max_tokens):
+def test_log_probs_equal_those_of_single_completions(model, batch, temperature, max_tokens):
     matrix = torch.zeros(batch.mask.shape)
     with torch.no_grad():
         for micro_batch in make_micro_batches(batch, max_tokens=max_tokens):
@@ -35,10 +35,10 @@ def test_equal_to_one_by_one(model, batch, temperature, max_tokens):
             alone = one_by_one_logprobs(model, prompt.tolist(), completion.tolist(), temperature)
             assert (matrix[row, : len(completion)] - alone).abs().max() < 1e-5
     assert matrix[~batch.mask].abs().max() == 0
-    assert matrix[batch.mask].std() > 0.3  # not all alike, or the comparison would say little
+    assert matrix[batch.mask].std() > 0.3  # equal values would not detect a permutation
 
 
-def test_gradient_through_chunks_is_that_of_the_whole(model, batch):
+def test_the_gradient_does_not_depend_on_chunks(model, batch):
     (micro_batch,) = make_micro_batches(batch, max_tokens=10_000)
     weights = torch.randn(len(micro_batch.target_ids), generator=torch.Generator().manual_seed(0))
 
@@ -52,7 +52,7 @@ def test_gradient_through_chunks_is_that_of_the_whole(model, batch):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_entropy_is_that_of_the_whole_softmax_and_changes_nothing(model, batch, temperature):
+def test_entropy_is_that_of_the_full_softmax(model, batch, temperature):
     (micro_batch,) = make_micro_batches(batch, max_tokens=10_000)
     meter = EntropyMeter()
     with torch.no_grad():
@@ -66,8 +66,8 @@ def test_entropy_is_that_of_the_whole_softmax_and_changes_nothing(model, batch, 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_products_into_float32_are_used_where_the_device_has_them(monkeypatch, temperature):
-    """As CUDA has them; here torch is made to. What is rounded to bfloat16 on the way is the scores alone."""
+def test_products_into_float32_are_used_if_the_device_has_them(monkeypatch, temperature):
+    """CUDA has such products, and a stub adds them on the CPU. Only scores are rounded to bfloat16."""
 
     def wide(product):
         def made(*tensors, out_dtype=None, out=None):
@@ -103,12 +103,12 @@ def test_products_into_float32_are_used_where_the_device_has_them(monkeypatch, t
     assert (gradient - its_gradient).norm() < 0.01 * its_gradient.norm()
 
 
-def test_the_cpu_has_no_products_into_float32_and_nothing_breaks():
+def test_the_cpu_has_no_products_into_float32():
     assert logprobs.has_wide_products(torch.device("cpu"), torch.bfloat16) is False
 
 
 class LargestLogits(TorchDispatchMode):
-    """Remembers the most rows of any float32 tensor as wide as the vocabulary, but for the weights themselves."""
+    """A recorder of the largest number of rows of a tensor that is as wide as the vocabulary."""
 
     num_rows = 0
 
@@ -120,8 +120,8 @@ class LargestLogits(TorchDispatchMode):
         return result
 
 
-def test_all_logits_are_never_held_at_once(batch):
-    model = make_model(hidden_size=32)  # a width by which the head's own gradient is no larger than a chunk
+def test_the_full_logits_are_never_in_memory(batch):
+    model = make_model(hidden_size=32)  # with this width the gradient of the head is no larger than a chunk
     (micro_batch,) = make_micro_batches(batch, max_tokens=10_000)
     assert len(micro_batch.target_ids) > 200
     with LargestLogits() as seen:

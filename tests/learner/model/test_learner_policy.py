@@ -1,4 +1,4 @@
-"""What is trained: the whole model, or an adapter that can be merged without being disturbed."""
+"""The trained parameters: the whole model, or an adapter, which can be merged."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 
 import pytest
 import torch
-from learner_rig import make_boot, random_groups
+from learner_rig import make_boot
 from tiny_models import make_model, save_tiny
 from torch.nn.functional import scaled_dot_product_attention
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.checkpoint.export import gathering_of
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
@@ -22,14 +21,8 @@ from ftis_node.learner.model.policy_loading import difference_from, load_policy
 LORA = LoraSection(rank=4, alpha=8)
 
 
-@pytest.fixture(scope="module")
-def micro_batch():
-    (only,) = make_micro_batches(make_batch(random_groups()), max_tokens=10_000)
-    return only
-
-
 def disturbed_adapter(policy):
-    """Give the adapter something to say: peft starts it at zero."""
+    """Add noise to the adapter, because peft initializes it without an effect."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in policy.trainable().values():
@@ -37,13 +30,13 @@ def disturbed_adapter(policy):
     return policy
 
 
-def test_full_training_moves_every_weight(model_folder, tmp_path):
+def test_full_training_trains_every_weight(model_folder, tmp_path):
     policy = load_policy(make_boot(model_folder, tmp_path))
     assert policy.num_trainable_parameters == policy.num_parameters == make_model().num_parameters()
     assert "model.embed_tokens.weight" in policy.trainable()
 
 
-def test_lora_trains_the_adapter_alone(model_folder, tmp_path, micro_batch):
+def test_lora_trains_only_the_adapter(model_folder, tmp_path, micro_batch):
     policy = load_policy(make_boot(model_folder, tmp_path, lora=LORA))
     assert policy.num_parameters == make_model().num_parameters()
     # 7 linear layers of 2 decoder layers, each rank x (inputs + outputs)
@@ -60,7 +53,7 @@ def merged_weights(policy):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_merged_weights_answer_like_the_adapter_and_leave_it_alone(tmp_path, micro_batch, tied):
+def test_merged_weights_equal_the_adapter_and_do_not_change_it(tmp_path, micro_batch, tied):
     folder = save_tiny(tmp_path / "m", tied=tied)
     policy = disturbed_adapter(load_policy(make_boot(folder, tmp_path, lora=LORA)))
     with torch.no_grad():
@@ -76,7 +69,7 @@ def test_merged_weights_answer_like_the_adapter_and_leave_it_alone(tmp_path, mic
         assert torch.equal(policy.logprobs(micro_batch), unmerged)
 
 
-def test_bfloat16_holds_and_computes_in_bfloat16(model_folder, tmp_path, micro_batch):
+def test_bfloat16_stores_and_computes_in_bfloat16(model_folder, tmp_path, micro_batch):
     exact = load_policy(make_boot(model_folder, tmp_path))
     rough = load_policy(make_boot(model_folder, tmp_path, dtype="bfloat16"))
     with torch.no_grad():
@@ -111,16 +104,16 @@ def test_recomputed_activations_give_the_same_gradient(model_folder, tmp_path, m
 
 
 @pytest.mark.parametrize(("dropout", "keeps"), [(0.0, False), (0.1, True)])
-def test_random_states_are_kept_for_recomputing_only_where_there_is_a_dropout(dropout, keeps):
+def test_random_states_are_kept_for_recomputing_only_with_dropout(dropout, keeps):
     model = make_model()
     model.config.attention_dropout = dropout
     assert recompute_activations(model) is True
     how = {layer._gradient_checkpointing_func.keywords["preserve_rng_state"] for layer in model.model.layers}
     assert how == {keeps}
-    assert recompute_activations(model) is False, "they are recomputed already"
+    assert recompute_activations(model) is False, "they are already recomputed"
 
 
-def test_one_seed_gives_one_adapter(model_folder, tmp_path):
+def test_an_adapter_depends_only_on_the_seed(model_folder, tmp_path):
     def adapter(seed):
         policy = load_policy(make_boot(model_folder, tmp_path, lora=LORA, seed=seed))
         return torch.cat([value.detach().flatten() for value in policy.trainable().values()])
@@ -129,8 +122,8 @@ def test_one_seed_gives_one_adapter(model_folder, tmp_path):
     assert not torch.equal(adapter(3), adapter(4))
 
 
-def test_one_seed_gives_one_adapter_in_every_number_format(model_folder, tmp_path):
-    """It is drawn on the CPU in float32, so a GPU and a rank with an empty model have the same one."""
+def test_an_adapter_is_the_same_in_every_dtype(model_folder, tmp_path):
+    """It is initialized on the CPU in float32, so a GPU and a rank with an empty model have the same one."""
     weights = {
         dtype: load_policy(make_boot(model_folder, tmp_path, lora=LORA, dtype=dtype)).trainable()
         for dtype in ("float32", "bfloat16")
@@ -151,8 +144,8 @@ def test_adapter_for_no_layer_is_refused(model_folder, tmp_path, monkeypatch):
         load_policy(make_boot(model_folder, tmp_path, lora=LoraSection(rank=4)))
 
 
-def test_model_that_bends_its_logits_is_refused(model_folder, tmp_path):
-    """Such as by a scale or a soft cap: log-probs from the output head alone would be wrong."""
+def test_a_model_that_changes_its_logits_is_refused(model_folder, tmp_path):
+    """With a scale or a soft cap, log-probs from the output head would be wrong."""
     policy = load_policy(make_boot(model_folder, tmp_path))
     head = policy.causal_lm.forward
 
@@ -176,7 +169,7 @@ def test_sequences_are_packed(model_folder, tmp_path, lora, dtype):
     assert policy.causal_lm.config._attn_implementation == ATTENTION
 
 
-def test_a_model_that_looks_back_a_window_only_gets_plain_rows(tmp_path, caplog):
+def test_a_model_with_a_sliding_window_gets_padded_rows(tmp_path, caplog):
     folder = save_tiny(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     config |= {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}
@@ -188,8 +181,8 @@ def test_a_model_that_looks_back_a_window_only_gets_plain_rows(tmp_path, caplog)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rounding_as_published_does_not_refuse_packed_rows(seed):
-    """In bfloat16: 0.05 nats (standard deviation), one of 1,000 beyond 0.25, the largest of 4,000 about 0.5."""
+def test_only_differences_beyond_rounding_refuse_packed_rows(seed):
+    """Rounding of bfloat16 has a deviation of 0.05 nats, and one of 1,000 values is beyond 0.25."""
     torch.manual_seed(seed)
     refused = {"rounding": 0, "leak": 0, "one token": 0, "gradient": 0}
     for _ in range(200):
@@ -198,8 +191,8 @@ def test_rounding_as_published_does_not_refuse_packed_rows(seed):
         noise = torch.where(torch.rand(121) < 0.001, tails, 0.05 * torch.randn(121))
         found = expected[0] + noise, expected[1] + 0.05 * torch.randn(64)
         leaking, one_wrong = found[0].clone(), found[0].clone()
-        leaking[72:103] += torch.randn(31)  # the second completion sees the first
-        one_wrong[72] += 2.4  # its first token has another's predecessor
+        leaking[72:103] += torch.randn(31)  # the second completion attends to the first
+        one_wrong[72] += 2.4  # its first token is predicted from a wrong token
         cases = {
             "rounding": found,
             "leak": (leaking, found[1]),
@@ -224,8 +217,8 @@ class WrongGradient(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("broken", ["forward", "backward"])
-def test_attention_that_computes_something_else_is_not_used(model_folder, tmp_path, monkeypatch, caplog, broken):
-    """As another version of torch might: forward, or backward alone."""
+def test_wrong_packed_attention_is_not_used(model_folder, tmp_path, monkeypatch, caplog, broken):
+    """Another version of torch may have such a fault, in the forward or the backward pass."""
 
     def attend(query, key, value, **options):
         wrong = {"forward": lambda output: output.roll(1, dims=2), "backward": WrongGradient.apply}[broken]

@@ -1,4 +1,4 @@
-"""The KL to the starting model, from the model itself: with an adapter, in full, and after a resume."""
+"""The KL to the initial model, for full training and for an adapter, also after a resume."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def logprobs_of(model, batch):
 
 @torch.no_grad()
 def kl_by_hand(model, start, groups):
-    """GRPO's mean: over each completion's tokens, then over completions."""
+    """Return the mean over each completion's tokens, then over completions, as in GRPO."""
     batch = make_batch(groups)
     ratios = (logprobs_of(start, batch) - logprobs_of(model, batch)).masked_fill(~batch.mask, 0.0)
     k3 = ratios.exp() - ratios - 1
@@ -41,7 +41,7 @@ def kl_by_hand(model, start, groups):
 
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize("micro_batch_tokens", [8192, 40])
-def test_kl_is_of_the_model_as_it_came_even_after_a_resume(model_folder, tmp_path, lora, micro_batch_tokens):
+def test_the_kl_is_relative_to_the_initial_model_also_after_a_resume(model_folder, tmp_path, lora, micro_batch_tokens):
     start = load_causal_lm(resolve_model(str(model_folder)))
     boot = make_boot(
         model_folder,
@@ -55,7 +55,7 @@ def test_kl_is_of_the_model_as_it_came_even_after_a_resume(model_folder, tmp_pat
     learner = Learner(boot)
     first = learner.train(random_groups(seed=1), step=1).report
     assert first.kl_to_start == pytest.approx(0.0, abs=1e-9)
-    assert learner.policy.trainable(), "peft's way of turning the adapter off must not leave it frozen"
+    assert learner.policy.trainable(), "the adapter is trainable after peft disabled it"
     for step in (2, 3):
         groups = random_groups(seed=step)
         expected = kl_by_hand(learner.policy.causal_lm, start, groups)
@@ -68,8 +68,7 @@ def test_kl_is_of_the_model_as_it_came_even_after_a_resume(model_folder, tmp_pat
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_it_draws_the_weights_back(model_folder, tmp_path, lora):
-    """The same steps with and without: the model that is held stays nearer to its start."""
+def test_the_kl_term_keeps_the_model_near_its_start(model_folder, tmp_path, lora):
     start = load_causal_lm(resolve_model(str(model_folder)))
     distances = {}
     for beta in (0.0, 10.0):
@@ -84,21 +83,21 @@ def test_it_draws_the_weights_back(model_folder, tmp_path, lora):
     assert distances[10.0] < 0.5 * distances[0.0]
 
 
-def test_full_training_without_it_holds_no_second_model(model_folder, tmp_path):
+def test_full_training_without_a_kl_term_loads_no_reference_model(model_folder, tmp_path):
     assert Learner(make_boot(model_folder, tmp_path))._reference is None
 
 
-def told_as_text(group):
-    """The same group from a peer with another tokenizer: mean log-probs only."""
+def sent_as_text(group):
+    """Return the group as a peer with another tokenizer sends it."""
     return replace(as_text(group, [-5.5] * len(group.rewards)), own=False)
 
 
 @pytest.mark.parametrize("with_texts", [False, True], ids=["tokens", "texts"])
 @pytest.mark.parametrize(("method", "agg"), [("ftis", "seq_mean"), ("dapo", "token_mean"), ("dr_grpo", "max_len")])
 def test_loss_and_gradient_have_the_weighted_kl_of_every_row(method, agg, with_texts):
-    """In float64, against the formula written out; rows that a filter leaves out and rows of text are in it too."""
+    """The test compares with the formula in float64. The KL also counts filtered rows and rows of text."""
     groups = random_groups(num_groups=3, distance=3.0)
-    batch = make_batch([*groups[:2], told_as_text(groups[2]) if with_texts else groups[2]])
+    batch = make_batch([*groups[:2], sent_as_text(groups[2]) if with_texts else groups[2]])
     random = torch.Generator().manual_seed(3)
     learner, start = (-5 + torch.randn(batch.mask.shape, generator=random, dtype=torch.float64) for _ in range(2))
     params = {"max_completion_length": 12, "kl_threshold": 0.5}
@@ -124,14 +123,14 @@ def test_loss_and_gradient_have_the_weighted_kl_of_every_row(method, agg, with_t
     by_hand = plain_gradient + BETA * weights * (1 - ratios.exp())
     torch.testing.assert_close(gradient, by_hand, rtol=1e-10, atol=1e-16)
     if method == "ftis":
-        is_left_out = (plain_gradient == 0).all(dim=1)
-        assert is_left_out.any()
-        assert (gradient[is_left_out] != 0).any(dim=1).all()
+        is_filtered = (plain_gradient == 0).all(dim=1)
+        assert is_filtered.any()
+        assert (gradient[is_filtered] != 0).any(dim=1).all()
 
 
 @pytest.mark.parametrize("method", ["ftis", "m2po"])
-def test_gradient_is_the_same_however_the_batch_is_cut(method):
-    """`m2po` ties completions together, so that it takes two passes over the model where `ftis` takes one."""
+def test_the_gradient_with_a_kl_term_does_not_depend_on_micro_batches(method):
+    """`m2po` compares tokens of all completions, so it needs two passes over the model. `ftis` needs one."""
     model, start = make_model(seed=1), make_model(seed=2)
     batch = make_batch(random_groups(num_groups=3))
     objective = make_objective(method, {}, kl_to_start=BETA)

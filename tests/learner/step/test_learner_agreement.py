@@ -1,4 +1,4 @@
-"""Agreement of gradients by sender: beside gradients taken one sender at a time, on real steps of a tiny model."""
+"""Agreement of gradients by sender, compared with gradients of single senders, on steps of a tiny model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def learner_of(model_folder, home, **changes):
 
 
 def groups_of_three():
-    """Four own groups, and two of each of two peers, who answer other prompts."""
+    """Return four own groups, and two of each of two peers with other prompts."""
     groups = random_groups(8, 4, seed=11)
     senders = ["me"] * 4 + [ANN, ANN, BOB, BOB]
     return [replace(group, own=sender == "me", sender=sender) for group, sender in zip(groups, senders, strict=True)]
 
 
 def gradient_alone(model_folder, home, groups, of):
-    """Of the last output projection, from the loss of a batch in which the other groups teach nothing."""
+    """Return the gradient of the last output projection if the other groups have weight 0."""
     learner = learner_of(model_folder, home)
     batch_groups = [group if number in of else replace(group, weight=0.0) for number, group in enumerate(groups)]
     weight = learner.policy.causal_lm.model.layers[-1].self_attn.o_proj.weight
@@ -40,7 +40,7 @@ def gradient_alone(model_folder, home, groups, of):
     return found[-1].flatten()
 
 
-def test_cosines_are_those_of_gradients_taken_one_sender_at_a_time(model_folder, tmp_path):
+def test_cosines_equal_those_of_separate_gradients(model_folder, tmp_path):
     groups = groups_of_three()
     alone = {
         name: gradient_alone(model_folder, tmp_path / name, groups, of)
@@ -57,7 +57,7 @@ def test_cosines_are_those_of_gradients_taken_one_sender_at_a_time(model_folder,
         assert report.own_agreement == pytest.approx(among_own, abs=1e-4)
 
 
-def test_who_turns_the_rewards_round_disagrees(model_folder, tmp_path):
+def test_a_sender_of_inverted_rewards_disagrees(model_folder, tmp_path):
     groups = groups_of_three()
     mirrored = [
         replace(
@@ -78,7 +78,7 @@ def test_who_turns_the_rewards_round_disagrees(model_folder, tmp_path):
     assert report.agreement == {EVE: pytest.approx(-1.0, abs=1e-5), BOB: pytest.approx(1.0, abs=1e-5)}
 
 
-def test_an_adapter_is_measured_at_the_matrix_beside_it(model_folder, tmp_path):
+def test_an_adapter_is_measured_at_its_adapted_matrix(model_folder, tmp_path):
     learner = learner_of(model_folder, tmp_path, lora=LoraSection(rank=4, alpha=8))
     learner.train(groups_of_three(), step=1)
     report = learner.train(groups_of_three(), step=2).report
@@ -106,24 +106,24 @@ def test_without_the_setting_nothing_is_measured(model_folder, tmp_path):
     assert (report.agreement, report.own_agreement) == ({}, None)
 
 
-def test_too_many_senders_and_no_signal_are_no_figures(model_folder, tmp_path):
+def test_senders_are_bounded_and_without_a_signal_there_are_no_figures(model_folder, tmp_path):
     learner = learner_of(model_folder, tmp_path)
     own, *others = random_groups(MAX_SENDERS + 4, 2, seed=3, max_length=3)
     peers = [replace(group, own=False, sender=f"peer-{number}") for number, group in enumerate(others)]
     report = learner.train([replace(own, own=True), *peers], step=1).report
     assert len(report.agreement) == MAX_SENDERS
-    assert report.own_agreement is None  # of one own group there are no halves
+    assert report.own_agreement is None  # one own group cannot be halved
     quiet = [replace(group, weight=0.0) for group in groups_of_three()]
     report = learner.train(quiet, step=2).report
     assert (report.agreement, report.own_agreement, report.skipped) == ({}, None, "no signal")
 
 
-def test_a_sender_that_is_convicted_in_the_step_has_no_figure(model_folder, tmp_path):
-    """Its other completions had a gradient in the pass that convicted it; the pass that counts is the one after."""
+def test_a_sender_of_understated_log_probs_has_no_figure(model_folder, tmp_path):
+    """Its other completions have a gradient in the pass that detects it, and the next pass excludes them."""
     groups = groups_of_three()
     tokens = unpack_train_group(groups[-1]).tokens
-    lie = np.where(np.arange(tokens.num_tokens) < tokens.lengths[0], np.float32(-60.0), tokens.logprobs)
-    groups[-2:] = [with_tokens(groups[-1], logprobs=lie)]
+    false_logprobs = np.where(np.arange(tokens.num_tokens) < tokens.lengths[0], np.float32(-60.0), tokens.logprobs)
+    groups[-2:] = [with_tokens(groups[-1], logprobs=false_logprobs)]
     report = learner_of(model_folder, tmp_path, max_logprob_gap_nats=16.0).train(groups, step=1).report
     assert report.understated == (groups[-1].group_id,)
     assert set(report.agreement) == {ANN}

@@ -1,8 +1,7 @@
-"""Loss and gradient are those of a naive implementation in float64: padded rows, all logits, one graph, every method.
+"""Loss and gradient of every method equal those of a naive float64 implementation: padded rows, full logits, one graph.
 
-Ours runs twice. In float64 packing, shared prompts, micro-batches and the head's own gradient must agree to rounding of
-float64: that is the mathematics. In float32 what remains is rounding of float32, which a log-prob of -6 has from the
-seventh digit on, and so the ratio that is made of it.
+The learner's code runs twice. In float64 packing, shared prompts, micro-batches and the head's gradient must agree up
+to rounding of float64. In float32 a log-prob of -6, and so its ratio, is rounded at the seventh digit.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def models():
 
 
 def double_model():
-    """In float64 throughout: transformers' norm would go through float32."""
+    """Return a model that computes in float64 only. The norm of transformers would compute in float32."""
     model = make_model(seed=1).double()
     for module in model.modules():
         if isinstance(module, Qwen2RMSNorm):
@@ -73,7 +72,7 @@ def flat_gradient(model):
 
 @pytest.fixture(scope="module")
 def naive_logprobs(groups):
-    """`[N, T]` float64 with its graph, and the model: one padded batch with a mask, log-softmax over all logits."""
+    """Return the model and its log-probs, `[N, T]` float64, by a log-softmax over all logits of a padded batch."""
     model, batch = double_model(), make_batch(groups)
     texts = [np.concatenate(pair) for pair in zip(batch.prompts, batch.completions, strict=True)]
     width = max(map(len, texts))
@@ -91,7 +90,7 @@ def naive_logprobs(groups):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_loss_and_gradient_are_the_naive_ones(models, naive_logprobs, groups, method, layout):
+def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, method, layout):
     batch = make_batch(groups)
     params = PARAMS.get(method, {})
     objective = make_objective(method, params)

@@ -1,4 +1,4 @@
-"""An update that would make weights that are not finite is refused, and all is as it was before."""
+"""An update to non-finite weights is refused and changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftis_node.learner.step.optimizer import stays_finite
 
 
 def contents(learner):
-    """All weights and moments, as they are now."""
+    """Return copies of all weights and moments."""
     weights = {name: value.detach().clone() for name, value in learner.policy.trainable().items()}
     moments = {
         f"{name}.{moment}": value.clone()
@@ -39,13 +39,13 @@ def same(one, other):
     ],
     ids=str,
 )
-def test_a_step_that_would_make_weights_not_finite_is_refused(model_folder, tmp_path, settings):
+def test_an_update_to_non_finite_weights_is_refused(model_folder, tmp_path, settings):
     learner, groups = Learner(make_boot(model_folder, tmp_path, **settings)), random_groups(seed=3)
     before = contents(learner)
     reply = learner.train(groups, step=1)
     assert reply.report.refused == "the update would make weights that are not finite"
     assert (reply.report.num_updates, reply.report.policy_version) == (0, 0)
-    assert (reply.weights, reply.proof) == (None, None), "nothing is published"
+    assert (reply.weights, reply.proof) == (None, None), "no weights are published"
     assert same(contents(learner), before)
     assert not list((tmp_path / "weights").rglob("*.safetensors"))
     optimizer = learner._boot.optimizer.model_copy(update={"learning_rate": 1e-3})
@@ -57,7 +57,7 @@ def test_a_step_that_would_make_weights_not_finite_is_refused(model_folder, tmp_
     assert all(value.isfinite().all() for value in contents(learner).values())
 
 
-def test_a_moment_that_is_none_is_seen(model_folder, tmp_path):
+def test_a_moment_of_nan_is_detected(model_folder, tmp_path):
     learner, groups = Learner(make_boot(model_folder, tmp_path)), random_groups(seed=3)
     assert learner.train(groups, step=1).report.refused is None
     master = next(iter(learner._masters.tensors.values()))
@@ -70,7 +70,7 @@ def test_a_moment_that_is_none_is_seen(model_folder, tmp_path):
 
 @pytest.mark.parametrize("gradient", [1e18, 1e-30, 0.0])
 @pytest.mark.parametrize("rate", [1.0, 1e-6, 1e20])
-def test_what_the_bound_lets_through_is_finite_by_torchs_own_adam(rate, gradient):
+def test_an_update_within_the_bound_is_finite_in_torchs_adam(rate, gradient):
     weight = torch.nn.Parameter(torch.tensor([1e10, -3.0]))
     optimizer = torch.optim.AdamW([weight], lr=rate, eps=1e-8, weight_decay=0.1)
     for _ in range(3):

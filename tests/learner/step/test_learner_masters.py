@@ -1,4 +1,4 @@
-"""Updates too small for bfloat16 add up in the masters, and so do gradients too small for it."""
+"""Updates and gradients below the spacing of bfloat16 add up in float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ftis_node.learner.core import Learner
 from ftis_node.learner.step.optimizer import MasterWeights, make_masters, make_optimizer
 from tests.published import published_tensors
 
-# Half of bfloat16's spacing is 3.8e-6 here: more than one update of 1e-6, less than fifty of them.
+# Half of bfloat16's spacing is 3.8e-6 here, which is above one update of 1e-6 and below fifty.
 START = 1.5e-3
 
 
@@ -22,7 +22,7 @@ def weight(value=START, num=32):
 
 
 @pytest.mark.parametrize("states", ["float32", "8bit"])
-def test_fifty_updates_of_a_millionth_move_the_weight_by_fifty_millionths(tmp_path, states):
+def test_updates_below_the_spacing_of_bfloat16_add_up(tmp_path, states):
     boot = make_boot("tiny", tmp_path, learning_rate=1e-6, optimizer_states=states)
     ours, num = weight(num=8192), 50
     masters = make_masters({"ours": ours}, boot)
@@ -39,7 +39,7 @@ def test_fifty_updates_of_a_millionth_move_the_weight_by_fifty_millionths(tmp_pa
     assert moved.allclose(torch.tensor(num * 1e-6), rtol=0.01, atol=0)
     assert ours.detach().equal(masters.tensors["ours"].detach().bfloat16())
     assert (before.float() - ours.detach().float()).allclose(torch.tensor(num * 1e-6), rtol=0, atol=4e-6)
-    assert plain.detach().equal(weight().detach()), "without masters they vanish"
+    assert plain.detach().equal(weight().detach()), "updates are lost without masters"
 
 
 def test_gradients_of_micro_batches_add_up_in_float32():
@@ -49,7 +49,7 @@ def test_gradients_of_micro_batches_add_up_in_float32():
         for parameter in (ours, plain):
             (factor * parameter).sum().backward()
     assert masters.tensors["ours"].grad.equal(torch.full((32,), 1 + 2.0**-8))
-    assert plain.grad.equal(torch.ones(32, dtype=torch.bfloat16)), "bfloat16 loses the small ones"
+    assert plain.grad.equal(torch.ones(32, dtype=torch.bfloat16)), "bfloat16 loses small gradients"
     assert ours.grad is None
 
 
@@ -63,7 +63,7 @@ def test_a_float32_weight_is_its_own_master():
 
 
 @pytest.mark.parametrize("lora", [None, LoraSection(rank=4, alpha=8)])
-def test_what_is_saved_is_float32_and_what_is_published_is_it_rounded(model_folder, tmp_path, lora):
+def test_checkpoints_are_float32_and_published_weights_are_rounded(model_folder, tmp_path, lora):
     form = "adapter" if lora else "model"
     boot = make_boot(model_folder, tmp_path, dtype="bfloat16", lora=lora, publish_as=form, learning_rate=1e-4)
     learner = Learner(boot)

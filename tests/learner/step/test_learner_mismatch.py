@@ -1,4 +1,4 @@
-"""The mismatch between engine and learner: numbers by hand, and which groups it is measured on."""
+"""The training-inference mismatch: figures by hand, and the groups on which it is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPLETIONS = [[1, 2, 3], [4, 5]]
 REWARDS = [1.0, 0.0]
 
 
-def test_numbers_by_hand() -> None:
+def test_a_mismatch_by_hand() -> None:
     engine = torch.tensor([-1.0, -2.0, -0.5, -3.0])
     learner = engine + torch.tensor([0.0, math.log(2), -math.log(2), 0.005])
     found = measure_mismatch(learner, engine)
@@ -36,7 +36,7 @@ def test_equal_up_to_rounding_is_no_mismatch() -> None:
     )
 
 
-def test_no_tokens_no_figure_and_no_overflow() -> None:
+def test_no_tokens_have_no_figure_and_a_huge_ratio_does_not_overflow() -> None:
     assert measure_mismatch(torch.zeros(0), torch.zeros(0)) is None
     assert measure_mismatch(torch.tensor([math.nan]), torch.zeros(1)) is None
     assert measure_mismatch(torch.zeros(1), torch.tensor([-1e30])).kl == pytest.approx(math.expm1(20) - 20)
@@ -44,14 +44,14 @@ def test_no_tokens_no_figure_and_no_overflow() -> None:
 
 @torch.no_grad()
 def own_group(learner, *, shift=0.0, shifted=2, **more):
-    """Log-probs by the learner's present weights; those of the first `shifted` completions are `shift` nats lower."""
+    """Return a group with log-probs of the current weights, minus `shift` nats in the first `shifted` completions."""
     exact = [one_by_one_logprobs(learner.policy.causal_lm, PROMPT, ids).tolist() for ids in COMPLETIONS]
     logprobs = [[value - shift * (row < shifted) for value in values] for row, values in enumerate(exact)]
     return make_group(COMPLETIONS, REWARDS, logprobs=logprobs, **more)
 
 
 def old_groups():
-    """A batch with a signal, and nothing in it of this node's present version."""
+    """Return a batch with a signal, without groups of the current version."""
     return [make_group(COMPLETIONS, REWARDS, number=9, version=77)]
 
 
@@ -60,11 +60,11 @@ def figures(report):
 
 
 def kl_of(shift):
-    """Of tokens that the learner finds `shift` nats likelier than the engine did."""
+    """Return the KL of tokens whose log-prob is `shift` nats higher in the learner than in the engine."""
     return math.expm1(shift) - shift
 
 
-def test_batch_of_the_present_version_is_measured(model_folder, tmp_path):
+def test_own_groups_of_the_current_version_are_measured(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path))
     kl, *others = figures(learner.train([own_group(learner)], step=1).report)
     assert abs(kl) < 1e-10
@@ -81,18 +81,18 @@ def test_batch_of_the_present_version_is_measured(model_folder, tmp_path):
     assert others == [0.6, 5, 1]
 
 
-def test_check_group_is_measured_by_the_weights_before_the_update(model_folder, tmp_path):
+def test_a_check_group_is_measured_with_the_weights_before_the_update(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path, learning_rate=1e-1))
     assert figures(learner.train(old_groups(), step=1).report) == (None, None, 0, None)
     learner.offer_check(own_group(learner, version=1, shift=2.0))
-    learner.offer_check(own_group(learner, version=1, shift=0.1))  # the newest alone is kept
+    learner.offer_check(own_group(learner, version=1, shift=0.1))  # replaces the earlier one
     kl, *others = figures(learner.train(old_groups(), step=2).report)
     assert kl == pytest.approx(kl_of(0.1), rel=1e-3)
     assert others == [1.0, 5, 1]
-    assert figures(learner.train(old_groups(), step=3).report) == (None, None, 0, None), "it was of version 1"
+    assert figures(learner.train(old_groups(), step=3).report) == (None, None, 0, None), "the check group has version 1"
 
 
-def test_check_group_of_other_weights_is_dropped(model_folder, tmp_path):
+def test_a_check_group_of_other_weights_is_dropped(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path))
     late = own_group(learner, version=0)
     learner.train(old_groups(), step=1)
@@ -103,7 +103,7 @@ def test_check_group_of_other_weights_is_dropped(model_folder, tmp_path):
     assert figures(learner.train(old_groups(), step=2).report) == (None, None, 0, None)
 
 
-def test_step_that_changes_nothing_keeps_what_was_measured(model_folder, tmp_path):
+def test_a_step_without_an_update_keeps_the_measurement(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path))
     learner.offer_check(own_group(learner, version=0, shift=0.1))
     learner.check()
@@ -112,7 +112,7 @@ def test_step_that_changes_nothing_keeps_what_was_measured(model_folder, tmp_pat
         assert learner.train(without_signal, step=step).report.mismatch_kl == pytest.approx(kl_of(0.1), rel=1e-3)
 
 
-def test_check_group_does_not_change_the_step(model_folder, tmp_path):
+def test_a_check_group_does_not_change_the_step(model_folder, tmp_path):
     alone = Learner(make_boot(model_folder, tmp_path / "a"))
     checked = Learner(make_boot(model_folder, tmp_path / "b"))
     checked.offer_check(own_group(checked, shift=0.1))

@@ -1,4 +1,4 @@
-"""Moments of 8 bits learn as float32 ones do, in a quarter of the memory; each form survives a restart to the bit."""
+"""8-bit moments train like float32 ones in a quarter of the memory. Each form is restored bit for bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from learner_rig import make_boot, random_groups
+from learner_rig import make_boot, train_steps
 from safetensors.torch import load_file
 from tiny_models import save_tiny
 
@@ -16,13 +16,6 @@ from ftis_node.learner.core import Learner
 from ftis_node.learner.step.optimizer import moments_of
 
 LORA = LoraSection(rank=64, alpha=64)
-SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
-
-
-def train(learner, *steps):
-    for step in steps:
-        learner.train(random_groups(seed=step, **SMALL), step=step)
-    return learner
 
 
 def on_disk(home, step):
@@ -34,14 +27,14 @@ def flat(learner):
     return torch.cat([value.detach().flatten() for value in learner.policy.trainable().values()])
 
 
-def test_thirty_steps_with_moments_of_8_bits_end_where_float32_ones_do(tmp_path):
+def test_8_bit_moments_train_like_float32_ones_in_less_memory(tmp_path):
     folder = save_tiny(tmp_path / "wide", hidden_size=128)
     learners = [
         Learner(make_boot(folder, tmp_path / states, optimizer_states=states, checkpoint_every_steps=100))
         for states in ("float32", "8bit")
     ]
     start = flat(learners[0])
-    ends = [flat(train(learner, *range(1, 31))) for learner in learners]
+    ends = [flat(train_steps(learner, *range(1, 31))) for learner in learners]
     difference = (ends[1] - ends[0]).norm() / (ends[0] - start).norm()
     assert difference < 0.1
     num_bytes = [
@@ -53,30 +46,30 @@ def test_thirty_steps_with_moments_of_8_bits_end_where_float32_ones_do(tmp_path)
 
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize(("states", "dtype"), [("8bit", "float32"), ("8bit", "bfloat16"), ("float32", "bfloat16")])
-def test_resumed_run_goes_on_bit_for_bit(model_folder, tmp_path, states, dtype, lora):
+def test_a_resumed_run_equals_an_uninterrupted_one_in_every_form(model_folder, tmp_path, states, dtype, lora):
     how = {"optimizer_states": states, "dtype": dtype, "lora": lora, "learning_rate": 1e-4}
-    straight = train(Learner(make_boot(model_folder, tmp_path / "a", **how)), 1, 2, 3)
+    straight = train_steps(Learner(make_boot(model_folder, tmp_path / "a", **how)), 1, 2, 3)
     boot = make_boot(model_folder, tmp_path / "b", **how)
-    train(Learner(boot), 1, 2)
-    resumed = train(Learner(boot), 3)
+    train_steps(Learner(boot), 1, 2)
+    resumed = train_steps(Learner(boot), 3)
     expected, found = on_disk(tmp_path / "a", 3), on_disk(tmp_path / "b", 3)
     assert found.keys() == expected.keys()
     assert all(found[name].equal(expected[name]) for name in expected)
     assert resumed.state().proof == straight.state().proof
 
 
-def test_moments_of_another_form_are_not_taken(model_folder, tmp_path):
-    train(Learner(make_boot(model_folder, tmp_path, optimizer_states="8bit")), 1)
+def test_moments_of_another_form_are_refused(model_folder, tmp_path):
+    train_steps(Learner(make_boot(model_folder, tmp_path, optimizer_states="8bit")), 1)
     with pytest.raises(ConfigError, match="another form: set learner.optimizer_states to '8bit' if they were"):
         Learner(make_boot(model_folder, tmp_path))
 
 
-def test_8_bits_without_bitsandbytes_are_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+def test_8_bit_moments_without_bitsandbytes_are_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MachineError, match=r"need bitsandbytes: pip install 'ftis-node\[8bit\]'"):
         Learner(make_boot(tmp_path / "no model", tmp_path, optimizer_states="8bit"))
 
 
-def test_there_is_nothing_to_offload_from_a_cpu(tmp_path):
+def test_offloading_is_refused_without_a_gpu(tmp_path):
     with pytest.raises(ConfigError, match="without a GPU use 'float32' or '8bit'"):
         Learner(make_boot(tmp_path / "no model", tmp_path, optimizer_states="offload"))

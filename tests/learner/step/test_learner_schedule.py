@@ -1,16 +1,14 @@
-"""The course of the rate, on numbers that one can check by hand; and that the learner follows it."""
+"""The learning rate schedule on values computed by hand, and its use by the learner."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from learner_rig import make_boot, random_groups
+from learner_rig import SMALL, make_boot, random_groups
 
 from ftis_node.config.step import OptimizerSection
 from ftis_node.learner.core import Learner
-
-SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +30,7 @@ def test_rates_by_hand(schedule, rates):
 
 
 def test_adam_moves_by_the_rate_of_the_step(model_folder, tmp_path):
-    """Adam's first update is the rate times the gradient's sign: the weights say which rate was used."""
+    """Adam's first update is the rate times the sign of the gradient, so the weights show the rate."""
     schedule = {"schedule": "linear", "warmup_steps": 4, "decay_steps": 10}
     boot = make_boot(model_folder, tmp_path, learning_rate=8e-3, **schedule, max_grad_norm=0.0, eps=1e-30)
     learner = Learner(boot)
@@ -42,12 +40,12 @@ def test_adam_moves_by_the_rate_of_the_step(model_folder, tmp_path):
     assert report.learning_rate == pytest.approx(2e-3)
     assert (weight - before).abs().max().item() == pytest.approx(2e-3, rel=1e-3)
     assert learner.train(random_groups(**SMALL), step=2).report.learning_rate == pytest.approx(4e-3)
-    assert learner.train([], step=3).report.learning_rate is None, "nothing was to be done at any rate"
+    assert learner.train([], step=3).report.learning_rate is None, "a step without groups has no rate"
     assert learner.train(random_groups(**SMALL), step=4).report.learning_rate == pytest.approx(8e-3)
 
 
-def test_no_clipping_leaves_the_gradient_as_it_is(model_folder, tmp_path):
-    """Told by weight decay's opposite: with Adam's epsilon far above the gradient, a step is rate x gradient / eps."""
+def test_a_maximal_norm_of_zero_does_not_clip(model_folder, tmp_path):
+    """With an epsilon far above the gradient, Adam's first update is about rate x gradient / eps."""
     moves = {}
     for norm in (0.0, 1e-3):
         boot = make_boot(model_folder, tmp_path / str(norm), max_grad_norm=norm, eps=1e3, learning_rate=1.0)

@@ -1,4 +1,4 @@
-"""The step is exact however it is cut, and leaves everything as it was when it is not applied."""
+"""A step is exact for any micro-batches. A refused or stopped step changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def flat_weights(model):
 
 
 class Forward:
-    """Counts how often the model is run."""
+    """The model's log-probs, with a counter of forward passes."""
 
     def __init__(self, model):
         self.model = model
@@ -52,7 +52,7 @@ class Forward:
 
 
 def reference_gradient(model, batch, objective, **params):
-    """One completion at a time through the whole model, one graph over the whole batch, one backward."""
+    """Return gradient and loss by single completions, with one graph over the batch."""
     rows = [
         one_by_one_logprobs(model, prompt.tolist(), ids.tolist())
         for prompt, ids in zip(batch.prompts, batch.completions, strict=True)
@@ -74,7 +74,7 @@ def reference_gradient(model, batch, objective, **params):
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_gradient_is_exact_however_the_batch_is_cut(model, batch, method):
+def test_the_gradient_is_exact_for_any_micro_batches(model, batch, method):
     objective = make_objective(method, PARAMS.get(method, {}))
     exact, loss = reference_gradient(model, batch, objective)
     assert exact.norm() > 0.01
@@ -93,8 +93,8 @@ def test_gradient_is_exact_however_the_batch_is_cut(model, batch, method):
 
 @pytest.mark.parametrize("method", ["ftis", "f-nois", "f-vis"])
 @pytest.mark.parametrize("rule", ["quantile", "ess"])
-def test_a_filter_that_compares_completions_is_exact_however_the_batch_is_cut(model, method, rule):
-    """Three senders, of which the third is far; the rows of one lie in several micro-batches."""
+def test_sender_filters_are_exact_for_any_micro_batches(model, method, rule):
+    """There are four senders, one of them far. The rows of one sender are in several micro-batches."""
     groups = random_groups(num_groups=8, group_size=4)
     groups = [replace(group, own=number < 2, sender=f"{number % 3}") for number, group in enumerate(groups)]
     far = random_groups(num_groups=3, group_size=4, seed=7, distance=3.0)
@@ -117,7 +117,7 @@ def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
     batch = make_batch(
         [
             make_group([[1, 2], [3, 4]], [0.0, 1.0], number=0),
-            make_group([[5] * 9, [6] * 9], [1.0, 1.0], number=1),  # teaches nothing
+            make_group([[5] * 9, [6] * 9], [1.0, 1.0], number=1),  # without a signal
         ]
     )
     objective = make_objective("ftis", params)
@@ -128,8 +128,8 @@ def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
     assert cut.num_runs == num_forwards
 
 
-def test_a_separable_loss_is_computed_of_a_micro_batchs_groups_alone(model, batch, monkeypatch):
-    """The whole matrix for each micro-batch would take time that grows with the square of the batch."""
+def test_a_separable_loss_is_computed_on_the_groups_of_a_micro_batch(model, batch, monkeypatch):
+    """With the whole matrix for each micro-batch, time would grow with the square of the batch."""
     heights, loss = [], Objective.loss
 
     def noted(self, learner_logprobs, *args, **how):
@@ -158,8 +158,8 @@ def step(model, optimizer, groups, *, method="ftis", max_tokens=60, **more):
     return take_step(Forward(model), batch, micro_batches, objective, optimizer, **{"max_grad_norm": 1.0} | more)
 
 
-def test_clipped_to_the_joint_norm(model, batch):
-    """With plain gradient descent at rate 1 the move is the clipped gradient."""
+def test_gradients_are_clipped_to_their_joint_norm(model, batch):
+    """In gradient descent with rate 1 the update is the clipped gradient."""
     before = flat_weights(model)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     outcome = step(model, sgd, random_groups(), max_grad_norm=0.01)
@@ -174,7 +174,7 @@ NOT_APPLIED = {
 
 
 def remembered(model, optimizer):
-    step(model, optimizer, random_groups(seed=9))  # so that the optimizer has momentum to lose or to move by
+    step(model, optimizer, random_groups(seed=9))  # so that the optimizer has moments
     moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
     return flat_weights(model), moments
 
@@ -188,7 +188,7 @@ def assert_untouched(model, optimizer, before):
 
 
 @pytest.mark.parametrize("fault", sorted(NOT_APPLIED))
-def test_non_finite_batch_is_refused_and_nothing_moves(model, fault):
+def test_a_non_finite_batch_is_refused_without_an_update(model, fault):
     optimizer = optimizer_of(model)
     before = remembered(model, optimizer)
     groups, reason = NOT_APPLIED[fault]
@@ -198,7 +198,7 @@ def test_non_finite_batch_is_refused_and_nothing_moves(model, fault):
     assert_untouched(model, optimizer, before)
 
 
-def test_non_finite_learner_is_refused(model):
+def test_a_non_finite_learner_log_prob_is_refused(model):
     optimizer = optimizer_of(model)
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
@@ -207,8 +207,8 @@ def test_non_finite_learner_is_refused(model):
     assert not optimizer.state
 
 
-def test_non_finite_loss_is_refused(model):
-    """Every input is finite: a sequence ratio of exp(80) times a large advantage is not, in float32."""
+def test_a_non_finite_loss_is_refused(model):
+    """All inputs are finite, but a sequence ratio of exp(80) times a large advantage overflows in float32."""
     optimizer = optimizer_of(model)
     before = remembered(model, optimizer)
     batch = make_batch([make_group([[1, 2], [3]], [0.0, 1e6], logprobs=[[-200.0, -200.0], [-200.0]])])
@@ -219,8 +219,8 @@ def test_non_finite_loss_is_refused(model):
     assert_untouched(model, optimizer, before)
 
 
-def test_non_finite_gradient_is_refused(model):
-    """Log-probs are sound, their gradient overflows on its way to the weights."""
+def test_a_non_finite_gradient_is_refused(model):
+    """Log-probs are finite, but their gradient overflows in the backward pass."""
     optimizer = optimizer_of(model)
     before = remembered(model, optimizer)
     model.model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
@@ -230,7 +230,7 @@ def test_non_finite_gradient_is_refused(model):
     assert_untouched(model, optimizer, before)
 
 
-def test_batch_without_signal_is_skipped_and_momentum_does_not_move_it(model):
+def test_a_batch_without_signal_is_skipped_without_an_update(model):
     optimizer = optimizer_of(model)
     before = remembered(model, optimizer)
     outcome = step(model, optimizer, [make_group([[1, 2], [3]], [1.0, 1.0])])
@@ -239,7 +239,7 @@ def test_batch_without_signal_is_skipped_and_momentum_does_not_move_it(model):
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 4, 7])
-def test_stopped_between_micro_batches_nothing_is_kept(model, stop_after):
+def test_a_step_stopped_between_micro_batches_changes_nothing(model, stop_after):
     optimizer = optimizer_of(model)
     before = remembered(model, optimizer)
     calls = []
@@ -269,17 +269,17 @@ def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatc
     micro_batches = make_micro_batches(batch, max_tokens=60)
     outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3)
     assert outcome.num_updates == 3
-    calls_an_update = len(micro_batches) + 1  # a share for each, and the figures
-    assert len(given) == 3 * calls_an_update
-    assert all(anchor is None for _, anchor in given[:calls_an_update])
-    first, *later = given[calls_an_update - 1 :: calls_an_update]
+    calls_per_update = len(micro_batches) + 1  # one for each, and one for the figures
+    assert len(given) == 3 * calls_per_update
+    assert all(anchor is None for _, anchor in given[:calls_per_update])
+    first, *later = given[calls_per_update - 1 :: calls_per_update]
     for logprobs, anchor in later:
-        assert not torch.equal(logprobs, first[0])  # the model moved
+        assert not torch.equal(logprobs, first[0])  # the model has changed
         assert (anchor is None) if not uses_anchor else torch.equal(anchor, first[0])
 
 
-def test_each_update_has_its_own_gradient(model, batch):
-    """At a rate of 0 the model does not move, so that every update must find the same gradient."""
+def test_gradients_do_not_accumulate_over_updates(model, batch):
+    """With a rate of 0 the model does not change, so every update has the same gradient."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     norms = []
     optimizer.register_step_pre_hook(lambda *_: norms.append(flat_gradient(model).norm().item()))
@@ -289,15 +289,15 @@ def test_each_update_has_its_own_gradient(model, batch):
     assert norms[0] > 0
 
 
-def test_stopped_in_a_later_update_the_step_is_done_with_fewer(model, batch):
-    """The first update cannot be taken back: were the step to count as not done, it would be applied twice."""
+def test_a_step_stopped_in_a_later_update_keeps_the_earlier_ones(model, batch):
+    """The first update cannot be undone. If the step counted as not done, it would be applied twice."""
     micro_batches = make_micro_batches(batch, max_tokens=60)
     calls = []
 
     def between():
         calls.append(None)
         if len(calls) > 3 * len(micro_batches):
-            raise WorkerTaskError("told to stop")
+            raise WorkerTaskError("stopped by a test")
 
     before, optimizer = flat_weights(model), optimizer_of(model)
     objective = make_objective("ftis", {})
@@ -305,7 +305,7 @@ def test_stopped_in_a_later_update_the_step_is_done_with_fewer(model, batch):
         Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3, between=between
     )
     assert (outcome.num_updates, outcome.skipped) == (1, None)
-    assert outcome.refused == "update 2 of 3 was not done: told to stop"
+    assert outcome.refused == "update 2 of 3 was not done: stopped by a test"
     assert not torch.equal(flat_weights(model), before)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -313,7 +313,7 @@ def test_stopped_in_a_later_update_the_step_is_done_with_fewer(model, batch):
 @pytest.mark.parametrize(
     ("method", "params"), [("nope", {}), ("ftis", {"cap": -1.0}), ("ftis", {"alpha": 0.1}), ("dr_grpo", {})]
 )
-def test_wrong_method_settings_are_one_clear_line(method, params):
+def test_invalid_method_settings_are_reported_in_one_line(method, params):
     with pytest.raises(ConfigError, match="the learner's method cannot be set up: ") as caught:
         make_objective(method, params)
     assert "\n" not in str(caught.value)

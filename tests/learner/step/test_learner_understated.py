@@ -1,4 +1,4 @@
-"""Log-probs that no honest sampling brings about: such groups of peers teach nothing, and the report names who."""
+"""Understated log-probs: such groups of peers are excluded from training, and the report names them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ LARGE_RATE, NUM_UPDATES = 0.03, 5
 
 @pytest.fixture
 def groups():
-    """One own group and one of a peer, with rewards that teach."""
+    """Return an own group and a foreign one, both with a signal."""
     own, foreign = random_groups(num_groups=2, seed=3)
     return own, msgspec.structs.replace(foreign, own=False)
 
 
 def understating(group, *, at):
-    """The group with completion `at` said to be all but impossible."""
+    """Return the group with log-probs of -40 in completion `at`."""
     tokens = unpack_train_group(group).tokens
     rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
     return with_tokens(group, logprobs=np.where(rows == at % len(tokens), np.float32(-40.0), tokens.logprobs))
@@ -45,9 +45,9 @@ def report_after(model_folder, home, groups, **changes):
     return Learner(boot).train(groups, step=1).report
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1 << 20, 1], ids=["one micro-batch", "one a completion"])
-@pytest.mark.parametrize("at", [0, -1], ids=["found first", "found last"])
-def test_a_peers_whole_group_is_left_out_and_named(model_folder, tmp_path, groups, at, micro_batch_tokens):
+@pytest.mark.parametrize("micro_batch_tokens", [1 << 20, 1], ids=["one micro-batch", "one per completion"])
+@pytest.mark.parametrize("at", [0, -1], ids=["first completion", "last completion"])
+def test_an_understated_foreign_group_is_excluded_and_reported(model_folder, tmp_path, groups, at, micro_batch_tokens):
     own, foreign = groups
     false, size = [own, understating(foreign, at=at)], {"micro_batch_tokens": micro_batch_tokens}
     report = report_after(model_folder, tmp_path / "a", false, **size)
@@ -55,36 +55,36 @@ def test_a_peers_whole_group_is_left_out_and_named(model_folder, tmp_path, group
     assert report.num_updates == 1
     without = msgspec.structs.replace(foreign, rewards=(1.0,) * len(foreign.rewards))
     expected = report_after(model_folder, tmp_path / "b", [own, without], **size)
-    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4), "as if it had nothing to teach"
-    believed = report_after(model_folder, tmp_path / "c", false, max_logprob_gap_nats=math.inf, **size)
-    assert believed.understated == ()
-    assert believed.grad_norm != pytest.approx(expected.grad_norm, rel=1e-2)
+    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4), "as if it had no signal"
+    accepted = report_after(model_folder, tmp_path / "c", false, max_logprob_gap_nats=math.inf, **size)
+    assert accepted.understated == ()
+    assert accepted.grad_norm != pytest.approx(expected.grad_norm, rel=1e-2)
 
 
-def test_honest_ones_and_own_ones_are_believed(model_folder, tmp_path, groups):
+def test_honest_and_own_groups_are_accepted(model_folder, tmp_path, groups):
     own, foreign = groups
     assert report_after(model_folder, tmp_path / "a", [own, foreign]).understated == ()
     assert report_after(model_folder, tmp_path / "b", [understating(own, at=0), foreign]).understated == ()
 
 
-@pytest.mark.parametrize("of_own_weights", [False, True], ids=["a claim", "by a trusted follower"])
-def test_a_claim_to_have_sampled_with_our_weights_spares_nobody(model_folder, tmp_path, of_own_weights):
-    """A group of another node, with this node named as whose weights sampled it, from the buffer to the report."""
-    stranger, ours = Identity.from_seed(bytes([2]) * 32), Identity.from_seed(bytes([9]) * 32)
-    group = make_group(stranger, weights_of=ours.peer_id, versions=(0, 0))
+@pytest.mark.parametrize("of_own_weights", [False, True], ids=["a claim", "by this node's generator"])
+def test_a_claim_of_own_weights_does_not_exempt_a_group(model_folder, tmp_path, of_own_weights):
+    """A group of a peer names this node as the owner of the weights that sampled it."""
+    peer, ours = Identity.from_seed(bytes([2]) * 32), Identity.from_seed(bytes([9]) * 32)
+    group = make_group(peer, weights_of=ours.peer_id, versions=(0, 0))
     completions = tuple(replace(c, logprobs=np.full_like(c.logprobs, -13.0)) for c in group.completions)
-    envelope = seal_group(group.with_completions(completions), stranger)
+    envelope = seal_group(group.with_completions(completions), peer)
     stored = StoredGroup.from_accepted(Accepted(envelope, envelope.to_bytes(), group, (5, 6, 7)), own=False)
     taken = train_group(stored, share="vertical", of_own_weights=of_own_weights)
-    assert (taken.sender, taken.own) == (stranger.peer_id, False)
+    assert (taken.sender, taken.own) == (peer.peer_id, False)
     report = report_after(model_folder, tmp_path, [taken])
     assert report.understated == (taken.group_id,)
     assert (report.own_groups, report.foreign_groups) == (0, 1)
     assert (report.mismatch_kl is not None) is of_own_weights
 
 
-def test_what_a_later_update_learned_is_not_held_against_the_sender(model_folder, tmp_path, groups):
-    """Large updates on one batch pull some completions up by more than the limit; the first pass counts."""
+def test_only_the_first_pass_detects_understated_log_probs(model_folder, tmp_path, groups):
+    """Large updates on one batch raise some completions by more than the limit."""
 
     def trained(home, limit):
         boot = make_boot(
@@ -100,10 +100,10 @@ def test_what_a_later_update_learned_is_not_held_against_the_sender(model_folder
         assert (report.num_updates, report.understated) == (NUM_UPDATES, ())
         return learner
 
-    believing, judging = trained(tmp_path / "a", math.inf), trained(tmp_path / "b", LIMIT)
+    without_limit, with_limit = trained(tmp_path / "a", math.inf), trained(tmp_path / "b", LIMIT)
     batch = make_batch(groups)
-    after = compute_logprobs(judging.policy.logprobs, batch, make_micro_batches(batch, max_tokens=1 << 20))
+    after = compute_logprobs(with_limit.policy.logprobs, batch, make_micro_batches(batch, max_tokens=1 << 20))
     objective = make_objective("tis", {}, max_logprob_gap_nats=LIMIT)
-    assert objective.understated(after, batch).any(), "by now it is pulled up as far"
-    pairs = zip(believing.policy.trainable().values(), judging.policy.trainable().values(), strict=True)
+    assert objective.understated(after, batch).any(), "after the updates they are above the limit"
+    pairs = zip(without_limit.policy.trainable().values(), with_limit.policy.trainable().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)

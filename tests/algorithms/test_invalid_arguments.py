@@ -1,0 +1,183 @@
+"""Invalid arguments of `policy_loss`: each error names the argument and its valid values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from ftis_node.algorithms import policy_loss
+from ftis_node.algorithms.methods import METHODS, method_parameters
+
+from .cases import make_case
+
+NAN, INF = math.nan, math.inf
+
+
+def call(method: str = "ftis", changes: dict[str, Any] | None = None, **params: Any) -> torch.Tensor:
+    """Return the loss on a fixed batch of three completions of up to four tokens, with some arguments changed."""
+    tensors: dict[str, Any] = dict(make_case(0, 3, 4, "near").tensors(torch.float64))
+    tensors["mask"] = torch.tensor([[True] * 4, [True] * 2 + [False] * 2, [True] + [False] * 3])
+    for name in ("learner_logprobs", "behaviour_logprobs"):
+        tensors[name] = torch.where(tensors["mask"], tensors[name].detach().nan_to_num(-1.0), NAN)
+    return policy_loss(method, **(tensors | (changes or {})), **params)[0]
+
+
+def test_the_unchanged_batch_is_accepted() -> None:
+    assert call().isfinite()
+
+
+def test_an_unknown_method_lists_the_known_methods() -> None:
+    with pytest.raises(ValueError, match="unknown method 'ppo'; known: nois, vis, tis, .*m2po"):
+        call("ppo")
+
+
+def test_an_unknown_parameter_lists_the_parameters_of_the_method() -> None:
+    with pytest.raises(ValueError, match="'ftis' has no parameter 'kl_treshold'; it takes: cap, .*kl_threshold"):
+        call("ftis", kl_treshold=3.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("grpo", {"mis_low": 0.1}),
+        ("tis", {"m2_threshold": 0.1}),
+        ("gspo", {"alpha": 0.1}),
+        ("ftis", {"topr_level": "token"}),
+        ("vis", {"anchor_logprobs": torch.zeros(3, 4, dtype=torch.float64)}),
+        ("topr", {"floor": 0.5}),
+        ("cispo", {"floor": 0.5}),
+        ("f-nois", {"floor": 0.5}),
+        ("tis", {"filter": "ess"}),
+        ("grpo", {"keep_share": 0.5}),
+        ("tis", {"sender_ids": torch.zeros(3, dtype=torch.int64)}),
+    ],
+)
+def test_a_parameter_of_another_method_is_refused(method: str, params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{method}.* has no parameter '{next(iter(params))}'"):
+        call(method, **params)
+
+
+def test_a_method_without_an_anchor_accepts_none() -> None:
+    assert torch.equal(call("vis", anchor_logprobs=None), call("vis"))
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"cap": 0.0}, "cap must be a number > 0, not 0.0"),
+        ({"cap": NAN}, "cap"),
+        ({"cap": "2"}, "cap"),
+        ({"cap": True}, "cap"),
+        ({"kl_estimator": "k2"}, "kl_estimator must be one of author_k3, k1_fwd, k3_fwd, rkl_iw, not 'k2'"),
+        ({"kl_threshold": -1.0}, "kl_threshold"),
+        ({"eps_low": 1.1}, "eps_low"),
+        ({"eps_low": -0.1}, "eps_low"),
+        ({"eps_high": -0.1}, "eps_high"),
+        ({"denominator": "some"}, "denominator must be one of all, kept"),
+        ({"agg": "mean"}, "agg must be one of seq_mean, token_mean, max_len"),
+        ({"agg": "max_len"}, "max_completion_length"),
+        ({"max_completion_length": 0}, "max_completion_length"),
+        ({"max_completion_length": 2.5}, "max_completion_length"),
+    ],
+)
+def test_a_common_parameter_out_of_bounds_is_refused(params: dict[str, Any], named: str) -> None:
+    for method in ("ftis", "grpo", "gepo"):
+        with pytest.raises(ValueError, match=named):
+            call(method, **params)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "named"),
+    [
+        ("dr_grpo", {}, "max_completion_length"),
+        ("gepo", {"alpha": 1.5}, "alpha"),
+        ("gepo", {"clip": 1}, "clip"),
+        ("gepo", {"k3_beta": INF}, "k3_beta"),
+        ("mis", {"mis_low": -1.0}, "mis_low"),
+        ("mis", {"mis_high": "2"}, "mis_high"),
+        ("mis", {"mis_low": 3.0}, "mis_low must not exceed mis_high"),
+        ("m2po", {"m2_threshold": 0.0}, "m2_threshold"),
+        ("tis", {"floor": 1.1}, r"floor must be a number in \[0, 1\], not 1.1"),
+        ("tis", {"floor": -0.1}, "floor"),
+        ("ftis", {"floor": NAN}, "floor"),
+        ("ftis", {"floor": 0.5, "cap": 0.4}, "floor must not exceed cap, but 0.5 > 0.4"),
+        ("ftis", {"filter": "far"}, "filter must be one of kl, quantile, ess, not 'far'"),
+        ("f-nois", {"filter": None}, "filter must be one of kl, quantile, ess, not None"),
+        ("f-vis", {"keep_share": 1.1}, r"keep_share must be a number in \[0, 1\], not 1.1"),
+        ("ftis", {"keep_share": -0.1}, "keep_share"),
+        ("ftis", {"keep_share": True}, "keep_share"),
+        ("ftis", {"sender_ids": torch.zeros(3)}, "sender_ids must be one of int64, .* not float32"),
+        ("ftis", {"sender_ids": torch.zeros(4, dtype=torch.int64)}, r"sender_ids must have the shape \[3\], not \[4\]"),
+        ("ftis", {"sender_ids": [0, 0, 0]}, "sender_ids must be a tensor, not list"),
+        ("topr", {"topr_level": "sequence"}, "topr_level must be one of seq_mean, seq_sum, token"),
+        ("tis", {"anchor_logprobs": torch.zeros(3, 3, dtype=torch.float64)}, "anchor_logprobs"),
+        (
+            "tis",
+            {"anchor_logprobs": torch.full((3, 4), NAN, dtype=torch.float64)},
+            "anchor_logprobs .* inside the mask",
+        ),
+    ],
+)
+def test_a_method_parameter_out_of_bounds_is_refused(method: str, params: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call(method, **params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"learner_logprobs": torch.zeros(3, 4, dtype=torch.bfloat16)}, "learner_logprobs .*float32.* not bfloat16"),
+        ({"learner_logprobs": torch.zeros(12)}, "learner_logprobs"),
+        ({"learner_logprobs": [[0.0]]}, "learner_logprobs must be a tensor, not list"),
+        ({"behaviour_logprobs": torch.zeros(4, 3)}, r"behaviour_logprobs must have the shape \[3, 4\], not \[4, 3\]"),
+        ({"behaviour_logprobs": torch.zeros(3, 4, dtype=torch.float16)}, "behaviour_logprobs"),
+        ({"mask": torch.ones(3, 4)}, "mask must be one of bool, not float32"),
+        ({"mask": torch.ones(3, dtype=torch.bool)}, "mask"),
+        ({"advantages": torch.ones(4)}, "advantages"),
+        ({"advantages": torch.ones(3, dtype=torch.int64)}, "advantages"),
+        ({"advantages": torch.tensor([0.0, INF, 0.0])}, r"advantages holds a non-finite value: inf at \[1\]"),
+        ({"group_ids": torch.zeros(3)}, "group_ids"),
+        ({"group_ids": torch.zeros(3, dtype=torch.bool)}, "group_ids"),
+        ({"group_ids": torch.zeros(3, 1, dtype=torch.int64)}, "group_ids"),
+    ],
+)
+def test_a_tensor_of_wrong_shape_or_dtype_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call(changes=changes)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("name", ["learner_logprobs", "behaviour_logprobs"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_non_finite_log_prob_is_refused_only_inside_the_mask(method: str, name: str, value: float) -> None:
+    logprobs = torch.full((3, 4), -1.0, dtype=torch.float64)
+    logprobs[1, 1] = value
+    limit = {"max_completion_length": 4} if method == "dr_grpo" else {}
+    with pytest.raises(ValueError, match=rf"{name} holds a non-finite value inside the mask: .* at \[1, 1\]"):
+        call(method, changes={name: logprobs}, **limit)
+    logprobs[1, 1], logprobs[1, 2] = -1.0, value  # padding
+    assert call(method, changes={name: logprobs}, **limit).isfinite()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_listed_parameter_is_accepted_with_its_default(method: str) -> None:
+    defaults = method_parameters(method)
+    limit = {"max_completion_length": 4}
+    assert torch.equal(call(method, **(defaults | limit)), call(method, **limit))
+
+
+def test_parameters_have_the_defaults_of_the_method() -> None:
+    assert method_parameters("ftis")["kl_threshold"] == 50.0
+    assert method_parameters("cispo")["cap"] == 5.0
+    assert method_parameters("dapo")["eps_high"] == 0.28
+    assert method_parameters("gspo")["eps_low"] == 3e-4
+    assert "anchor_logprobs" not in method_parameters("grpo")
+    with pytest.raises(ValueError, match="unknown method"):
+        method_parameters("ppo")
+
+
+def test_only_dr_grpo_and_gepo_scale_advantages_by_mean() -> None:
+    assert {name for name, method in METHODS.items() if method.advantage_scale == "mean"} == {"dr_grpo", "gepo"}
