@@ -1,6 +1,6 @@
-"""Which tests `make test` leaves to `make test-all`, and which need more than a machine with Python.
+"""Tests that only `make test-all` runs, and tests that need more than a machine with Python.
 
-Paths are folders, files or test functions; a path marks all below it. `python -m tests.tiers` prints the table.
+Paths are folders, files or test functions. A path marks all tests below it. `python -m tests.tiers` prints the table.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ SCENARIOS: Final = (
     "tests/node/http_api/test_otlp_node.py",
     "tests/node/test_domain_processes.py",
     "tests/node/test_faults.py::test_a_thread_that_fails_ends_the_whole_node",
-    "tests/node/test_limits.py::test_a_full_home_pauses_the_node_and_room_lets_it_go_on",
+    "tests/node/test_limits.py::test_a_full_home_pauses_the_node_until_there_is_space",
     "tests/node/test_poisoned.py",
     "tests/node/test_roles.py",
     "tests/node/test_stop.py",
 )
-KEPT: Final = (
+SMOKE: Final = (
     "tests/generation/test_generation_vllm_engine.py::"
     "test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates[True]",
 )
-"""Of these `make test` runs all the same: the smoke test of vLLM, where it is installed."""
+"""Scenarios that `make test` runs too: the smoke test of vLLM, if it is installed."""
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm": (
         "tests/generation/test_generation_adapters.py::test_each_of_ten_versions_is_served_as_the_learner_computes_it",
@@ -78,12 +78,13 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
 }
 ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"], *NEEDS["node"])
 SHARED: Final[dict[str, tuple[str, ...]]] = {
-    "attacks": ("tests/attacks/",),  # one victim
+    "attacks": ("tests/attacks/",),  # they attack one node
     "swarm": (  # tests/small_swarm.py
         "tests/dashboard/test_real_home.py",
         "tests/documented/test_running.py",
         "tests/node/http_api/test_observe.py",
         "tests/node/training/test_tracking.py",
+        "tests/node/test_light_daemon.py",
         "tests/node/test_two_homes.py",
     ),
 }
@@ -94,13 +95,13 @@ LONGEST_FIRST: Final = (
     "swarm",
     "tests/lab/experiment/test_order_of_methods.py",
 )
-"""Groups that take minutes, so that no worker waits for the other at the end."""
+"""Groups that take minutes. They run first, so that no worker waits for another at the end."""
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Gives each test the markers of this table, and a skip where the machine lacks what it needs."""
+    """Give each test the markers of this table, and a skip if the machine lacks a need."""
     for item in items:
-        if _is_in(item.nodeid, ALL_SCENARIOS) and not _is_in(item.nodeid, KEPT):
+        if _is_in(item.nodeid, ALL_SCENARIOS) and not _is_in(item.nodeid, SMOKE):
             item.add_marker(pytest.mark.scenario)
         for need, paths in NEEDS.items():
             if _is_in(item.nodeid, paths):
@@ -110,7 +111,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 
 def _is_in(nodeid: str, paths: Iterable[str]) -> bool:
-    """Whether a test is one of these, or in one of these files or folders."""
+    """Return whether a test is one of these, or in one of these files or folders."""
     return any(nodeid == path or nodeid.startswith((f"{path}/", f"{path}::", f"{path}[")) for path in paths)
 
 
@@ -140,11 +141,11 @@ def _no_gpu() -> str:
 
 
 MISSING: Final[dict[str, Callable[[], str]]] = {"vllm": _no_vllm, "root": _no_root, "node": _no_node, "gpu": _no_gpu}
-"""Why this machine cannot run what has the need; empty where it can."""
+"""By need: why this machine cannot run a test that has it; empty if it can."""
 
 
 def main() -> int:
-    """Prints the table."""
+    """Print the table."""
     lines = ["left to `make test-all`:", *(f"    {path}" for path in SCENARIOS)]
     for name, paths in NEEDS.items():
         lines += [f"need {name}:", *(f"    {path}" for path in paths)]

@@ -71,7 +71,6 @@ class SwarmNode:
         self._starting = threading.Lock()
         self._is_closed = False
         self._process: RunningNode | None = None
-        self.num_starts = 0
 
     @property
     def process(self) -> RunningNode:
@@ -99,7 +98,6 @@ class SwarmNode:
             self._process = self._running.enter_context(
                 started(self.home, *self.arguments, on=prefix(offset_file_of(self.home)))
             )
-            self.num_starts += 1
 
     def stop(self, number: int = signal.SIGTERM, *, timeout_s: float = STOP_S) -> int:
         """Send a signal, wait for the daemon's end and return its exit code."""

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import sqlite3
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -29,6 +31,17 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", refuse)
+
+
+@contextmanager
+def limited_files(num_bytes: int) -> Iterator[None]:
+    """Let writes beyond this size of a file fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, full: None) -> None:
@@ -67,13 +80,8 @@ def test_a_failed_write_of_an_event_raises_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events = EventLog(tmp_path / "events.jsonl")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            events.write("start")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with limited_files(0), pytest.raises(OSError, match="File too large") as caught:
+        events.write("start")
     assert is_disk_full(caught.value, tmp_path)
     assert capsys.readouterr().err == ""
     events.close()
@@ -102,13 +110,8 @@ def test_a_failed_write_of_tensors_raises_the_error_of_a_full_disk(tmp_path: Pat
 
     from ftis_node.workers.tensor_file import write_tensors
 
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            write_tensors(tmp_path / "weights.safetensors", {"weight": torch.zeros(1000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with limited_files(1000), pytest.raises(OSError, match="File too large") as caught:
+        write_tensors(tmp_path / "weights.safetensors", {"weight": torch.zeros(1000)})
     assert is_disk_full(caught.value, tmp_path)
 
 

@@ -95,10 +95,10 @@ def test_activations_are_kept_if_the_card_has_free_memory(
 
 def test_activations_are_not_kept_at_the_cost_of_time_sharing() -> None:
     """On 100 GiB a 3B learner with kept activations fits only while the generator sleeps."""
-    turns = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})
+    time_shared = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})
     made = planned(THREE_B, 100, learner={"recompute_activations": None, "micro_batch_tokens": 12288})
-    assert turns.fits
-    assert (turns.placement, made.placement, made.recompute_activations) == ("time_shared", "shared", True)
+    assert time_shared.fits
+    assert (time_shared.placement, made.placement, made.recompute_activations) == ("time_shared", "shared", True)
 
 
 def test_3b_fits_on_24_gib_with_an_adapter_and_recomputed_layers() -> None:
@@ -203,10 +203,13 @@ def test_the_peak_of_time_sharing_is_the_larger_of_the_two_workers() -> None:
 
 def test_a_time_shared_engine_has_fewer_slots_for_adapters() -> None:
     lora = small_steps(lora=True)
-    split, turns = planned(THREE_B, 80, **lora), planned(THREE_B, 80, **lora, memory={"placement": "time_shared"})
+    shared, time_shared = (
+        planned(THREE_B, 80, **lora),
+        planned(THREE_B, 80, **lora, memory={"placement": "time_shared"}),
+    )
     one = 2 * THREE_B.adapter_parameters(128)
-    assert (split.placement, split.parts["generator: places for adapters"]) == ("shared", 3 * one)
-    assert (turns.placement, turns.parts["generator: places for adapters"]) == ("time_shared", 2 * one)
+    assert (shared.placement, shared.parts["generator: places for adapters"]) == ("shared", 3 * one)
+    assert (time_shared.placement, time_shared.parts["generator: places for adapters"]) == ("time_shared", 2 * one)
 
 
 def test_the_peak_includes_the_staging_of_new_weights() -> None:
@@ -218,14 +221,14 @@ def test_the_peak_includes_the_staging_of_new_weights() -> None:
     assert generator.staging == 2 * SEVEN_B.embedding_parameters  # larger than gate and up, 2 x 3584 x 18944
     handing_over = learner.resident + learner.hand_over + generator.staging
     assert handing_over > learner.peak
-    split = planned(SEVEN_B, 80, **changes)
-    assert (split.placement, split.peak_bytes) == ("shared", generator.fixed + generator.cache + handing_over)
-    turns = planned(SEVEN_B, 36, **changes | {"generation": {"adapters": "merge", "max_batch": 12}})
+    shared = planned(SEVEN_B, 80, **changes)
+    assert (shared.placement, shared.peak_bytes) == ("shared", generator.fixed + generator.cache + handing_over)
+    time_shared = planned(SEVEN_B, 36, **changes | {"generation": {"adapters": "merge", "max_batch": 12}})
     workload = replace(workload, max_batch=12)
     generator = generator_memory(SEVEN_B, workload)
     assert generator.cache < generator.staging
-    assert turns.placement == "time_shared"
-    assert turns.peak_bytes == learner.resident + generator.fixed + generator.staging
+    assert time_shared.placement == "time_shared"
+    assert time_shared.peak_bytes == learner.resident + generator.fixed + generator.staging
 
 
 def test_the_torch_engine_cannot_sleep() -> None:

@@ -31,9 +31,6 @@ NOWHERE = Path("/nowhere")
         ({"shares_gpu": False}, "pinned"),
         ({"learner": {"processes": 2}}, "pinned"),
         ({"lora": True}, "pinned"),
-        ({"lora": True, "serves_adapters": True}, "file"),
-        ({"on_gpu": False}, "file"),
-        ({"on_gpu": False, "shares_gpu": True, "lora": True}, "file"),
     ],
 )
 def test_the_transport_follows_from_the_settings(changes: dict[str, Any], transport: Way) -> None:

@@ -191,7 +191,7 @@ def _recovers(name: str, shown_by: str, inject: Callable[[FaultContext], None], 
 
 
 BUFFER = "test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice"
-PEERS = "test_peers_that_can_be_read_keep_their_standing"
+PEERS = "test_readable_peers_keep_their_standing"
 EMPTY_BUFFER = "The damaged file is set aside, the buffer starts empty, and no step uses a group twice."
 LOST_COMMITS = "The event log shows the lost commits. The buffer starts empty. No group or number is used twice."
 READABLE_PEERS = "The damaged file is set aside. Readable peers keep their reputation."
@@ -200,14 +200,14 @@ REFUSES = "It does not start, prints one line that says what to do (exit code 2)
 FAULTS = (
     _recovers("database-corrupted", BUFFER, partial(damage, name="replay.sqlite", how=corrupt_bytes), EMPTY_BUFFER),
     _recovers("database-truncated", BUFFER, partial(damage, name="replay.sqlite", how=truncate), EMPTY_BUFFER),
-    _recovers("wal-corrupted", "test_commits_that_a_write_ahead_log_lost_are_missed",
+    _recovers("wal-corrupted", "test_lost_commits_of_the_write_ahead_log_are_detected",
               partial(damage, name="replay.sqlite-wal", how=corrupt_bytes), LOST_COMMITS),
-    _recovers("wal-truncated", "test_commits_that_a_write_ahead_log_lost_are_missed",
+    _recovers("wal-truncated", "test_lost_commits_of_the_write_ahead_log_are_detected",
               partial(damage, name="replay.sqlite-wal", how=truncate), LOST_COMMITS),
     _recovers("peers-corrupted", PEERS, partial(damage, name="peers.sqlite", how=corrupt_bytes), READABLE_PEERS),
     _recovers("peers-truncated", PEERS, partial(damage, name="peers.sqlite", how=truncate), READABLE_PEERS),
-    _recovers("event-log-garbage", "test_lines_that_are_no_events_are_skipped_and_reported_once", damage_event_log,
-              "All readers skip lines that are no events, and one event counts them."),
+    _recovers("event-log-garbage", "test_invalid_lines_of_the_event_log_are_skipped_and_reported_once",
+              damage_event_log, "All readers skip lines that are no events, and one event counts them."),
     _recovers("manifest-truncated", "test_a_damaged_manifest_is_refused_until_the_run_is_named",
               partial(damage, name="run.toml", how=truncate),
               "The manifest of --run replaces it if the home is of that run. Else it refuses to start (exit code 2)."),
@@ -220,15 +220,15 @@ FAULTS = (
     Fault("all-checkpoints-truncated", "files", REFUSES,
           CHECKPOINTS + "test_checkpoints_that_are_all_unreadable_are_an_error", damage_all_checkpoints, Ends.REFUSES,
           fits=trains),
-    Fault("key-corrupted", "files", REFUSES, RECOVERY + "test_a_turned_bit_in_the_key_is_no_other_peer",
+    Fault("key-corrupted", "files", REFUSES, RECOVERY + "test_a_flipped_bit_in_the_key_is_damage",
           damage_key, Ends.REFUSES),
     Fault("settings-damaged", "files", REFUSES,
           "tests/config/test_node.py::test_an_invalid_file_is_refused_in_one_line", damage_settings, Ends.REFUSES),
     Fault("database-locked", "files", "It waits for the lock, for up to a minute.",
-          RECOVERY + "test_a_buffer_that_another_program_holds_is_not_called_damaged",
+          RECOVERY + "test_a_buffer_that_another_program_holds_is_not_reported_as_damaged",
           partial(lock, name="replay.sqlite")),
     Fault("peers-locked", "files", "Bans and reputation are saved after the lock. Nothing else waits for it.",
-          RECOVERY + "test_a_peer_book_that_another_program_holds_is_saved_later", partial(lock, name="peers.sqlite")),
+          RECOVERY + "test_a_peers_file_that_another_program_holds_is_saved_later", partial(lock, name="peers.sqlite")),
     Fault("disk-full", "files", "It ends with one line (exit code 3), refuses to start, and resumes with free space.",
           "tests/config/test_disk_room.py::test_errors_of_a_full_disk_become_a_machine_error_that_says_what_to_do",
           fill_disk, Ends.REFUSES, missing=_cannot_mount),

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Group
     from tests.chaos.fault_context import FaultContext
 
-DAY_S = 86400.0
 REFUSED_WITHIN_S = 90.0
 NUM_GROUPS = 12  # more than a ban needs
 NUM_ANNOUNCEMENTS = 3000
