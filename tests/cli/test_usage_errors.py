@@ -255,7 +255,7 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
         (
             MIXED + '[step]\nprompt_sharing = "horizontal"\n',
             ["--task", "arithmetic:add"],
-            "leave --task arithmetic:add out",
+            "omit --task arithmetic:add",
         ),
         (MIXED + "[step]\nown_domain_fraction = 1.5\n", [], "step.own_domain_fraction"),
         (
