@@ -142,11 +142,11 @@ def test_a_course_ends_with_the_steps_asked_for(tmp_path: Path) -> None:
     trail.write_text("".join(json.dumps(event) + "\n" for event in events))
     pauses = clock.evaluations_of(trail)
     assert pauses == [(96.0, 100.0), (106.0, 110.0), (116.0, 120.0)]
-    course = clock.course_of(trail, 0.25, pauses, last_step=6)
-    assert course == clock.Course([(0.0, 0.0), (6.0, 0.1)], foreign_groups=1.5, speed=0.25, step_s=1.2)
+    course = clock.node_run(trail, 0.25, pauses, last_step=6)
+    assert course == clock.NodeRun([(0.0, 0.0), (6.0, 0.1)], foreign_groups=1.5, speed=0.25, step_s=1.2)
     assert clock.has_reached(trail, 10) and not clock.has_reached(trail, 11)
     peers = [(90.0, 101.0), (104.0, 107.0), (109.0, 130.0)]  # 1 s before the node's own pause, 2 s in it
-    assert clock.course_of(trail, 1.0, pauses + peers, last_step=6).curve == [(0.0, 0.0), (3.0, 0.1)]
+    assert clock.node_run(trail, 1.0, pauses + peers, last_step=6).curve == [(0.0, 0.0), (3.0, 0.1)]
 
 
 def test_figures_say_the_speeds_and_what_was_never_reached(capsys: pytest.CaptureFixture[str]) -> None:

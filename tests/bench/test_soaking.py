@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from soak import summary
-from soaking.sampling import MACHINE, Point, look_at_machine
+from soaking.sampling import MACHINE, Point, sample_machine
 from soaking.slopes import Bounds, sen_slope, trend
 from soaking.verdicts import findings_of, series_of, warm_up_minutes
 
@@ -62,7 +62,7 @@ def test_a_machine_that_becomes_slower_shows_and_is_not_held_against_the_nodes()
     said = summary(series, found, warm_up=10)
     assert (said["flat"], said["num_grows"], said["num_flat"]) == (True, 0, 1)
     assert said["calm_share"] == 1.0
-    looked = {point.quantity: point.value for point in look_at_machine(0.0)}
+    looked = {point.quantity: point.value for point in sample_machine(0.0)}
     assert looked.keys() == {"loop_ms", "stolen_percent"}
     assert looked["loop_ms"] > 0
 
