@@ -146,7 +146,7 @@ class Record:
 
 def summary(series: Sequence[Series], findings: Sequence[Finding], *, warm_up: float) -> dict[str, Any]:
     """Return the printed JSON object: rates of all nodes together, and each quantity with its verdict."""
-    words = [finding.word for finding in findings if finding.series.who != MACHINE]
+    verdicts = [finding.verdict for finding in findings if finding.series.who != MACHINE]
     rates = {
         f"{what.replace(' ', '_')}_per_minute": rate if rate is None else round(rate, 1)
         for what in ("steps", "own groups", "foreign groups", "refused groups")
@@ -157,9 +157,9 @@ def summary(series: Sequence[Series], findings: Sequence[Finding], *, warm_up: f
     )
     before = per_minute(series, "foreign groups", before=BEFORE_GUESTS_MINUTES)
     inbound = rates["foreign_groups_per_minute"]
-    counts = {f"num_{word}": words.count(word) for word in ("flat", "falls", "unclear", "grows")}
+    counts = {f"num_{verdict}": verdicts.count(verdict) for verdict in ("flat", "falls", "unclear", "grows")}
     return {
-        "flat": "grows" not in words and "unclear" not in words,
+        "flat": "grows" not in verdicts and "unclear" not in verdicts,
         "warm_up_minutes": round(warm_up, 1),
         "calm_share": round(calm_share(series, after=warm_up), 3),
         "restarts": round(restarts),

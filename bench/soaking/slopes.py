@@ -56,7 +56,7 @@ class Trend:
     high: float
     num_points: int
 
-    def word(self, bounds: Bounds) -> str:
+    def verdict(self, bounds: Bounds) -> str:
         """Return the verdict: `grows`, `falls`, `flat` or `unclear`.
 
         `flat`: no significant growth, or one too small to matter. `unclear`: the samples are too few or too noisy.

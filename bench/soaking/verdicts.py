@@ -64,13 +64,13 @@ class Finding:
 
     series: Series
     trend: Trend
-    word: str
+    verdict: str
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding for the JSON line."""
         figures = {name: round(float(getattr(self.trend, name)), 4) for name in ("level", "slope", "low", "high")}
         where = {"who": self.series.who, "quantity": self.series.quantity, "part": self.series.part}
-        return where | figures | {"verdict": self.word}
+        return where | figures | {"verdict": self.verdict}
 
 
 def warm_up_minutes(minutes: float) -> float:
@@ -113,7 +113,7 @@ def findings_of(series: Sequence[Series], *, after: float) -> list[Finding]:
         is_enough = 2 * len(judged) >= len(late)
         known = _trend(judged if is_enough else late)
         if known is not None:
-            found.append(Finding(one, known, known.word(BOUNDS[one.quantity]) if is_enough else "unclear"))
+            found.append(Finding(one, known, known.verdict(BOUNDS[one.quantity]) if is_enough else "unclear"))
     return found
 
 
@@ -156,5 +156,5 @@ def markdown(findings: Sequence[Finding]) -> str:
         known, one = finding.trend, finding.series
         interval = f"{known.low:+.2f} to {known.high:+.2f}"
         figures = f"{known.level:.1f} | {known.slope:+.2f} | {interval}"
-        rows.append(f"| {one.who} | {one.quantity} | {one.part} | {figures} | {finding.word} |")
+        rows.append(f"| {one.who} | {one.quantity} | {one.part} | {figures} | {finding.verdict} |")
     return "\n".join(rows) + "\n"

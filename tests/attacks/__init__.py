@@ -1,1 +1,1 @@
-"""Everything that a stranger may try, against a real node over real p2pd."""
+"""Attacks of unknown peers on a real node over real p2pd."""

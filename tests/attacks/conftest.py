@@ -1,4 +1,4 @@
-"""One victim, one honest peer beside it, and for each test an attacker of its own."""
+"""Fixtures: one victim, one honest peer, and a separate attacker for each test."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(scope="package")
 def sockets() -> Iterator[Path]:
-    """A folder whose path is short enough for unix sockets."""
+    """Yield a folder whose path is short enough for unix sockets."""
     with tempfile.TemporaryDirectory(prefix="ftis") as folder:
         yield Path(folder)
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def victim(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> AsyncIterator[Victim]:
-    """A node that joined, alone so far."""
+    """Yield a running node without peers."""
     folder = tmp_path_factory.mktemp("attacks")
     run, home = folder / "run.toml", folder / "home"
     run.write_text(MANIFEST.to_toml())
@@ -52,13 +52,13 @@ async def victim(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[
 
 @pytest.fixture(scope="package")
 def maker(victim: Victim, tiny_models: Mapping[str, Path]) -> GroupMaker:
-    """Makes groups that fit the victim's run."""
+    """Return a maker of valid groups for the victim's run."""
     return GroupMaker(tiny_models["s"], load_manifest(str(victim.node.home / "run.toml")))
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def honest(victim: Victim, maker: GroupMaker, sockets: Path) -> AsyncIterator[Member]:
-    """A peer that goes on sending good groups; with it the victim trains before the first attack."""
+    """Yield a peer that keeps sending valid groups; the victim trains on them before the first attack."""
     async with joined(sockets / "honest", maker, victim) as member, sending(member):
 
         async def trains() -> bool:
@@ -73,6 +73,6 @@ async def honest(victim: Victim, maker: GroupMaker, sockets: Path) -> AsyncItera
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def attacker(honest: Member, victim: Victim, maker: GroupMaker, sockets: Path) -> AsyncIterator[Member]:
-    """A new peer that the victim knows nothing of."""
+    """Yield a peer that is new to the victim."""
     async with joined(sockets / str(next(NUMBERS)), maker, victim) as member:
         yield member

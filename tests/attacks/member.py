@@ -1,4 +1,4 @@
-"""A member of the victim's run that does as a test says: hostile ones, and the honest one that goes on beside them."""
+"""A member of the victim's run under the control of a test: an attacker, or the honest peer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ftis_node.gossip.wire_format import protocol, service_of
 from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
-from tests.attacks.victim import patiently
+from tests.attacks.victim import none_if_unanswered
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
 
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
     from ftis_node.gossip.wire_format import RpcService
     from tests.attacks.victim import Victim
 
-AGAIN_S = 0.4  # between announcements of the same: gossipsub loses what is said before its mesh has grown
+REANNOUNCE_PERIOD_S = 0.4  # gossipsub drops announcements until its mesh is complete
 HONEST_PERIOD_S = 0.5
-STARTING = asyncio.Lock()
-NUM_KEPT = 1000  # groups of an honest member
-UNUSED = 10**9  # running numbers that no group here has
+START_LOCK = asyncio.Lock()
+MAX_BODIES = 1000  # of an honest member
+UNUSED = 10**9  # sequence numbers from here on belong to no group of the tests
 LIMITS = GossipLimits(max_body_bytes=4 << 20, max_queued_announcements=64)
 
 
-def spoil(group: Group, position: int = 1, **changes: Any) -> Group:
-    """The group with one completion changed."""
+def change_completion(group: Group, position: int = 1, **changes: Any) -> Group:
+    """Return the group with changes to one completion."""
     completions = list(group.completions)
     completions[position] = replace(completions[position], **changes)
     return group.with_completions(completions)
 
 
 def sign_body(body: bytes, identity: Identity) -> Envelope:
-    """Any body under an identity's signature."""
+    """Return an envelope with any body, signed by the identity."""
     return Envelope(hashlib.sha256(body).digest(), body, identity.sign(ENVELOPE_DOMAIN, body))
 
 
 class Member:
-    """One peer with its own p2pd, in the test's own process. What it holds, answers and says is the test's."""
+    """A peer with its own p2pd in the test's process. The test sets its bodies, answers and announcements."""
 
     def __init__(
         self, gossip: Libp2pGossip, identity: Identity, maker: GroupMaker, victim: Victim, victim_id: str
     ) -> None:
         self.gossip, self.identity, self.maker, self.victim_id = gossip, identity, maker, victim_id
         self._victim = victim
-        self.shelf: dict[bytes, bytes] = {}
+        self.bodies: dict[bytes, bytes] = {}
         self.requested_ids: set[bytes] = set()
         self.answers: Callable[[], Sequence[bytes]] = tuple
         self.number = 0
@@ -71,17 +71,17 @@ class Member:
 
     @property
     def link(self) -> Any:
-        """The running session: p2pd's control socket and the directory."""
+        """The running session, with the control socket of p2pd and the directory."""
         assert self.gossip._supervisor.session is not None
         return self.gossip._supervisor.session
 
     def stream(self, service: RpcService, *, timeout_s: float = 30.0) -> Any:
-        """A raw stream of a service of the victim's."""
+        """Return a raw stream of a service of the victim."""
         name = protocol(self.maker.manifest.run_id, service)
         return self.link.client.stream(self.victim_id, name, timeout_s=timeout_s)
 
     def group(self, **changes: Any) -> Group:
-        """Its next group, in good form."""
+        """Return a valid group with the next sequence number."""
         self.number += 1
         return self.maker.group(self.identity, changes.pop("number", self.number), **changes)
 
@@ -89,11 +89,11 @@ class Member:
         return seal_group(group, self.identity)
 
     def claim(self, group_id: bytes, data: bytes, **changes: Any) -> bytes:
-        """An announcement of a body; also puts that body on the shelf."""
-        self.shelf[group_id] = data
+        """Store a body and return its announcement."""
+        self.bodies[group_id] = data
         announcement = Announcement(
             id=group_id,
-            number=UNUSED + len(self.shelf),
+            number=UNUSED + len(self.bodies),
             envelope_bytes=max(1, len(data)),
             num_tokens=64,
             tokenizer=bytes.fromhex(self.maker.tokenizer.fingerprint)[:8],
@@ -103,24 +103,24 @@ class Member:
         return replace(announcement, **changes).to_bytes()
 
     async def offer(self, *groups: Group | Envelope, within_s: float = 30.0) -> None:
-        """Announces groups until the victim has asked for every one of them."""
+        """Announce groups until the victim has requested each of them."""
         envelopes = [one if isinstance(one, Envelope) else self.envelope(one) for one in groups]
         claims = {
-            envelope.id: self.claim(envelope.id, envelope.to_bytes(), **_number_of(group))
+            envelope.id: self.claim(envelope.id, envelope.to_bytes(), **_announced_number(group))
             for group, envelope in zip(groups, envelopes, strict=True)
         }
         await self.announce_until_requested(claims, within_s=within_s)
 
     async def announce_until_requested(self, claims: dict[bytes, bytes], *, within_s: float = 30.0) -> None:
-        """Says announcements, by the group's id, until the victim asked for each of those groups, or banned us."""
+        """Repeat announcements, by group id, until the victim requests each group or bans this member."""
         async with asyncio.timeout(within_s):
-            while (missing := claims.keys() - self.requested_ids) and not await patiently(self._is_banned):
+            while (missing := claims.keys() - self.requested_ids) and not await none_if_unanswered(self._is_banned):
                 for group_id in missing:
                     await self.gossip.announce(claims[group_id])
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(REANNOUNCE_PERIOD_S)
 
     async def keep_sending(self, *, period_s: float = HONEST_PERIOD_S) -> None:
-        """What an honest peer does, until cancelled: a group every `period_s`, as well as its machine allows."""
+        """Send a valid group every `period_s` until cancelled; a slow machine sends fewer."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -134,9 +134,9 @@ class Member:
             await asyncio.sleep(due - loop.time())
 
     def _forget(self) -> None:
-        """Old groups; a node asks for what is new."""
-        for old in list(self.shelf)[:-NUM_KEPT]:
-            del self.shelf[old]
+        """Drop old groups: a node requests only recent ones."""
+        for old in list(self.bodies)[:-MAX_BODIES]:
+            del self.bodies[old]
             self.requested_ids.discard(old)
 
     async def _is_banned(self) -> bool:
@@ -144,7 +144,7 @@ class Member:
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         self.requested_ids.update(ids)
-        return [self.shelf[one] for one in ids if one in self.shelf]
+        return [self.bodies[one] for one in ids if one in self.bodies]
 
     async def _answer(self, peer_id: str, question: bytes) -> Sequence[bytes]:
         return self.answers()
@@ -154,7 +154,7 @@ Script = "Callable[[Service, asyncio.StreamReader, asyncio.StreamWriter], Awaita
 
 
 class ScriptedServer:
-    """In the place of the stream server: whatever is asked is answered with the bytes that a script writes."""
+    """A replacement of the stream server: a script writes the answer to each request."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -184,7 +184,7 @@ class ScriptedServer:
             await read_pbmsg_safe(reader, info)
             await self._script(service_of(info.proto), reader, writer)
         except (OSError, EOFError):
-            pass  # the victim has had enough
+            pass  # the victim closed the stream
 
 
 @asynccontextmanager
@@ -196,7 +196,10 @@ async def joined(
     script: Script | None = None,
     prepare: Callable[[Member], None] = lambda member: None,
 ) -> AsyncIterator[Member]:
-    """A new identity, connected to the victim. `prepare` is called before it is; `script` serves in its place."""
+    """Yield a new member that is connected to the victim.
+
+    `prepare` runs before the connection. `script`, if given, answers all requests.
+    """
     identity, addresses = Identity.generate(), await victim.until(victim.addresses)
     gossip = Libp2pGossip(
         settings(folder, peers=tuple(addresses)), identity=identity, run_id=maker.manifest.run_id, limits=LIMITS
@@ -205,7 +208,7 @@ async def joined(
     member = Member(gossip, identity, maker, victim, victim_id)
     prepare(member)
     server = None if script is None else ScriptedServer(script)
-    async with STARTING:  # what is patched is the module's: one at a time
+    async with START_LOCK:  # the patch changes a module, so members start one after the other
         with patch.object(session, "StreamServer", server or session.StreamServer):
             await gossip.start()
     try:
@@ -215,7 +218,7 @@ async def joined(
         await gossip.close()
 
 
-def _number_of(group: Group | Envelope) -> dict[str, int]:
+def _announced_number(group: Group | Envelope) -> dict[str, int]:
     return {"number": group.number} if isinstance(group, Group) else {}
 
 
@@ -225,7 +228,7 @@ async def _is_connected(gossip: Libp2pGossip, peer_id: str) -> bool:
 
 @asynccontextmanager
 async def sending(member: Member, *, period_s: float = HONEST_PERIOD_S) -> AsyncIterator[Member]:
-    """An honest member at work."""
+    """Keep the member sending valid groups while the block runs."""
     task = asyncio.create_task(member.keep_sending(period_s=period_s))
     try:
         yield member

@@ -1,4 +1,4 @@
-"""What the victim pulls: rubbish for bodies, bombs, bodies larger than announced, and streams that never end."""
+"""Malicious bodies: random bytes, zip bombs, bodies larger than announced, and streams without end."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240
 BOMB_BYTES = 512 << 20
 FOUR_GIB = 2**32 - 1
 CHARGED_FOR_S, ANNOUNCED_EVERY_S = 12.0, 0.5
-NUM_BODIES = 12  # more than it takes to be banned, however they come in
+NUM_BODIES = 12  # more than a ban needs, in any order of arrival
 BODIES = {
     "random bytes": lambda: os.urandom(2000),
     "a varint of 4 GiB": lambda: b"\x0a\xff\xff\xff\xff\x0f" + bytes(100),
-    "nothing": lambda: b"",
+    "no bytes": lambda: b"",
 }
 
 
 @pytest.mark.parametrize("make", list(BODIES.values()), ids=list(BODIES))
-async def test_rubbish_for_a_body_is_refused_and_its_giver_banned(
+async def test_a_malformed_body_is_rejected_and_its_relay_banned(
     victim: Victim, attacker: Member, make: Callable[[], bytes]
 ) -> None:
     claims = {one: attacker.claim(one, make()) for one in (os.urandom(32) for _ in range(NUM_BODIES))}
     await attacker.announce_until_requested(claims)
-    await victim.until(lambda: victim.blames(attacker.peer_id, "parse"))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "parse"))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
 
 
 def _bomb(claimed_bytes: int) -> Callable[[pb.Body], None]:
-    """Planes that say they expand to `claimed_bytes` each, and are a few kB."""
+    """Return a change that adds a plane of a few kB that expands to `claimed_bytes`."""
     packer = zstandard.ZstdCompressor(level=19)
     frame = packer.compress(bytes(claimed_bytes))
 
@@ -85,18 +85,18 @@ async def test_a_zip_bomb_is_not_unpacked(
         envelopes.append(sign_body(body.SerializeToString(), attacker.identity))
     assert max(len(one.body) for one in envelopes) < MAX_ENVELOPE_BYTES
     await attacker.offer(*envelopes)
-    await victim.until(lambda: victim.blames(attacker.peer_id, reason))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, reason))
     assert victim.resident_bytes() - resident < 50 << 20
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
 
 
-async def test_a_codec_that_the_run_does_not_take_is_refused(victim: Victim, attacker: Member) -> None:
+async def test_a_codec_that_the_run_does_not_allow_is_rejected(victim: Victim, attacker: Member) -> None:
     group = attacker.group()
     await attacker.offer(sign_body(pack_group(group, codec="lossy"), attacker.identity))
-    await victim.until(lambda: victim.blames(attacker.peer_id, "codec"))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "codec"))
 
 
-FIELDS_OF_OTHERS: dict[str, dict[str, object]] = {
+FOREIGN_FIELDS: dict[str, dict[str, object]] = {
     "texts": {"texts": ["a", "b", "c", "d"]},
     "means of log-probs": {"mean_logprobs": [-1.0] * 4},
     "the id of an exact form": {"retells": bytes(32)},
@@ -105,57 +105,59 @@ FIELDS_OF_OTHERS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("fields", list(FIELDS_OF_OTHERS.values()), ids=list(FIELDS_OF_OTHERS))
-async def test_fields_of_another_codec_are_refused(victim: Victim, attacker: Member, fields: dict[str, object]) -> None:
-    """A reader that is stricter would ban whoever passes such a body on."""
+@pytest.mark.parametrize("fields", list(FOREIGN_FIELDS.values()), ids=list(FOREIGN_FIELDS))
+async def test_fields_of_another_codec_are_rejected(
+    victim: Victim, attacker: Member, fields: dict[str, object]
+) -> None:
+    """A stricter reader would ban the honest peer that relays such a body."""
     body = pb.Body.FromString(pack_group(attacker.group()))
     body.MergeFrom(pb.Body(**fields))
     await attacker.offer(sign_body(body.SerializeToString(), attacker.identity))
-    await victim.until(lambda: victim.blames(attacker.peer_id, "malformed"))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "malformed"))
     assert (await victim.row(attacker.peer_id))["groups_accepted"] == 0
 
 
 async def test_one_body_that_does_not_parse_is_charged_once(victim: Victim, attacker: Member) -> None:
-    """An honest newcomer with one bug: it announces the same group again and again."""
+    """A new honest peer with a bug keeps announcing one malformed group."""
     group_id = os.urandom(32)
     claim = attacker.claim(group_id, os.urandom(500))
     await attacker.announce_until_requested({group_id: claim})
-    await victim.until(lambda: victim.blames(attacker.peer_id, "parse"))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "parse"))
     for _ in range(round(CHARGED_FOR_S / ANNOUNCED_EVERY_S)):
         await attacker.gossip.announce(claim)
         await asyncio.sleep(ANNOUNCED_EVERY_S)
-    assert await victim.blames(attacker.peer_id, "parse") == 1
+    assert await victim.num_refused_of(attacker.peer_id, "parse") == 1
     assert not await victim.is_banned(attacker.peer_id)
 
 
-async def test_a_body_above_the_runs_bound_is_cut_off(victim: Victim, attacker: Member) -> None:
-    """Announced as small, which is a lie; one that is announced as large is not asked for."""
+async def test_a_body_above_the_runs_bound_is_not_read_to_its_end(victim: Victim, attacker: Member) -> None:
+    """The announced size is too small. A body with its true, large size is not requested."""
     before = await victim.errors("fetch_errors", "too_large")
-    group_id, honest_size = os.urandom(32), os.urandom(32)
+    group_id, large_id = os.urandom(32), os.urandom(32)
     large = bytes(2 << 20)
     claims = {group_id: attacker.claim(group_id, large, envelope_bytes=100)}
-    await attacker.gossip.announce(attacker.claim(honest_size, large))
+    await attacker.gossip.announce(attacker.claim(large_id, large))
     await attacker.announce_until_requested(claims)
 
     async def is_counted() -> bool:
         return await victim.errors("fetch_errors", "too_large") > before
 
     await victim.until(is_counted)
-    assert honest_size not in attacker.requested_ids
+    assert large_id not in attacker.requested_ids
     assert (await victim.row(attacker.peer_id))["failed_pulls"] >= 1
 
 
-async def test_a_padded_group_within_the_bound_takes_its_places_and_no_more(victim: Victim, attacker: Member) -> None:
-    """Fields that no reader knows, up to the largest envelope: good groups, and as heavy as a group may be."""
+async def test_padded_groups_within_the_bound_are_admitted(victim: Victim, attacker: Member) -> None:
+    """An unknown field fills valid groups up to the largest envelope."""
     padding = MAX_ENVELOPE_BYTES - 4096
     field = b"\xa2\x06" + _varint(padding) + bytes(padding)  # field 100
     envelopes = [sign_body(pack_group(attacker.group()) + field, attacker.identity) for _ in range(40)]
     await attacker.offer(*envelopes)
 
-    async def are_in() -> bool:
+    async def are_admitted() -> bool:
         return bool((await victim.row(attacker.peer_id))["groups_accepted"] >= 40)
 
-    await victim.until(are_in)
+    await victim.until(are_admitted)
 
 
 def _varint(value: int) -> bytes:
@@ -199,7 +201,7 @@ SERVERS = {
 
 
 @pytest.mark.parametrize(("script", "outcome"), list(SERVERS.values()), ids=list(SERVERS))
-async def test_a_stream_that_is_none_ends_and_others_are_pulled_meanwhile(
+async def test_an_invalid_stream_ends_while_others_are_pulled(
     victim: Victim, maker: GroupMaker, sockets: Path, honest: Member, script: Callable[..., object], outcome: str
 ) -> None:
     before = await victim.errors("fetch_errors", outcome)
@@ -209,7 +211,7 @@ async def test_a_stream_that_is_none_ends_and_others_are_pulled_meanwhile(
         attacker.number = 1
 
         async def is_counted() -> bool:
-            for _ in range(8):  # more than there are places for pulls
+            for _ in range(8):  # more than the node has slots for pulls
                 one = os.urandom(32)
                 await attacker.gossip.announce(attacker.claim(one, b"", envelope_bytes=200))
             return await victim.errors("fetch_errors", outcome) > before
@@ -219,7 +221,7 @@ async def test_a_stream_that_is_none_ends_and_others_are_pulled_meanwhile(
         took_s = asyncio.get_running_loop().time() - started_at
         await victim.until(lambda: _failed(victim, attacker))
     gained = (await victim.row(honest.peer_id))["groups_accepted"] - accepted
-    assert gained >= took_s / 4, "an honest peer sends two groups a second, and is not kept waiting"
+    assert gained >= took_s / 4, "the honest peer sends two groups a second"
 
 
 async def _failed(victim: Victim, attacker: Member) -> bool:

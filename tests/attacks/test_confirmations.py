@@ -1,4 +1,4 @@
-"""Confirmations by a stranger that has fetched nothing: they free no slot and count for nothing."""
+"""An acknowledgment by a new peer counts only for a group that it fetched."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240
 NUM_CONFIRMED = 6
 
 
-async def heard_ids(attacker: Member, count: int) -> list[bytes]:
-    """Ids of groups that the victim announces."""
+async def announced_ids(attacker: Member, count: int) -> list[bytes]:
+    """Return the ids of groups that the victim announces."""
     ids: list[bytes] = []
     async with asyncio.timeout(60), aclosing(attacker.gossip.announcements()) as announcements:
         async for one in announcements:
@@ -31,11 +31,13 @@ async def heard_ids(attacker: Member, count: int) -> list[bytes]:
     return ids
 
 
-async def test_what_nobody_fetched_is_not_confirmed(victim: Victim, attacker: Member, honest: Member) -> None:
-    ids = await heard_ids(attacker, NUM_CONFIRMED)
+async def test_an_acknowledgment_without_a_fetch_does_not_count(
+    victim: Victim, attacker: Member, honest: Member
+) -> None:
+    ids = await announced_ids(attacker, NUM_CONFIRMED)
     assert await attacker.gossip.confirm(attacker.victim_id, ids)
-    told = [event for event in victim.node.events("confirmed") if event["peer"] == attacker.peer_id]
-    assert told == []
+    confirmed = [event for event in victim.node.events("confirmed") if event["peer"] == attacker.peer_id]
+    assert confirmed == []
     fetched = await attacker.gossip.fetch(attacker.victim_id, ids[:1])
     assert len(fetched.bodies) == 1
     before = (await victim.status())["swarm"]["groups_confirmed"]
@@ -45,5 +47,5 @@ async def test_what_nobody_fetched_is_not_confirmed(victim: Victim, attacker: Me
         return bool((await victim.status())["swarm"]["groups_confirmed"] > before)
 
     await victim.until(one_is_confirmed)
-    told = [event["group"] for event in victim.node.events("confirmed") if event["peer"] == attacker.peer_id]
-    assert told == [ids[0].hex()], "one was fetched, and that one alone counts"
+    confirmed = [event["group"] for event in victim.node.events("confirmed") if event["peer"] == attacker.peer_id]
+    assert confirmed == [ids[0].hex()], "only the fetched group counts"

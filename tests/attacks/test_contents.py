@@ -1,4 +1,4 @@
-"""Groups in good form with lies inside, one test each: what the door calls them, and what becomes of who sent them."""
+"""Well-formed groups with false contents: the reason of their rejection, and the standing of their sender."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ftis_node.records.codec import pack_group
-from tests.attacks.member import sign_body, spoil
+from tests.attacks.member import change_completion, sign_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 DAY_S = 86400.0
-NUM_GROUPS = 6  # five refusals ban, and a little is forgiven between them
+NUM_GROUPS = 6  # five rejections ban, and reputation recovers a little between them
 
 
 def _logprobs(value: float) -> Callable[[Group], Group]:
     def change(group: Group) -> Group:
         logprobs = group.completions[1].logprobs.copy()
         logprobs[0] = value
-        return spoil(group, logprobs=logprobs)
+        return change_completion(group, logprobs=logprobs)
 
     return change
 
@@ -47,7 +47,7 @@ def _ids(value: int) -> Callable[[Group], Group]:
     def change(group: Group) -> Group:
         ids = group.completions[1].token_ids.copy()
         ids[0] = value
-        return spoil(group, token_ids=ids)
+        return change_completion(group, token_ids=ids)
 
     return change
 
@@ -56,8 +56,8 @@ def _sampled(group: Group, **changes: float) -> Group:
     return replace(group, sampling=replace(group.sampling, **changes))
 
 
-BANNED, LEFT_ALONE = True, False
-LIES: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
+BANNED, NOT_BANNED = True, False
+FALSE_CLAIMS: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
     "ids out of range": (_ids(2**31 - 1), "token_out_of_range", BANNED),
     "ids below zero": (_ids(-1), "token_out_of_range", BANNED),
     "NaN": (_logprobs(float("nan")), "logprobs", BANNED),
@@ -65,25 +65,25 @@ LIES: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
     "-inf": (_logprobs(float("-inf")), "logprobs", BANNED),
     "positive log-probs": (_logprobs(0.5), "logprobs", BANNED),
     "constant log-probs": (_all_logprobs(-0.5), "logprobs", BANNED),
-    "log-probs too low to be anybody's": (_logprobs(-1e6), "logprobs", BANNED),
-    "wrong claimed rewards": (lambda group: spoil(group, reward=1.0), "reward_mismatch", BANNED),
+    "implausibly low log-probs": (_logprobs(-1e6), "logprobs", BANNED),
+    "wrong claimed rewards": (lambda group: change_completion(group, reward=1.0), "reward_mismatch", BANNED),
     "groups of one": (lambda group: group.with_completions(group.completions[:1]), "group_size", BANNED),
-    "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock_skew", LEFT_ALONE),
-    "a clock a day behind": (lambda group: replace(group, created_at=time.time() - DAY_S), "stale", LEFT_ALONE),
-    "a run of another": (lambda group: replace(group, run_id="ab" * 16), "run", BANNED),
+    "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock_skew", NOT_BANNED),
+    "a clock a day behind": (lambda group: replace(group, created_at=time.time() - DAY_S), "stale", NOT_BANNED),
+    "another run": (lambda group: replace(group, run_id="ab" * 16), "run", BANNED),
     "a temperature of NaN": (lambda group: _sampled(group, temperature=float("nan")), "sampling", BANNED),
     "a top_p of NaN": (lambda group: _sampled(group, top_p=float("nan")), "sampling", BANNED),
 }
 
 
-@pytest.mark.parametrize(("change", "reason", "banned"), list(LIES.values()), ids=list(LIES))
-async def test_a_lie_is_refused_by_its_name(
+@pytest.mark.parametrize(("change", "reason", "banned"), list(FALSE_CLAIMS.values()), ids=list(FALSE_CLAIMS))
+async def test_a_false_claim_is_rejected_by_its_name(
     victim: Victim, attacker: Member, change: Callable[[Group], Group], reason: str, banned: bool
 ) -> None:
     before = await victim.refused(reason)
     groups = [change(attacker.group()) for _ in range(NUM_GROUPS)]
     await attacker.offer(*groups)
-    await victim.until(lambda: victim.blames(attacker.peer_id, reason))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, reason))
 
     async def is_counted() -> bool:
         return await victim.refused(reason) > before
@@ -97,18 +97,18 @@ async def test_a_lie_is_refused_by_its_name(
     assert (await victim.row(attacker.peer_id))["groups_accepted"] == 0
 
 
-async def test_reasoning_copied_from_ones_own_earlier_group_is_refused(victim: Victim, attacker: Member) -> None:
-    """Also where both are handed over at once: the second is judged before the first is on disk."""
+async def test_completions_copied_from_an_earlier_group_are_rejected(victim: Victim, attacker: Member) -> None:
+    """The copies arrive with the first group, so they are validated before it is on disk."""
     first = attacker.group()
     again = [
         replace(first, number=first.number + at, created_at=time.time() + at / 10) for at in range(1, NUM_GROUPS + 1)
     ]
     await attacker.offer(first, *again)
-    await victim.until(lambda: victim.blames(attacker.peer_id, "duplicate_completions"))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "duplicate_completions"))
     row = await victim.until(lambda: _settled(victim, attacker, NUM_GROUPS + 1))
     assert row["groups_accepted"] == 1
     assert row["groups_refused"] == {"duplicate_completions": NUM_GROUPS}
-    assert row["standing"] == "probation", "who was first is not certain, so nobody is banned for it"
+    assert row["standing"] == "probation", "the node cannot know which group is the original, so it bans no sender"
 
 
 async def _settled(victim: Victim, attacker: Member, count: int) -> dict[str, object] | None:
@@ -116,7 +116,7 @@ async def _settled(victim: Victim, attacker: Member, count: int) -> dict[str, ob
     return row if row["groups_accepted"] + sum(row["groups_refused"].values()) >= count else None
 
 
-async def test_an_old_envelope_replayed_is_not_taken_again(victim: Victim, attacker: Member) -> None:
+async def test_a_replayed_envelope_is_not_admitted_again(victim: Victim, attacker: Member) -> None:
     group = attacker.group()
     envelope = attacker.envelope(group)
     await attacker.offer(envelope)
@@ -125,17 +125,17 @@ async def test_an_old_envelope_replayed_is_not_taken_again(victim: Victim, attac
     for _ in range(5):
         await attacker.gossip.announce(attacker.claim(envelope.id, envelope.to_bytes()))
         await asyncio.sleep(0.2)
-    assert envelope.id not in attacker.requested_ids, "what is here is not pulled again"
-    await attacker.announce_until_requested(  # under new ids, with the old body in their place
+    assert envelope.id not in attacker.requested_ids, "a stored group is not pulled again"
+    await attacker.announce_until_requested(  # new ids, each with the old body
         {bytes([at]) * 32: attacker.claim(bytes([at]) * 32, envelope.to_bytes()) for at in range(NUM_GROUPS)}
     )
-    await victim.until(lambda: victim.blames(attacker.peer_id, "unsolicited"))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "unsolicited"))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
     assert (await victim.row(attacker.peer_id))["groups_accepted"] == 1
 
 
-async def test_a_running_number_is_used_once(victim: Victim, attacker: Member) -> None:
-    """Announced under other numbers: a group that is announced under a used number is not even asked for."""
+async def test_a_sequence_number_is_used_once(victim: Victim, attacker: Member) -> None:
+    """The announcements have other numbers, because a node does not request a group with a used number."""
     number = attacker.group().number
     await attacker.offer(*(attacker.envelope(attacker.group(number=number)) for _ in range(3)))
     row = await victim.until(lambda: _settled(victim, attacker, 3))
@@ -143,10 +143,8 @@ async def test_a_running_number_is_used_once(victim: Victim, attacker: Member) -
     assert set(row["groups_refused"]) <= {"sequence_reused", "duplicate"}
 
 
-async def test_two_bodies_under_one_number_in_one_answer_are_refused_for_the_number(
-    victim: Victim, attacker: Member
-) -> None:
-    """Announced under other numbers, so that both are pulled, and judged before the first is on disk."""
+async def test_two_bodies_under_one_number_in_one_answer_are_rejected(victim: Victim, attacker: Member) -> None:
+    """The announcements have other numbers, so both are pulled, and validated before the first is on disk."""
     await attacker.offer(attacker.group())
     pairs = [attacker.group(number=number) for number in range(100, 100 + NUM_GROUPS // 2) for _ in range(2)]
     envelopes = [attacker.envelope(group) for group in pairs]
@@ -165,19 +163,19 @@ async def test_a_body_sent_twice_is_one_group(victim: Victim, attacker: Member) 
         return [*await lookup(ids)] * 2
 
     attacker.gossip.serve(twice)
-    await attacker.offer(envelope, attacker.group())  # two ids asked for: room for two bodies
+    await attacker.offer(envelope, attacker.group())  # two requested ids allow two bodies
     row = await victim.until(lambda: _settled(victim, attacker, 1))
     assert row["groups_accepted"] <= 2
     assert "duplicate_completions" not in row["groups_refused"]
 
 
-async def test_anothers_envelope_with_a_new_signature_is_refused(
+async def test_another_peers_body_with_a_new_signature_is_rejected(
     victim: Victim, attacker: Member, honest: Member
 ) -> None:
     score = (await victim.row(honest.peer_id))["score"]
     bodies = [pack_group(honest.maker.group(honest.identity, 10**6 + at)) for at in range(NUM_GROUPS)]
     await attacker.offer(*(sign_body(body, attacker.identity) for body in bodies))
-    await victim.until(lambda: victim.blames(attacker.peer_id, "signature"))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "signature"))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
     await victim.until(lambda: victim.refused("signature"))
     row = await victim.row(honest.peer_id)
@@ -185,8 +183,8 @@ async def test_anothers_envelope_with_a_new_signature_is_refused(
     assert row["groups_refused"] == {}
 
 
-async def test_a_forged_sender_harms_the_forger_alone(victim: Victim, attacker: Member, honest: Member) -> None:
-    """Announcements in another's name: what is pulled for them is the forger's, and so is the blame."""
+async def test_a_forged_sender_harms_only_the_forger(victim: Victim, attacker: Member, honest: Member) -> None:
+    """The announcements name the honest peer as sender, but the node charges the peer that announced them."""
     groups = [honest.maker.group(honest.identity, 2 * 10**6 + at) for at in range(NUM_GROUPS)]
     envelopes = [sign_body(pack_group(group), attacker.identity) for group in groups]
     claims = {
@@ -194,11 +192,11 @@ async def test_a_forged_sender_harms_the_forger_alone(victim: Victim, attacker: 
     }
     await attacker.announce_until_requested(claims)
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
-    assert await victim.blames(attacker.peer_id, "signature")
+    assert await victim.num_refused_of(attacker.peer_id, "signature")
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]
 
-    async def goes_on() -> bool:
+    async def continues() -> bool:
         row = await victim.row(honest.peer_id)
         return bool(row["groups_accepted"] > accepted and not row["groups_refused"] and row["standing"] == "good")
 
-    await victim.until(goes_on)
+    await victim.until(continues)

@@ -1,6 +1,6 @@
-"""Addresses in the directory that one parser takes and another refuses: left out, and the rest is dialed.
+"""Addresses in the directory that one parser accepts and another rejects: the node skips them and dials the others.
 
-A node looks for members once a minute, so all ways that are none are tried at once.
+A node looks for members once a minute, so one test registers all invalid addresses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entr
 from ftis_node.gossip.wire_format import bucket_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.victim import goes_on
+from tests.attacks.victim import wait_until_continued
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
-WAYS = (
-    "/dns4/a_b/tcp/4001",  # a compose file makes such names
+INVALID_ADDRESSES = (
+    "/dns4/a_b/tcp/4001",  # Compose makes such names
     "/ip6/fe80::1%eth0/tcp/4001",
     "/ip6/fe80::1%/tcp/4001",
     "/dns4/a..b/tcp/4001",
@@ -39,13 +39,13 @@ WAYS = (
     "/ip4/127.0.0.1/tcp/4001/p2p-circuit",
     "/ip4/127.0.0.1/tcp/4001/ws/ws/quic-v1",
 )
-NUM_OF_EACH = 3
-LOOKS_WITHIN_S = 100.0
+NUM_EACH = 3
+DIALED_WITHIN_S = 100.0
 
 
 @asynccontextmanager
-async def port_that_counts(victim: Victim) -> AsyncIterator[tuple[int, list[float]]]:
-    """A port of the loopback, and when the victim connected to it; other members dial, too."""
+async def counting_port(victim: Victim) -> AsyncIterator[tuple[int, list[float]]]:
+    """Yield a port of the loopback, and the times when the victim connected to it; other members dial it too."""
     seen: list[float] = []
 
     def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,19 +59,19 @@ async def port_that_counts(victim: Victim) -> AsyncIterator[tuple[int, list[floa
 
 
 def is_of(victim: Victim, port: int) -> bool:
-    """Whether a process of the victim has the connection with this port at its end."""
+    """Return whether a process of the victim owns the connection with this local port."""
     opened = itertools.chain(*(process.net_connections("tcp") for process in victim.node.processes()))
     return any(connection.laddr.port == port for connection in opened if connection.laddr)
 
 
 async def register(member: Member, port: int) -> int:
-    """Entries of identities that do not exist, each with a way that is none and one to `port`; how many are stored."""
+    """Store entries of invented members, each with an invalid address and one at `port`; return how many are stored."""
     run_id, expires_at = member.maker.manifest.run_id, time.time() + 120
     entries = []
-    for way in WAYS * NUM_OF_EACH:
+    for invalid in INVALID_ADDRESSES * NUM_EACH:
         one = Identity.generate()
-        ends = [f"{transport}/p2p/{one.peer_id}" for transport in (way, f"/ip4/127.0.0.1/tcp/{port}")]
-        payload = pack_member(ends, num_shards=1)
+        addresses = [f"{transport}/p2p/{one.peer_id}" for transport in (invalid, f"/ip4/127.0.0.1/tcp/{port}")]
+        payload = pack_member(addresses, num_shards=1)
         entries.append((one, sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)))
     stored = await member.link.directory._node.store_many(
         [bucket_key(run_id, bucket_of(one.peer_id)) for one, _ in entries],
@@ -82,13 +82,13 @@ async def register(member: Member, port: int) -> int:
     return sum(map(bool, stored.values()))
 
 
-async def test_addresses_that_cannot_be_dialed_are_left_out(victim: Victim, attacker: Member, honest: Member) -> None:
-    async with port_that_counts(victim) as (port, seen):
+async def test_addresses_that_cannot_be_dialed_are_skipped(victim: Victim, attacker: Member, honest: Member) -> None:
+    async with counting_port(victim) as (port, seen):
         assert await register(attacker, port) > 0
 
         async def is_dialed() -> bool:
             return bool(seen)
 
-        await victim.until(is_dialed, within_s=LOOKS_WITHIN_S)
-        await asyncio.sleep(2.0)  # what was dialed beside it
-    await goes_on(victim, honest)
+        await victim.until(is_dialed, within_s=DIALED_WITHIN_S)
+        await asyncio.sleep(2.0)  # time for the other dials
+    await wait_until_continued(victim, honest)

@@ -1,4 +1,4 @@
-"""The endurance run's own arithmetic: phases, the honest share, and what counts as a violation. No node is run."""
+"""The arithmetic of the endurance run: phases, the honest rate, and violations. No node runs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tests.attacks.endurance.kinds import all_kinds
 from tests.attacks.endurance.phases import Phase, plan, ratio
 from tests.attacks.endurance.verdict import violations
 
-BORNE: dict[str, Any] = {
+PASSED: dict[str, Any] = {
     "minutes": 60.0,
     "exit_code": None,
-    "starts": 0,  # the trail has turned over
+    "starts": 0,  # the event log was rotated
     "honest_ratio": 0.97,
     "honest_ratio_error": 0.01,
     "honest_banned": [],
-    "liars_with_accepted_groups": [],
+    "accepted_malicious_groups": [],
     "tracebacks": 0,
     "trends": [{"quantity": "rss_mib", "part": "daemon", "verdict": "flat"}],
     "share_of_a_day": {"rsa host": 0.4},
 }
-WRONG = {
+VIOLATIONS = {
     "the node ended": {"exit_code": 1},
     "the node was started": {"starts": 2},
-    "honest groups arrived": {"honest_ratio": 0.89},
-    "honest groups arrived at None": {"honest_ratio": None},
+    "honest groups were admitted": {"honest_ratio": 0.89},
+    "honest groups were admitted at None": {"honest_ratio": None},
     "was banned": {"honest_banned": ["12D3KooWHonest"]},
-    "of a liar": {"liars_with_accepted_groups": ["lie: NaN: 1 of 12D3KooWLiar"]},
+    "of a malicious peer": {"accepted_malicious_groups": ["false NaN: 1 of 12D3KooWMalicious"]},
     "tracebacks": {"tracebacks": 1},
     "grows": {"trends": [{"quantity": "rss_mib", "part": "daemon", "verdict": "grows"}]},
     "did nothing": {"share_of_a_day": {"rsa host": 0.0}},
@@ -37,15 +37,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("minutes", [3.0, 45.0, 60.0])
-def test_phases_fill_the_run_and_each_attack_lies_between_two_without(minutes: float) -> None:
+def test_phases_fill_the_run_and_each_attack_is_between_two_quiet_phases(minutes: float) -> None:
     phases = plan(minutes)
     assert sum(length for _, length in phases) == pytest.approx(minutes)
     assert [attacked for attacked, _ in phases] == [False, True] * (len(phases) // 2) + [False]
     assert 2 <= len(phases) // 2 <= minutes
 
 
-def test_the_share_is_of_the_phases_beside_it() -> None:
-    rates = [100, 90, 80, 80, 120]  # a machine that is slower for a while is no attack
+def test_the_rate_under_attack_is_relative_to_the_adjacent_quiet_phases() -> None:
+    rates = [100, 90, 80, 80, 120]  # a machine that is slower for a while
     phases = [Phase(bool(at % 2), 2.0, 2 * rate, 2 * rate, 1) for at, rate in enumerate(rates)]
     share = ratio(phases)
     assert share is not None
@@ -57,17 +57,17 @@ def test_the_share_is_of_the_phases_beside_it() -> None:
     assert ratio(phases[:2]) is None
 
 
-def test_a_run_that_was_borne_has_no_violation() -> None:
-    assert violations(BORNE) == []
+def test_a_passed_run_has_no_violation() -> None:
+    assert violations(PASSED) == []
 
 
-@pytest.mark.parametrize(("words", "changes"), list(WRONG.items()), ids=list(WRONG))
-def test_what_is_wrong_is_a_violation(words: str, changes: dict[str, Any]) -> None:
-    found = violations(BORNE | changes)
+@pytest.mark.parametrize(("words", "changes"), list(VIOLATIONS.items()), ids=list(VIOLATIONS))
+def test_each_fault_is_one_violation(words: str, changes: dict[str, Any]) -> None:
+    found = violations(PASSED | changes)
     assert len(found) == 1
     assert words in found[0]
 
 
-def test_kinds_have_names_of_their_own() -> None:
+def test_kinds_have_different_names() -> None:
     names = [kind.name for kind in all_kinds()]
     assert len(names) == len(set(names)) > 50

@@ -1,4 +1,4 @@
-"""Too much of everything: announcements without end or without sense, and a thousand identities of one hand."""
+"""Floods: malformed announcements, announcements of nonexistent groups, and a thousand identities of one peer."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ NUM_IDENTITIES = 1000
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("payload", "reason"),
     [(b"\xffrandom", "announcement_parse"), (b"\x12\xff\xff\xff\xff\x0f", "announcement_parse"),
      (bytes(600), "announcement_size")],
     ids=["random bytes", "a varint of 4 GiB", "too long"],
 )  # fmt: skip
-async def test_rubbish_for_announcements_is_counted_and_bans(
-    victim: Victim, attacker: Member, said: bytes, reason: str
+async def test_malformed_announcements_are_counted_and_ban(
+    victim: Victim, attacker: Member, payload: bytes, reason: str
 ) -> None:
     async def is_banned() -> bool:
-        await attacker.gossip.announce(said + os.urandom(4))
+        await attacker.gossip.announce(payload + os.urandom(4))
         return await victim.is_banned(attacker.peer_id)
 
     await victim.until(is_banned)
-    assert await victim.blames(attacker.peer_id, reason) >= 5
+    assert await victim.num_refused_of(attacker.peer_id, reason) >= 5
 
 
-async def test_twenty_thousand_announcements_of_nothing_end_in_a_ban(
+async def test_twenty_thousand_announcements_of_nonexistent_groups_ban(
     victim: Victim, attacker: Member, honest: Member
 ) -> None:
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]
@@ -58,33 +58,33 @@ async def test_twenty_thousand_announcements_of_nothing_end_in_a_ban(
     first = os.urandom(32)
     await attacker.announce_until_requested({first: attacker.claim(first, b"", envelope_bytes=100)})
 
-    async def say(count: int) -> None:
+    async def announce(count: int) -> None:
         for _ in range(count):
             one = os.urandom(32)
             claim = attacker.claim(one, b"", envelope_bytes=100, number=2**62)
-            del attacker.shelf[one]  # nothing at all is handed over: an empty body would be a ban of its own
+            del attacker.bodies[one]  # no body is sent, because an empty one would ban by itself
             await attacker.gossip.announce(claim)
 
-    await asyncio.gather(*(say(NUM_ANNOUNCEMENTS // NUM_AT_ONCE) for _ in range(NUM_AT_ONCE)))
-    await victim.until(lambda: victim.blames(attacker.peer_id, "announcement_flood"))
+    await asyncio.gather(*(announce(NUM_ANNOUNCEMENTS // NUM_AT_ONCE) for _ in range(NUM_AT_ONCE)))
+    await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "announcement_flood"))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
 
-    async def goes_on() -> bool:
+    async def continues() -> bool:
         return bool((await victim.row(honest.peer_id))["groups_accepted"] > accepted)
 
-    await victim.until(goes_on)
-    assert victim.file_bytes("events.jsonl*") - events < 1 << 20, "no line for each"
+    await victim.until(continues)
+    assert victim.file_bytes("events.jsonl*") - events < 1 << 20, "the event log has no line for each announcement"
 
 
-async def test_a_thousand_identities_of_one_hand_have_one_peers_places(
+async def test_a_thousand_identities_of_one_peer_share_one_quota(
     victim: Victim, maker: GroupMaker, sockets: Path, honest: Member
 ) -> None:
-    """Good groups of a thousand senders, all told of and handed over by one peer that is asked for what it holds."""
-    nobodies = [Identity.generate() for _ in range(NUM_IDENTITIES)]
+    """One peer announces and serves valid groups of a thousand senders."""
+    invented = [Identity.generate() for _ in range(NUM_IDENTITIES)]
 
     def prepare(member: Member) -> None:
         claims = []
-        for one in nobodies:
+        for one in invented:
             envelope = seal_group(replace(maker.group(one, 1), created_at=time.time()), one)
             claims.append(member.claim(envelope.id, envelope.to_bytes(), sender=one.peer_id, number=1))
         full = (claims[at : at + MAX_ANSWERS] for at in range(0, len(claims), MAX_ANSWERS))
@@ -97,15 +97,15 @@ async def test_a_thousand_identities_of_one_hand_have_one_peers_places(
         return Counter(sender for (sender,) in rows)
 
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]
-    ours = {one.peer_id for one in nobodies}
+    invented_ids = {one.peer_id for one in invented}
     async with joined(sockets / "thousand", maker, victim, prepare=prepare) as attacker:
-        await victim.until(lambda: victim.blames(attacker.peer_id, "quota"), within_s=60)
-        await asyncio.sleep(3)  # three looks at the buffer
-        theirs = sum(count for sender, count in held().items() if sender in ours)
-        assert theirs <= MAX_READY_GROUPS // 2, "half of the places where there are two senders"
+        await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "quota"), within_s=60)
+        await asyncio.sleep(3)  # the buffer is pruned each second
+        num_held = sum(count for sender, count in held().items() if sender in invented_ids)
+        assert num_held <= MAX_READY_GROUPS // 2, "one of two senders has half of the places"
 
-        async def goes_on() -> bool:
+        async def continues() -> bool:
             return bool((await victim.row(honest.peer_id))["groups_accepted"] > accepted + 4)
 
-        await victim.until(goes_on)
+        await victim.until(continues)
     assert not await victim.is_banned(honest.peer_id)

@@ -1,4 +1,4 @@
-"""The victim's status port while it trains: connections that say nothing, and headers that are none."""
+"""The victim's status port during training: silent connections, and invalid requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ftis_node.config.home import Home
-from tests.attacks.victim import goes_on
+from tests.attacks.victim import wait_until_continued
 
 if TYPE_CHECKING:
     from tests.attacks.member import Member
@@ -19,48 +19,48 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240
 
 NUM_IDLE = 300
 CLOSED_WITHIN_S = 40.0
-HALF = b"GET /status HTTP/1.1\r\nHost: 127."
+HALF_REQUEST = b"GET /status HTTP/1.1\r\nHost: 127."
 ANSWER_S = 10.0
-BAD = {
+INVALID_REQUESTS = {
     "bytes for a token": b"GET /peers HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
     "bytes for the control token": (
         b"POST /peers/ban HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Ftis-Token: \xff\r\nContent-Length: 2\r\n\r\n{}"
     ),
     "half a host": b"GET /status HTTP/1.1\r\nHost: [\r\n\r\n",
     "bytes for a host": b"GET /status HTTP/1.1\r\nHost: \xff\r\n\r\n",
-    "no method": b"\x00\x01\x02 nonsense\r\n\r\n",
+    "no method": b"\x00\x01\x02 text\r\n\r\n",
     "two hosts": b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil\r\n\r\n",
     "a header of 64 KiB": b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + bytes([65]) * 65536 + b"\r\n\r\n",
 }
 
 
 def expected(request_bytes: bytes) -> tuple[bytes, ...]:
-    """How the answer may begin: a port for this machine alone asks for no bearer's token, so a bad one is as good."""
+    """Return how the answer may begin. A port on loopback requires no bearer token, so it ignores an invalid one."""
     refused = (b"HTTP/1.1 4", b"HTTP/1.0 4")
-    return (*refused, b"HTTP/1.1 200") if request_bytes == BAD["bytes for a token"] else refused
+    return (*refused, b"HTTP/1.1 200") if request_bytes == INVALID_REQUESTS["bytes for a token"] else refused
 
 
 async def connect(victim: Victim) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A plain connection to the status port."""
+    """Open a connection to the status port."""
     port = urlsplit(Home(victim.node.home).running_url() or "").port
     return await asyncio.open_connection("127.0.0.1", port)
 
 
 def log_text(victim: Victim) -> str:
-    """All that the node wrote into its logs."""
+    """Return the logs of the node."""
     files = [victim.node.log, *victim.node.home.glob("logs/*")]
     return "".join(file.read_text(errors="replace") for file in files)
 
 
-@pytest.mark.parametrize("request_bytes", list(BAD.values()), ids=list(BAD))
-async def test_a_request_that_is_none_is_refused_in_silence(victim: Victim, request_bytes: bytes) -> None:
+@pytest.mark.parametrize("request_bytes", list(INVALID_REQUESTS.values()), ids=list(INVALID_REQUESTS))
+async def test_an_invalid_request_is_refused_without_a_traceback(victim: Victim, request_bytes: bytes) -> None:
     before = log_text(victim).count("Traceback")
     reader, writer = await connect(victim)
     try:
         writer.write(request_bytes)
         async with asyncio.timeout(ANSWER_S):
             answer = await reader.readline()
-    except ConnectionError:  # cut, which is right too
+    except ConnectionError:  # a closed connection is a refusal too
         answer = b"HTTP/1.1 4"
     finally:
         writer.transport.abort()
@@ -68,24 +68,24 @@ async def test_a_request_that_is_none_is_refused_in_silence(victim: Victim, requ
     assert log_text(victim).count("Traceback") == before
 
 
-async def test_a_client_of_the_events_that_leaves_is_no_fault(victim: Victim) -> None:
+async def test_a_client_of_the_events_may_leave_early(victim: Victim) -> None:
     before = log_text(victim).count("Traceback")
     for _ in range(5):
         reader, writer = await connect(victim)
         writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         await reader.readline()
         writer.transport.abort()
-    await asyncio.sleep(2.0)  # a snapshot each second
+    await asyncio.sleep(2.0)  # the node sends a snapshot each second
     assert log_text(victim).count("Traceback") == before
 
 
-async def test_connections_that_say_nothing_are_closed_while_it_trains(victim: Victim, honest: Member) -> None:
+async def test_silent_connections_are_closed_during_training(victim: Victim, honest: Member) -> None:
     held = await asyncio.gather(*(connect(victim) for _ in range(NUM_IDLE)))
     try:
         for _, writer in held[::2]:
             if not writer.is_closing():
-                writer.write(HALF)
-        await goes_on(victim, honest)  # the status is asked for by this very port
+                writer.write(HALF_REQUEST)
+        await wait_until_continued(victim, honest)  # reads the status at the same port
         async with asyncio.timeout(CLOSED_WITHIN_S):
             await asyncio.gather(*(_until_closed(reader) for reader, _ in held))
     finally:

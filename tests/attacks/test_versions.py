@@ -1,4 +1,4 @@
-"""Members of another version of the wire: refused by name, never held against them, and told to the operator."""
+"""Members with another wire version: rejected by name, without penalty, and reported to the operator."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ NEWER, OLDER = SCHEMA + 1, SCHEMA - 1
 
 
 def stamped(message: pb.Announcement | pb.Body, data: bytes, schema: int) -> bytes:
-    """The same message as a node of another version would make it."""
+    """Return the message with another schema number."""
     message.ParseFromString(data)
     message.schema = schema
     return message.SerializeToString()
 
 
 def record_of(member: Member, schema: int) -> bytes:
-    """A directory record of another version, well signed."""
+    """Return a signed directory record of another version."""
     body = pb.PeerInfo(schema=schema, peer=member.identity.peer, name="other").SerializeToString()
     return pb.PeerRecord(body=body, signature=member.identity.sign(PEER_DOMAIN, body)).SerializeToString()
 
 
 async def announce_as(member: Member, victim: Victim, schema: int) -> None:
-    """Announces until the victim has counted it, and told the version."""
+    """Announce until the victim shows this version in the member's row."""
     claim = stamped(pb.Announcement(), member.claim(bytes(32), b"x"), schema)
 
-    async def is_named() -> bool:
+    async def is_shown() -> bool:
         await member.gossip.announce(claim)
         return (await victim.row(member.peer_id)).get("wire_schema") == schema
 
-    await victim.until(is_named)
+    await victim.until(is_shown)
 
 
-async def test_an_older_peer_is_refused_by_name_and_heard_again_when_it_was_updated(
+async def test_an_older_peer_is_rejected_by_name_until_it_is_updated(
     victim: Victim, attacker: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await announce_as(attacker, victim, OLDER)
@@ -62,26 +62,26 @@ async def test_an_older_peer_is_refused_by_name_and_heard_again_when_it_was_upda
     group = attacker.envelope(attacker.group())
     other = sign_body(stamped(pb.Body(), group.body, OLDER), attacker.identity)
     before = await victim.refused("version")
-    await attacker.offer(other)  # announced as we do, and then another version inside
-    await victim.until(lambda: _more(victim, before))
+    await attacker.offer(other)  # the announcement has this version, the body the older one
+    await victim.until(lambda: _has_more_refusals(victim, before))
     row = await victim.row(attacker.peer_id)
     assert (row["standing"], row["ban_reason"]) == ("good", "")
     assert not {"announcement_version", "refused", "false_claim"} & row["reasons"].keys()
 
     await attacker.offer(attacker.group())
-    await victim.until(lambda: _accepted(victim, attacker))
+    await victim.until(lambda: _has_accepted(victim, attacker))
     assert (await victim.row(attacker.peer_id))["wire_words"] == ""
 
 
-async def _more(victim: Victim, before: int) -> bool:
+async def _has_more_refusals(victim: Victim, before: int) -> bool:
     return await victim.refused("version") > before
 
 
-async def _accepted(victim: Victim, member: Member) -> bool:
+async def _has_accepted(victim: Victim, member: Member) -> bool:
     return (await victim.row(member.peer_id))["groups_accepted"] >= 1
 
 
-async def test_where_most_of_the_swarm_is_newer_the_node_says_that_it_is_behind(
+async def test_a_node_reports_that_most_members_are_newer(
     victim: Victim, honest: Member, maker: GroupMaker, sockets: Path
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -102,13 +102,13 @@ async def test_where_most_of_the_swarm_is_newer_the_node_says_that_it_is_behind(
         swarm = (await victim.status())["swarm"]
         assert (swarm["peers_newer"], swarm["peers_older"]) == (2, 0)
 
-        async def has_told_it() -> bool:  # the log hears of it when the members are looked at next
+        async def is_logged() -> bool:  # by the next look at the members
             return advice in victim.node.log.read_text()
 
-        await victim.until(has_told_it)
+        await victim.until(is_logged)
         received = swarm["groups_received"]
 
-        async def hears_its_own_kind() -> bool:
+        async def receives_more_groups() -> bool:
             return bool((await victim.status())["swarm"]["groups_received"] > received)
 
-        await victim.until(hears_its_own_kind)
+        await victim.until(receives_more_groups)

@@ -1,6 +1,6 @@
-"""Visitors of other kinds, over real connections: whatever they are, the victim trains on and honest groups arrive.
+"""Hosts that are no members visit over real connections. The victim keeps training and admitting honest groups.
 
-A host's key need not be Ed25519, its programs need not be this one, and it need not say anything.
+The hosts have other key types, run other programs, or send nothing.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.attacks.victim import goes_on
+from tests.attacks.victim import wait_until_continued
 from tests.attacks.visitors import js_host
-from tests.attacks.visitors.connections import ComesAndGoes, ManyStreams, SaysNothing
+from tests.attacks.visitors.connections import ManyStreams, ReconnectingPeer, SilentPeer
 from tests.attacks.visitors.crawlers import Crawler, HivemindClient, PlainHost
 from tests.attacks.visitors.foreign import ForeignAuthor, ForeignKeyHost
 from tests.attacks.visitors.host import FOREIGN, Target
@@ -33,32 +33,32 @@ VISITORS: dict[str, Visitor] = {
     for visitor in (
         *map(ForeignKeyHost, FOREIGN),
         ForeignAuthor(),
-        ForeignAuthor(by_meeting_point=True),
+        ForeignAuthor(is_forwarded=True),
         HivemindClient(),
         Crawler(),
         PlainHost(),
         js_host.JsHost(),
         ManyStreams(),
-        SaysNothing(),
-        ComesAndGoes(),
+        SilentPeer(),
+        ReconnectingPeer(),
     )
 }
 
 
 @pytest.mark.parametrize("visitor", list(VISITORS.values()), ids=list(VISITORS))
-async def test_a_visitor_of_another_kind_changes_nothing(
+async def test_a_visit_of_another_host_has_no_effect(
     victim: Victim, honest: Member, maker: GroupMaker, sockets: Path, visitor: Visitor
 ) -> None:
-    if isinstance(visitor, js_host.JsHost) and (why := js_host.missing()):
-        pytest.skip(why)
+    if isinstance(visitor, js_host.JsHost) and (missing := js_host.missing()):
+        pytest.skip(missing)
     target = Target.of((await victim.addresses())[0], maker)
     num_before = await _foreign_messages(victim)
-    assert await visitor.visit(target, sockets / f"v{next(NUMBERS)}") > 0, "the visitor did what it came for"
-    await goes_on(victim, honest)
+    assert await visitor.visit(target, sockets / f"v{next(NUMBERS)}") > 0, "the visitor did nothing"
+    await wait_until_continued(victim, honest)
     if isinstance(visitor, ForeignAuthor):
-        assert await _foreign_messages(victim) > num_before, "its announcements came as far as the node"
+        assert await _foreign_messages(victim) > num_before, "its announcements did not reach the node"
 
 
 async def _foreign_messages(victim: Victim) -> int:
-    """Messages whose author's key is not Ed25519."""
+    """Return how many messages had an author whose key is not Ed25519."""
     return int((await victim.status())["swarm"]["non_ed25519"].get("message", 0))

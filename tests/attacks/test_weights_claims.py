@@ -1,4 +1,4 @@
-"""Groups that claim the victim's own weights: a peer's word makes no group the victim's own."""
+"""Groups that falsely claim the victim's weights are rejected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.attacks.victim import goes_on
+from tests.attacks.victim import wait_until_continued
 
 if TYPE_CHECKING:
     from ftis_node.records.group import Group
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 NUM_GROUPS = 6
-NO_VERSION = 10**6
-LOW = -13.0  # a token: as low as a mean may be
+UNPUBLISHED_VERSION = 10**6
+LOW = -13.0  # nats per token: the lowest mean that validation allows
 
 
-def claiming(group: Group, weights_of: str, version: int) -> Group:
-    """The group as if sampled by another's weights, with log-probs far below what these give."""
+def with_claimed_weights(group: Group, weights_of: str, version: int) -> Group:
+    """Return the group with claimed weights, and log-probs far below those of these weights."""
     rng = np.random.default_rng(group.number)
     completions = [
         replace(
@@ -37,26 +37,27 @@ def claiming(group: Group, weights_of: str, version: int) -> Group:
     return replace(group.with_completions(completions), weights_of=weights_of)
 
 
-@pytest.mark.parametrize("version", [NO_VERSION, None], ids=["a version that was never published", "the version now"])
-async def test_groups_that_claim_our_weights_are_not_taken(
+@pytest.mark.parametrize("version", [UNPUBLISHED_VERSION, None], ids=["unpublished version", "current version"])
+async def test_groups_that_claim_the_victims_weights_are_rejected(
     victim: Victim, attacker: Member, honest: Member, version: int | None
 ) -> None:
-    """The victim publishes no weights, so nobody samples by them."""
+    """The victim publishes no weights, so no peer can sample with them."""
     mismatch = (await victim.status())["learner"].get("mismatch_kl")
     now = (await victim.status())["model"]["policy_version"]
     groups = [
-        claiming(attacker.group(), attacker.victim_id, now if version is None else version) for _ in range(NUM_GROUPS)
+        with_claimed_weights(attacker.group(), attacker.victim_id, now if version is None else version)
+        for _ in range(NUM_GROUPS)
     ]
     await attacker.offer(*groups)
 
-    async def are_judged() -> bool:
+    async def are_validated() -> bool:
         row = await victim.row(attacker.peer_id)
         return row["groups_accepted"] + sum(row["groups_refused"].values()) >= NUM_GROUPS or row["standing"] == "banned"
 
-    await victim.until(are_judged)
+    await victim.until(are_validated)
     row = await victim.row(attacker.peer_id)
     assert row["groups_accepted"] == 0
     assert row["standing"] == "banned"
-    await goes_on(victim, honest)
+    await wait_until_continued(victim, honest)
     after = (await victim.status())["learner"].get("mismatch_kl")
-    assert not (mismatch and after) or after < mismatch + 1.0, "and no figure of ours is moved by it"
+    assert not (mismatch and after) or after < mismatch + 1.0, "the false claims changed the measured mismatch"

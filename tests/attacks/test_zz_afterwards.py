@@ -1,6 +1,6 @@
-"""After all of it: the victim trains on, has kept its memory and its disk, and honest groups still arrive.
+"""After all attacks the victim trains, admits honest groups, and has not grown in memory or on disk.
 
-The last file of the folder: run alone, it shows the same of a victim that nobody attacked.
+This file runs last. Run alone, it tests a victim without attackers.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 MAX_GROWTH_BYTES = 50 << 20
-SLACK_BYTES = 6 << 20  # SQLite's write-ahead log, and its pages' unused rest
+SLACK_BYTES = 6 << 20  # SQLite's write-ahead log and unused parts of its pages
 MAX_EVENT_BYTES = 8 << 20
 
 
-async def test_the_victim_trains_on_and_honest_groups_still_arrive(victim: Victim, honest: Member) -> None:
+async def test_the_victim_trains_and_admits_honest_groups(victim: Victim, honest: Member) -> None:
     step = (await victim.status())["learner"]["step"]
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]
 
-    async def goes_on() -> bool:
+    async def continues() -> bool:
         row = await victim.row(honest.peer_id)
         return bool((await victim.status())["learner"]["step"] >= step + 2 and row["groups_accepted"] > accepted + 4)
 
-    await victim.until(goes_on, within_s=60)
+    await victim.until(continues, within_s=60)
     assert victim.node.process.poll() is None
-    assert len(victim.node.events("start")) == 1, "the node was never started again"
+    assert len(victim.node.events("start")) == 1, "the node was started again"
     assert (await victim.status())["learner"]["restarts"] == 0
     row = await victim.row(honest.peer_id)
     assert row["standing"] == "good"
     assert row["groups_refused"] == {}
     fetched = await honest.gossip.fetch(honest.victim_id, [bytes(32)])
-    assert fetched.outcome == "complete", "and is served"
+    assert fetched.outcome == "complete", "the honest peer is not served"
 
 
 async def test_its_memory_has_not_grown(victim: Victim, honest: Member) -> None:

@@ -1,4 +1,4 @@
-"""The victim: a real `ftis-node join`, observed as its operator would, and what each attack must leave intact."""
+"""The victim: a real `ftis-node join`, and its state as its operator sees it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.attacks.victim import Victim
     from tests.node.support import RunningNode
 
-LOOK_S = 0.3
+POLL_S = 0.3
 MAX_DISK_BYTES = 8 << 20
 MAX_READY_GROUPS = 32
 MAX_ENVELOPE_BYTES = 1 << 16
@@ -33,7 +33,7 @@ MANIFEST = RunManifest(
     eval={"every_steps": 0},
     wire={"max_envelope_bytes": MAX_ENVELOPE_BYTES, "announcement_shards": 1},
 )
-# `pull_all_max_peers`: the directory lists the attackers of all tests for a while, and the node is to pull everything.
+# `pull_all_max_peers`: the directory lists attackers of earlier tests for a while, and the node must pull all groups.
 SETTINGS = f"""
 [buffer]
 max_disk_bytes = {MAX_DISK_BYTES}
@@ -54,7 +54,7 @@ directory_period_s = 2.0
 
 
 class Victim:
-    """Its counters, its peers, its processes and its files."""
+    """Counters, peers, processes and files of the node."""
 
     def __init__(self, node: RunningNode) -> None:
         self.node = node
@@ -63,66 +63,66 @@ class Victim:
         self.step_before = 0
 
     async def status(self) -> dict[str, Any]:
-        """As `status --json`."""
+        """Return the document of `status --json`."""
         return dict(await asyncio.to_thread(read_document, self._home, "/status"))
 
     async def addresses(self) -> list[str]:
         return list((await self.status())["node"]["addresses"])
 
     async def refused(self, reason: str) -> int:
-        """Groups and announcements that were refused for this reason."""
+        """Return how many groups and announcements were rejected for this reason."""
         return int((await self.status())["swarm"]["groups_refused"].get(reason, 0))
 
     async def errors(self, kind: str, reason: str) -> int:
-        """`serve_errors` or `fetch_errors` by reason."""
+        """Return a count of `serve_errors` or `fetch_errors`."""
         return int((await self.status())["swarm"][kind].get(reason, 0))
 
     async def row(self, peer_id: str) -> dict[str, Any]:
-        """The peer's line in `peers --json`."""
+        """Return the peer's row in `peers --json`."""
         rows = await asyncio.to_thread(read_document, self._home, "/peers")
         return next((row for row in rows if row["peer_id"] == peer_id), {"groups_refused": {}, "standing": None})
 
-    async def blames(self, peer_id: str, reason: str) -> int:
-        """Refusals for this reason that are counted against a peer."""
+    async def num_refused_of(self, peer_id: str, reason: str) -> int:
+        """Return how many rejections for this reason the node charged to a peer."""
         return int((await self.row(peer_id))["groups_refused"].get(reason, 0))
 
     async def is_banned(self, peer_id: str) -> bool:
         return bool((await self.row(peer_id))["standing"] == "banned")
 
     async def until(self, condition: Callable[[], Any], *, within_s: float = 30.0) -> Any:
-        """Waits for an awaitable to give something true."""
+        """Await `condition` until its result is true, and return that result."""
         deadline = asyncio.get_running_loop().time() + within_s
-        while not (found := await patiently(condition)):
+        while not (found := await none_if_unanswered(condition)):
             assert self.node.process.poll() is None, self.node.log.read_text()[-3000:]
             assert asyncio.get_running_loop().time() < deadline, (await self.status())["swarm"]
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return found
 
     def resident_bytes(self) -> int:
-        """Of the daemon's own process; its workers' memory is the model's."""
+        """Return the memory of the daemon, without its workers, which hold the model."""
         return int(psutil.Process(self.node.process.pid).memory_info().rss)
 
     def file_bytes(self, pattern: str) -> int:
-        """What files of the home take on disk."""
+        """Return the size of the matching files of the home."""
         return sum(file.stat().st_size for file in self.node.home.glob(pattern))
 
 
-async def patiently(condition: Callable[[], Any]) -> Any:
-    """What the condition gives; None while a busy machine keeps the node from answering."""
+async def none_if_unanswered(condition: Callable[[], Any]) -> Any:
+    """Return the result of the condition, or None if the node does not answer in time."""
     try:
         return await condition()
     except FtisError:
         return None
 
 
-async def goes_on(victim: Victim, honest: Member) -> None:
-    """Waits until the victim has made a step and taken an honest group; nothing is held against who sends them."""
+async def wait_until_continued(victim: Victim, honest: Member) -> None:
+    """Wait until the victim completes a step and admits a group of the honest peer, whose standing stays good."""
     step = (await victim.status())["learner"]["step"]
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]
 
-    async def has_gone_on() -> bool:
+    async def has_continued() -> bool:
         row = await victim.row(honest.peer_id)
         return bool(row["groups_accepted"] > accepted and (await victim.status())["learner"]["step"] > step)
 
-    await victim.until(has_gone_on)
+    await victim.until(has_continued)
     assert (await victim.row(honest.peer_id))["standing"] == "good"

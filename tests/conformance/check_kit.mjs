@@ -1,4 +1,4 @@
-/** Print the verdict of the peer's reader on each group of a kit: `node check_kit.mjs messages.json`, one JSON array. */
+/** Print the verdicts of the peer's reader on the groups of a kit, as one JSON array: `node check_kit.mjs messages.json` */
 import fs from 'node:fs'
 import { openEnvelope } from '../../examples/node-peer/rollout.js'
 

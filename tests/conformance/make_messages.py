@@ -1,7 +1,7 @@
-"""Writes `messages.json`: groups, announcements, questions and lists of ids, each with the verdict of a reader.
+"""Write `messages.json`: groups, announcements, questions and lists of ids, each with the verdict of a reader.
 
 `proto/vectors.json` has the content of valid envelopes. This file adds the rules that need a run, a clock and the state
-of a node. Run it again only when the wire format or a rule changes:
+of a node. Run it again only after a change of the wire format or of a rule:
 
     python -m tests.conformance.make_messages
 """
@@ -33,7 +33,7 @@ NOW_MS = 1767225660000
 VOCABULARY, END = 128, 2  # a token is a character of ASCII; 2 ends a completion
 TOKENIZER = bytes.fromhex("cd" * 16)
 USED_NUMBER = 7
-BANNED, STRANGER = peer_id_bytes(b"\x11" * 32), peer_id_bytes(b"\x22" * 32)
+BANNED, UNKNOWN = peer_id_bytes(b"\x11" * 32), peer_id_bytes(b"\x22" * 32)
 ACCEPTED = "accepted"
 
 PROBLEM = ArithmeticTask()[5]
@@ -78,7 +78,7 @@ def groups() -> list[dict[str, str]]:
     """Return signed groups with their verdicts."""
     sampling = pb.Sampling(temperature=0.5, top_p=1.0)
     cases = {
-        "as it should be": (ACCEPTED, body()),
+        "valid": (ACCEPTED, body()),
         "59 s ahead": (ACCEPTED, body(created_ms=NOW_MS + 59_000)),
         "versions of each completion": (
             ACCEPTED,
@@ -90,8 +90,8 @@ def groups() -> list[dict[str, str]]:
         "a run of 15 bytes": ("malformed", body(run=bytes(15))),
         "a field of the text form": ("malformed", body(mean_logprobs=[-0.5, -0.5])),
         "planes in an exact body": ("malformed", body(id_planes=[b"\0"])),
-        "a log-prob too few": ("malformed", body(logprobs=float32s([-0.5] * 4))),
-        "no least version of 0": (
+        "one log-prob is missing": ("malformed", body(logprobs=float32s([-0.5] * 4))),
+        "version offsets without 0": (
             "malformed",
             body(policy_version_span=2, version_offsets=[1, 1], version_spans=[1, 1]),
         ),
@@ -99,7 +99,7 @@ def groups() -> list[dict[str, str]]:
         "number 2^63": ("malformed", body(number=2**63)),
         "another run": ("run", body(run=bytes(16))),
         "a banned sender": ("banned", body(sender=BANNED)),
-        "signed by somebody else": ("signature", body(sender=STRANGER)),
+        "signed by another sender": ("signature", body(sender=UNKNOWN)),
         "a number that the sender used before": ("sequence_reused", body(number=USED_NUMBER)),
         "61 s ahead": ("clock_skew", body(created_ms=NOW_MS + 61_000)),
         "older than the run allows": ("stale", body(created_ms=NOW_MS - int(MANIFEST.step.max_age_s * 1000) - 1000)),
@@ -119,8 +119,8 @@ def groups() -> list[dict[str, str]]:
         "a negative id": ("token_out_of_range", body(token_ids=int32s([-1, 49, END, 48, END]))),
         "a log-prob of 0.5": ("logprobs", body(logprobs=float32s([0.5, -0.25, -0.125, -1.0, -2.0]))),
         "a log-prob that is not a number": ("logprobs", body(logprobs=float32s([math.nan, -0.25, -0.125, -1.0, -2.0]))),
-        "stopped without the end": ("finish_reason", body(token_ids=int32s([49, 49, 49, 48, END]))),
-        "cut at 2 tokens of 4": ("finish_reason", body(finishes=[pb.FINISH_STOP, pb.FINISH_LENGTH])),
+        "finish stop without the end token": ("finish_reason", body(token_ids=int32s([49, 49, 49, 48, END]))),
+        "finish length at 2 tokens of 4": ("finish_reason", body(finishes=[pb.FINISH_STOP, pb.FINISH_LENGTH])),
         "a problem that does not exist": ("prompt_mismatch", body(prompt_index=2**31)),
         "another prompt": ("prompt_mismatch", body(prompt_hash=bytes(16))),
         "another task": ("prompt_mismatch", body(task="gsm8k")),
@@ -166,7 +166,7 @@ def announcements() -> list[dict[str, str]]:
         "a sender of 37 bytes": {"sender": bytes(37)},
     }
     return [
-        _case("as it should be", ACCEPTED, announcement()),
+        _case("valid", ACCEPTED, announcement()),
         _case("of a group of another peer", ACCEPTED, announcement(sender=BANNED)),
         _case("attempt 255", ACCEPTED, announcement(attempt=255)),
         _case("an unknown field 99", ACCEPTED, announcement() + bytes.fromhex("98060a")),

@@ -1,4 +1,4 @@
-"""`messages.json`, by which other implementations check their verdicts, against the rules here."""
+"""The verdicts in `messages.json`, with which other implementations compare theirs, are those of this reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NODE = STORED["node"]
 
 
 class _AsciiTokenizer:
-    """The tokenizer of the file: an id is a character of ASCII, and a prompt is its message alone."""
+    """The tokenizer of the file: an id is an ASCII character, and a prompt is its message without a template."""
 
     fingerprint = NODE["tokenizer"]
     vocab_size = NODE["vocabulary"]
@@ -47,7 +47,7 @@ class _AsciiTokenizer:
 
 
 class _Scorer:
-    """The task in this process."""
+    """A scorer that runs the task in this process."""
 
     async def score(
         self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
@@ -60,7 +60,7 @@ async def _resolve(ref: PromptRef, cost: ScoringCost) -> TaskItem:
 
 
 def _context() -> ValidationContext:
-    """The node of the file."""
+    """Return the state of the node in the file."""
     used = {
         (peer_id_text(bytes.fromhex(sender)), number)
         for sender, numbers in NODE["used_numbers"].items()
@@ -80,7 +80,7 @@ def _context() -> ValidationContext:
 
 
 def _verdict(read: Callable[[bytes], object], data: str, *, prefix: str = "") -> str:
-    """The reason of a record's reader, with the prefix under which the node counts it."""
+    """Return the reason of a reader's rejection with the prefix of its counter, or `accepted`."""
     try:
         read(bytes.fromhex(data))
     except RecordError as error:
@@ -92,7 +92,7 @@ def _cases(part: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("message", STORED[part], ids=lambda message: message["case"])
 
 
-def test_the_file_is_what_its_script_writes() -> None:
+def test_the_file_is_current() -> None:
     assert json.loads(json.dumps(document())) == STORED
 
 

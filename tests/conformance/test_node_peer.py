@@ -1,4 +1,4 @@
-"""A peer in another language in a real run: `examples/node-peer`, written from docs/reference/wire-format.md."""
+"""A peer in another language in a real run: `examples/node-peer`, written from the wire format page."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PEER = EXAMPLES / "node-peer"
 START_S = 240.0
 ANSWER_S = 90.0
 CHECK = Path(__file__).with_name("check_kit.mjs")
-BY_THE_FORM = {"parse", "version", "malformed", "run", "signature"}  # verdicts that need no state of a node
-LIES = ("reward_mismatch", "prompt_mismatch", "logprobs", "sampling", "malformed")
+STATELESS = {"parse", "version", "malformed", "run", "signature"}  # verdicts that need no state of a node
+FALSE_CLAIMS = ("reward_mismatch", "prompt_mismatch", "logprobs", "sampling", "malformed")
 
 
 class _Run(NamedTuple):
-    """A run with one node, whose address is in the directory."""
+    """A run with a bootstrap node and one node."""
 
     address: str
     run_id: str
@@ -37,8 +37,8 @@ class _Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def a_run(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Iterator[_Run]:
-    """A bootstrap node, and a node that sends in the codec `lossless` and waits for groups of others."""
+def one_node_run(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Iterator[_Run]:
+    """Yield a run whose node sends with the codec `lossless` and waits for foreign groups."""
     folder = tmp_path_factory.mktemp("run")
     manifest = write_manifest(folder / "run.toml", foreign_wait_s=600.0)
     (folder / "ann").mkdir()
@@ -53,10 +53,10 @@ def a_run(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Pa
 
 
 @contextmanager
-def _peer(run: _Run, name: str, *lie: str) -> Iterator[Path]:
-    """The peer in Node.js, until the block ends; gives the file of its events."""
+def _peer(run: _Run, name: str, *claim: str) -> Iterator[Path]:
+    """Run the peer in Node.js, and yield the file of its events."""
     output = run.folder / f"{name}.jsonl"
-    command = ["node", str(PEER / "peer.js"), run.address, run.run_id, str(run.model), *lie]
+    command = ["node", str(PEER / "peer.js"), run.address, run.run_id, str(run.model), *claim]
     with output.open("wb") as stdout, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout) as process:
         try:
             yield output
@@ -65,16 +65,16 @@ def _peer(run: _Run, name: str, *lie: str) -> Iterator[Path]:
 
 
 def _events(output: Path, name: str) -> list[dict[str, Any]]:
-    """The events of that name which the peer has printed whole."""
+    """Return the complete events with that name."""
     lines = output.read_text().splitlines(keepends=True)
     events = [json.loads(line) for line in lines if line.endswith("\n")]
     return [event for event in events if event["event"] == name]
 
 
 @pytest.mark.timeout(600)
-def test_its_groups_are_admitted_and_it_reads_those_of_the_node(a_run: _Run) -> None:
-    node, node_id = a_run.node, a_run.node.peer_id()
-    with _peer(a_run, "honest") as output:
+def test_node_and_peer_admit_each_others_groups(one_node_run: _Run) -> None:
+    node, node_id = one_node_run.node, one_node_run.node.peer_id()
+    with _peer(one_node_run, "honest") as output:
         confirmed = node.wait_for(lambda: _events(output, "confirmed"), timeout_s=ANSWER_S)
         pulled = node.wait_for(lambda: _events(output, "pulled"), timeout_s=ANSWER_S)
         (joined,) = _events(output, "joined")
@@ -94,24 +94,24 @@ def test_its_groups_are_admitted_and_it_reads_those_of_the_node(a_run: _Run) -> 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("lie", LIES)
-def test_each_lie_is_refused_by_its_name(a_run: _Run, lie: str) -> None:
-    node = a_run.node
-    with _peer(a_run, lie, lie) as output:
+@pytest.mark.parametrize("claim", FALSE_CLAIMS)
+def test_each_false_claim_is_rejected_by_its_name(one_node_run: _Run, claim: str) -> None:
+    node = one_node_run.node
+    with _peer(one_node_run, claim, claim) as output:
         (joined,) = node.wait_for(lambda: _events(output, "joined"), timeout_s=ANSWER_S)
         refused = node.wait_for(
             lambda: [event for event in node.events("refused") if event["origin"] == joined["peer"]],
             timeout_s=ANSWER_S,
         )
-    assert {event["reason"] for event in refused} == {lie}
+    assert {event["reason"] for event in refused} == {claim}
     assert not [event for event in node.events("admitted") if event["sender"] == joined["peer"]]
 
 
-def test_its_reader_gives_the_verdicts_of_the_kit() -> None:
+def test_the_reader_of_the_peer_returns_the_verdicts_of_the_kit() -> None:
     groups = json.loads(MESSAGES.read_text())["groups"]
-    done = subprocess.run(["node", str(CHECK), str(MESSAGES)], capture_output=True, text=True, check=True)
-    found = {group["case"]: verdict for group, verdict in zip(groups, json.loads(done.stdout), strict=True)}
+    result = subprocess.run(["node", str(CHECK), str(MESSAGES)], capture_output=True, text=True, check=True)
+    found = {group["case"]: verdict for group, verdict in zip(groups, json.loads(result.stdout), strict=True)}
     expected = {group["case"]: group["verdict"] for group in groups if group["verdict"] not in ("codec", "banned")}
     for case, verdict in expected.items():
-        assert found[case] == (verdict if verdict in BY_THE_FORM else ACCEPTED), case
-    assert set(expected.values()) >= BY_THE_FORM
+        assert found[case] == (verdict if verdict in STATELESS else ACCEPTED), case
+    assert set(expected.values()) >= STATELESS

@@ -1,1 +1,1 @@
-"""Fuzzing what reads bytes from peers: one set of targets for hypothesis, the kept corpus and atheris."""
+"""Fuzzing of the code that reads bytes from peers: one set of targets for hypothesis, the corpus and atheris."""

@@ -1,4 +1,4 @@
-"""All targets by name: the readers, and the chains that go on from them. The first byte of a case picks its target."""
+"""All targets by name: readers, and chains of code behind them. The first byte of a case is the index of its target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tests.fuzz import targets
-from tests.fuzz.chains import announced, described, listed, offered, operated, served, taken
+from tests.fuzz.chains import announcements, directory, http, records, serving, training, weights
 from tests.fuzz.mutator import split
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CHAINS: dict[str, ModuleType] = {
     module.__name__.rsplit(".", 1)[-1]: module
-    for module in (announced, described, listed, taken, served, offered, operated)
+    for module in (announcements, records, directory, training, serving, weights, http)
 }
 NAMES = (*(target.__name__ for target in targets.TARGETS), *CHAINS)
 
@@ -27,7 +27,7 @@ def _runner() -> asyncio.Runner:
 
 
 def target_of(name: str) -> Callable[[bytes], None]:
-    """The target of a name: it takes a case less its first byte, and raises where something misbehaves."""
+    """Return a target. It takes a case without the first byte, and raises an exception if the tested code is wrong."""
     if (module := CHAINS.get(name)) is None:
         return targets.TARGETS[NAMES.index(name)]
 
@@ -38,17 +38,17 @@ def target_of(name: str) -> Callable[[bytes], None]:
 
 
 def run_case(case: bytes) -> None:
-    """Hands `case` to its target."""
+    """Run the target of `case`."""
     if case:
         target_of(name_of(case))(case[1:])
 
 
 def name_of(case: bytes) -> str:
-    """The name of the target that a case is for."""
+    """Return the name of the target of a case."""
     return NAMES[case[0] % len(NAMES)]
 
 
 def seed_cases() -> list[bytes]:
-    """Valid input of every target, as cases."""
+    """Return valid inputs of all targets as cases."""
     chained = [bytes([NAMES.index(name)]) + data for name, module in CHAINS.items() for data in module.seeds()]
     return [*targets.seed_cases(), *chained]

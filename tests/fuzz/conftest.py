@@ -1,4 +1,4 @@
-"""The package logs nothing while it is fuzzed, and as before afterwards."""
+"""A fixture that disables the log of the package during fuzzing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fuzz.world import quiet
+from tests.fuzz.fuzzed_node import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A member of a loopback swarm that answers as its script says, claims any address, and signs whatever it likes."""
+"""A hostile member of a loopback swarm: it answers wrongly, claims any address, and signs any body."""
 
 from __future__ import annotations
 
@@ -26,81 +26,84 @@ ADDRESSES = (
     *("/ip4/8.8.8.8/tcp/1", "/ip6/2606:4700::1/tcp/1", "/ip4/127.0.0.1/tcp/0", "/dns4/a_b/tcp/4001", "", "/", "/ip4"),
     *("/ip4/999.1.1.1/tcp/1", "/ip6/fe80::1%eth0/tcp/1", "/p2p-circuit", "\x00", "/ip4/8.8.8.8/tcp/1/p2p-circuit"),
 )
-MANNERS = ("right", "double", "other", "more", "garbage", "late", "nothing", "busy", "cut", "large", "never", "reverse")
+BEHAVIORS = (
+    *("correct", "repeated", "other", "additional", "random", "late"),
+    *("empty", "busy", "broken", "large", "never", "reversed"),
+)
 LATE_S = (0.1, 3.0, 9.9, 12.0, 61.0)
 
 
 class Hostile(LoopbackGossip):
-    """`shelf` are envelopes by id; `manners` say for each service how a request is answered."""
+    """A member with `envelopes` by id; `behaviors` maps each service to the way in which it answers requests."""
 
     def __init__(self, swarm: LoopbackSwarm, identity: Identity, *, run_id: str, num_shards: int, rng: Any) -> None:
         super().__init__(swarm, peer_id=identity.peer_id, run_id=run_id, limits=LIMITS, num_shards=num_shards)
         self.identity = identity
-        self.shelf: dict[bytes, bytes] = {}
+        self.envelopes: dict[bytes, bytes] = {}
         self.answers: list[bytes] = []
-        self.manners: dict[RpcService, str] = dict.fromkeys(RpcService, "right")
+        self.behaviors: dict[RpcService, str] = dict.fromkeys(RpcService, "correct")
         self.claimed: list[str] | None = None
         self._rng: random.Random = rng
 
     @property
     def addresses(self) -> list[str]:
-        """What it claims."""
+        """The claimed addresses."""
         return super().addresses if self.claimed is None else self.claimed
 
     async def serve_stream(
         self, peer_id: str, service: RpcService, request: bytes
     ) -> AsyncGenerator[bytes | FetchOutcome, None]:
-        """Items in the manner of the service."""
-        manner = self.manners[service]
-        if manner == "never":
+        """Yield the items of an answer by the behavior of the service."""
+        behavior = self.behaviors[service]
+        if behavior == "never":
             await asyncio.sleep(1e6)
-        if manner == "late":
+        if behavior == "late":
             await asyncio.sleep(self._rng.choice(LATE_S))
-        if manner == "busy":
+        if behavior == "busy":
             yield FetchOutcome.BUSY
             return
-        for item in self._given(manner, service, request):
+        for item in self._items(behavior, service, request):
             yield item
-        yield FetchOutcome.BROKEN if manner == "cut" else FetchOutcome.COMPLETE
+        yield FetchOutcome.BROKEN if behavior == "broken" else FetchOutcome.COMPLETE
 
-    def _given(self, manner: str, service: RpcService, request: bytes) -> list[bytes]:
-        right = self._right(service, request)
+    def _items(self, behavior: str, service: RpcService, request: bytes) -> list[bytes]:
+        correct = self._correct_items(service, request)
         others = (
-            list(self.shelf.values())[-3:] if service in (RpcService.FETCH, RpcService.FETCH_TEXT) else self.answers
+            list(self.envelopes.values())[-3:] if service in (RpcService.FETCH, RpcService.FETCH_TEXT) else self.answers
         )
         return {
-            "double": right * 2,
+            "repeated": correct * 2,
             "other": others[:2],
-            "more": right + others,
-            "garbage": [self._rng.randbytes(self._rng.choice((0, 1, 64, 300))) for _ in range(3)],
-            "nothing": [],
+            "additional": correct + others,
+            "random": [self._rng.randbytes(self._rng.choice((0, 1, 64, 300))) for _ in range(3)],
+            "empty": [],
             "large": [bytes(LIMITS.max_body_bytes + 1)],
-            "reverse": right[::-1],
-        }.get(manner, right)
+            "reversed": correct[::-1],
+        }.get(behavior, correct)
 
-    def _right(self, service: RpcService, request: bytes) -> list[bytes]:
+    def _correct_items(self, service: RpcService, request: bytes) -> list[bytes]:
         if service in (RpcService.FETCH, RpcService.FETCH_TEXT):
             ids = [request[at : at + 32] for at in range(0, len(request), 32)]
-            return [self.shelf[one] for one in ids if one in self.shelf]
+            return [self.envelopes[one] for one in ids if one in self.envelopes]
         return list(self.answers) if service is RpcService.ASK else [b""]
 
     def sign_body(self, body: bytes) -> bytes:
-        """Puts any body under the own signature on the shelf; returns its id."""
+        """Sign and store any body; return its id."""
         return self.put(pb.Envelope(body=body, signature=self.identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString())
 
     def put(self, envelope: bytes) -> bytes:
-        """Puts an envelope on the shelf, also somebody else's; returns its id, as far as it has one."""
+        """Store an envelope of any sender; return its id, or a hash if it is malformed."""
         try:
             group_id = open_envelope(envelope).id
         except RecordError:
             group_id = hashlib.sha256(envelope).digest()
-        self.shelf[group_id] = envelope
-        while len(self.shelf) > 64:
-            del self.shelf[next(iter(self.shelf))]
+        self.envelopes[group_id] = envelope
+        while len(self.envelopes) > 64:
+            del self.envelopes[next(iter(self.envelopes))]
         return group_id
 
-    def publish_info(self, info: pb.PeerInfo) -> bytes:
-        """A signed directory record that says anything of itself."""
+    def sign_info(self, info: pb.PeerInfo) -> bytes:
+        """Return a signed directory record with any content."""
         info.peer = self.identity.peer
-        told = info.SerializeToString()
-        return pb.PeerRecord(body=told, signature=self.identity.sign(PEER_DOMAIN, told)).SerializeToString()
+        body = info.SerializeToString()
+        return pb.PeerRecord(body=body, signature=self.identity.sign(PEER_DOMAIN, body)).SerializeToString()

@@ -1,10 +1,9 @@
-"""By hand: a hostile member against a node's loops, in one life of many steps.
+"""Run a long simulation of hostile members and a node's loops by hand.
 
     python -m tests.fuzz.member --steps 10000 --seed 1
 
-Chooses rules and values by a seeded random source of its own. Hypothesis plays the same rules in the tests, but keeps
-every choice of an example to replay it, and its bound on those ends an example after some hundred steps. A failure
-prints the last steps; the same seed repeats it.
+Rules and values come from a seeded random source. The tests run the same rules by hypothesis, which stores each choice
+and therefore ends an example after some hundred steps. A failure prints the last steps; the same seed repeats it.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ import time
 import traceback
 from collections import deque
 
-from tests.fuzz.battle import Battle
-from tests.fuzz.deeds import CHOICES, RULES
-from tests.fuzz.world import quiet
+from tests.fuzz.actions import CHOICES, RULES
+from tests.fuzz.fuzzed_node import quiet
+from tests.fuzz.simulation import Simulation
 
-SHOWN = 25
+NUM_SHOWN = 25
 
 
-def play(steps: int, seed: int, *, quiet: bool = False) -> Battle:
-    """A whole battle, closed. Raises what broke, after the last steps were printed."""
+def play(steps: int, seed: int, *, quiet: bool = False) -> Simulation:
+    """Run a simulation and return it closed. After a failure it prints the last steps and raises the error."""
     rng = random.Random(seed)
-    last: deque[str] = deque(maxlen=SHOWN)
-    battle = Battle()
+    last: deque[str] = deque(maxlen=NUM_SHOWN)
+    simulation = Simulation()
     try:
-        battle.start()
+        simulation.start()
         for number in range(1, steps + 1):
             name = rng.choice(CHOICES)
             last.append(f"{number} {name}")
-            battle.step(RULES[name], rng)
+            simulation.step(RULES[name], rng)
             if not quiet and number % 500 == 0:
-                sys.stdout.write(f"{number} steps, {battle.clock.steady_s - 1000:.0f} s of the node's time\n")
+                sys.stdout.write(f"{number} steps, {simulation.clock.steady_s - 1000:.0f} s of the node's time\n")
                 sys.stdout.flush()
-        battle.audit()
+        simulation.audit()
     except BaseException:
         sys.stdout.write("the last steps: " + ", ".join(last) + "\n")
         raise
     finally:
-        battle.close()
-    return battle
+        simulation.close()
+    return simulation
 
 
 def main() -> None:
@@ -54,17 +53,17 @@ def main() -> None:
     began_at = time.perf_counter()
     try:
         with quiet():
-            battle = play(options.steps, options.seed)
+            simulation = play(options.steps, options.seed)
     except Exception:
         traceback.print_exc()
         sys.exit(1)
-    counters = battle.victim.parts.counters
+    counters = simulation.victim.parts.counters
     sys.stdout.write(
-        f"{battle.num_steps} steps with seed {options.seed} in {time.perf_counter() - began_at:.0f} s, "
-        f"{battle.clock.steady_s - 1000:.0f} s of the node's time, {battle.num_identities} hostile identities\n"
-        f"rules: {dict(battle.done)}\nrefused: {dict(counters.refused)}\n"
-        f"admitted: {battle.admitted[battle.honest.parts.context.peer_id]} of the honest member, "
-        f"{sum(battle.admitted.values())} in all; the slowest honest one took {battle.longest_s:.2f} s\n"
+        f"{simulation.num_steps} steps with seed {options.seed} in {time.perf_counter() - began_at:.0f} s, "
+        f"{simulation.clock.steady_s - 1000:.0f} s of the node's time, {simulation.num_identities} hostile identities\n"
+        f"rules: {dict(simulation.done)}\nrefused: {dict(counters.refused)}\n"
+        f"admitted: {simulation.admitted[simulation.honest.parts.context.peer_id]} of the honest member, "
+        f"{sum(simulation.admitted.values())} in total; the slowest honest group took {simulation.longest_s:.2f} s\n"
     )
 
 

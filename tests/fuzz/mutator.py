@@ -1,8 +1,7 @@
-"""Cases of a chain, and mutation that knows protobuf: one field at a time gets a value at the edge of its type.
+"""Cases of a chain, and mutation of protobuf fields: one field at a time gets a boundary value of its type.
 
-A case is items one after the other, each a tag and bytes; the chain says what a tag means.
-
-Raw mutation breaks a message's lengths before it reaches a field; this one reaches every field of a signed message.
+A case is a sequence of items, each with a tag and bytes. The chain defines the meaning of a tag. Raw mutation mostly
+breaks the lengths in a message, but this mutation reaches each field of a signed message.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_ITEMS = 24
 HEAD_BYTES = 3
-WHOLE = (0, 1, 2, 3, 63, 64, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
+INTEGERS = (0, 1, 2, 3, 63, 64, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 TIMES_MS = (10**12, 10**12 + 60_000, 10**12 + 10**7, 10**12 - 10**7, 253_402_300_799_999, 253_402_300_800_000)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, -1e-45, 3.4e38, -3.4e38, 1e38, float("nan"), float("inf"), -float("inf"))
 DOUBLES = (1e308, -1e308, 5e-324, 1e9, 1e15, 1e16)
@@ -36,14 +35,14 @@ SIGNED = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64, FieldDescripto
 
 
 class Item(NamedTuple):
-    """`tag` is a byte: who says it, and as what."""
+    """A part of a case. `tag` is a byte with the sender and the type of the data."""
 
     tag: int
     data: bytes
 
 
 def split(case: bytes) -> list[Item]:
-    """The items of any bytes: one that is cut short ends where the bytes end."""
+    """Return the items in any bytes. An incomplete last item ends with the bytes."""
     items: list[Item] = []
     at = 0
     while at + HEAD_BYTES <= len(case) and len(items) < MAX_ITEMS:
@@ -54,14 +53,17 @@ def split(case: bytes) -> list[Item]:
 
 
 def join(items: Iterable[Item]) -> bytes:
-    """The bytes of items, each of at most 65,535 bytes."""
+    """Return the bytes of items, each of at most 65,535 bytes."""
     return b"".join(bytes([item.tag]) + len(item.data).to_bytes(2, "little") + item.data for item in items)
 
 
 def mutated(
     case: bytes, rng: random.Random, *, kinds: Callable[[int], type | None], raw: Callable[[bytes], bytes]
 ) -> bytes:
-    """`case` with one to three changes. `kinds`: the message that an item of a tag holds; `raw`: blind changes."""
+    """Return `case` with one to three changes.
+
+    `kinds` returns the message type of a tag. `raw` changes arbitrary bytes.
+    """
     items = split(case) or [Item(rng.randrange(256), b"")]
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(items))
@@ -90,7 +92,7 @@ def _changed(
         return item._replace(data=raw(item.data))
     change_field(message, rng)
     data = message.SerializeToString()
-    if rng.random() < 0.03:  # the text fields with bytes that are no text: only the wire can say so
+    if rng.random() < 0.03:  # text fields with invalid UTF-8, which only the wire format can contain
         texts = [f for f in message.DESCRIPTOR.fields if f.type == FieldDescriptor.TYPE_STRING]
         if texts:
             data += _field_bytes(rng.choice(texts).number, rng.choice(BROKEN_UTF8))
@@ -98,6 +100,7 @@ def _changed(
 
 
 def change_field(message: Any, rng: random.Random) -> None:
+    """Set a random field to a boundary value, or clear it."""
     field = rng.choice(message.DESCRIPTOR.fields)
     if field.type == FieldDescriptor.TYPE_MESSAGE and field.is_repeated:
         items = getattr(message, field.name)
@@ -112,23 +115,23 @@ def change_field(message: Any, rng: random.Random) -> None:
         setattr(message, field.name, _value(field, getattr(message, field.name), rng))
 
 
-def at_edges(message: Any) -> Iterator[Any]:
-    """Copies of `message`, each with one field at one edge of its type."""
+def boundary_variants(message: Any) -> Iterator[Any]:
+    """Yield copies of `message`, each with one field at one boundary value."""
     for field in message.DESCRIPTOR.fields:
         many = field.is_repeated
         if field.type == FieldDescriptor.TYPE_MESSAGE and many:
-            for inner in at_edges(getattr(copy.deepcopy(message), field.name).add()):
+            for inner in boundary_variants(getattr(copy.deepcopy(message), field.name).add()):
                 changed = copy.deepcopy(message)
                 getattr(changed, field.name).add().CopyFrom(inner)
                 yield changed
             continue
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            for inner in at_edges(getattr(message, field.name)):
+            for inner in boundary_variants(getattr(message, field.name)):
                 changed = copy.deepcopy(message)
                 getattr(changed, field.name).CopyFrom(inner)
                 yield changed
             continue
-        for value in _edges(field):
+        for value in _boundary_values(field):
             changed = copy.deepcopy(message)
             if many:
                 getattr(changed, field.name)[:] = [value, *getattr(changed, field.name)[1:]]
@@ -137,7 +140,7 @@ def at_edges(message: Any) -> Iterator[Any]:
             yield changed
 
 
-def _edges(field: Any) -> tuple[Any, ...]:
+def _boundary_values(field: Any) -> tuple[Any, ...]:
     if field.type == FieldDescriptor.TYPE_STRING:
         return ("", "\x00\x1b[2J\u202e", "a" * 65, "a:b+c")
     if field.type == FieldDescriptor.TYPE_BYTES:
@@ -165,13 +168,13 @@ def _value(field: Any, before: Any, rng: random.Random) -> Any:
     if field.type == FieldDescriptor.TYPE_STRING:
         return rng.choice(TEXTS)
     if field.type == FieldDescriptor.TYPE_BYTES:
-        return _bytes_like(before or b"", rng)
+        return _changed_bytes(before or b"", rng)
     if field.type == FieldDescriptor.TYPE_FLOAT:
         return rng.choice(FLOATS)
     if field.type == FieldDescriptor.TYPE_DOUBLE:
         return rng.choice(FLOATS + DOUBLES)
     near = [max(0, (before or 0) + change) for change in (-1, 1, 1000)]
-    value = rng.choice((rng.choice(WHOLE), rng.choice(near), rng.choice(TIMES_MS), rng.randrange(64)))
+    value = rng.choice((rng.choice(INTEGERS), rng.choice(near), rng.choice(TIMES_MS), rng.randrange(64)))
     if field.type in UNSIGNED32:
         return min(value, 2**32 - 1)
     if field.type in SIGNED:
@@ -179,18 +182,22 @@ def _value(field: Any, before: Any, rng: random.Random) -> Any:
     return min(value, 2**64 - 1)
 
 
-def _bytes_like(before: bytes, rng: random.Random) -> bytes:
-    """Bytes of an edge's length, or the former ones with four of them changed: a float, an int, or a run of one."""
+def _changed_bytes(before: bytes, rng: random.Random) -> bytes:
+    """Return bytes of a boundary length, or the former bytes with a float, an integer or one byte replaced."""
     if not before or rng.random() < 0.3:
         return bytes([rng.randrange(256)]) * rng.choice(SIZES)
     at = rng.randrange(len(before)) // 4 * 4
     some = rng.choice(
-        (struct.pack("<f", rng.choice(FLOATS)), struct.pack("<I", min(rng.choice(WHOLE), 2**32 - 1)), rng.randbytes(1))
+        (
+            struct.pack("<f", rng.choice(FLOATS)),
+            struct.pack("<I", min(rng.choice(INTEGERS), 2**32 - 1)),
+            rng.randbytes(1),
+        )
     )
     return (before[:at] + some + before[at + len(some) :])[: len(before)]
 
 
 def _field_bytes(number: int, value: bytes) -> bytes:
-    """A length-delimited field as the wire has it, of a number below 2048 and at most 127 bytes."""
+    """Return an encoded length-delimited field with a number below 2048 and at most 127 bytes."""
     head = number << 3 | 2
     return (bytes([head]) if head < 128 else bytes([head & 127 | 128, head >> 7])) + bytes([len(value)]) + value

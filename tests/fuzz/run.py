@@ -1,9 +1,9 @@
 """Coverage-guided fuzzing by hand: `make fuzz FUZZ_MINUTES=30`, which installs atheris.
 
-Starts from the seeds and the kept corpus. The readers and each chain have a process and a share of the time. A case
-that breaks something does not end the run: of each kind, told apart by where it was raised, the smallest is written
-into --found as `crash-...` with its traceback beside it, and the exit code is 1. With --keep, what reached new code is
-reduced and put into the kept corpus.
+It starts from the seeds and the corpus. The readers share one process, each chain has its own, and all have the same
+time. The run continues after a failing case. Of all cases that fail at the same lines it writes the smallest to
+--found: `crash-...`, and its traceback. Then the exit code is 1. With --keep, cases that reached new code are added to
+the corpus.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CORPUS = Path(__file__).parent / "corpus"
-CHILD = "--libfuzzer"  # what follows is a target, a folder for what is found, and libFuzzer's
+CHILD = "--libfuzzer"  # then a target, a folder for failing cases, and arguments of libFuzzer
 READERS = "readers"
 MAX_CASE_BYTES = 2048
-MAX_KEPT = 6  # of each target in the corpus
+MAX_KEPT = 6  # cases of each target
 INSTRUMENTED = (
     "records",
     "validation",
@@ -43,20 +43,20 @@ RUNS = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 
 
 def fuzz(name: str, found: Path, arguments: list[str]) -> None:
-    """Never returns: libFuzzer ends the process."""
+    """Fuzz one target. It never returns, because libFuzzer ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=[f"ftis_node.{package}" for package in INSTRUMENTED]):
         from tests.fuzz import cases
-        from tests.fuzz.world import quiet
+        from tests.fuzz.fuzzed_node import quiet
 
     findings = Findings(found)
     if name == READERS:
-        atheris.Setup([sys.argv[0], *arguments], findings.around(cases.run_case))
+        atheris.Setup([sys.argv[0], *arguments], findings.wrap(cases.run_case))
     else:
         first = bytes([cases.NAMES.index(name)])
         mutate = _mutator(first, cases.CHAINS[name].kinds)
-        atheris.Setup([sys.argv[0], *arguments], findings.around(cases.run_case), custom_mutator=mutate)
+        atheris.Setup([sys.argv[0], *arguments], findings.wrap(cases.run_case), custom_mutator=mutate)
     with quiet():
         atheris.Fuzz()
 
@@ -74,14 +74,14 @@ def _mutator(first: bytes, kinds: Callable[[int], type | None]) -> Callable[[byt
 
 
 class Findings:
-    """What broke, once for each place that raised it."""
+    """Failing cases, one for each place that raised."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._smallest: dict[str, int] = {}
 
-    def around(self, run_case: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """The same target, which goes on after a finding."""
+    def wrap(self, run_case: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Return a target that records failing cases instead of raising."""
 
         def run(case: bytes) -> None:
             try:
@@ -92,7 +92,7 @@ class Findings:
         return run
 
     def _note(self, case: bytes, error: Exception) -> None:
-        key = place_of(error)
+        key = origin_of(error)
         if len(case) >= self._smallest.get(key, 1 << 30):
             return
         self._smallest[key] = len(case)
@@ -102,8 +102,8 @@ class Findings:
         path.with_suffix(".txt").write_text(text, errors="backslashreplace")
 
 
-def place_of(error: BaseException) -> str:
-    """What tells two findings apart: the types, and the lines of this repository that raised."""
+def origin_of(error: BaseException) -> str:
+    """Return a key of a failure: the type of the exception and the lines of this repository that raised it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)
@@ -113,7 +113,7 @@ def place_of(error: BaseException) -> str:
 
 
 def write_seeds(folder: Path, name: str) -> None:
-    """Seeds and kept cases of a target, or of all readers."""
+    """Write seeds and cases of the corpus for a target, or for all readers."""
     from tests.fuzz import cases
 
     kept = [path.read_bytes() for path in CORPUS.iterdir()]
@@ -124,7 +124,7 @@ def write_seeds(folder: Path, name: str) -> None:
 
 
 def keep(found: Path) -> int:
-    """Puts the largest small cases of each target from `found` into the kept corpus; returns how many are new."""
+    """Add the largest cases below the limit of each target to the corpus; return how many are new."""
     from tests.fuzz.cases import name_of
 
     by_target: dict[str, list[bytes]] = {}
@@ -141,7 +141,7 @@ def keep(found: Path) -> int:
 
 
 def run_target(name: str, folder: Path, *, seconds: float) -> int:
-    """Fuzzes one target in a process of its own; how many cases it ran."""
+    """Fuzz one target in a separate process; return how many cases it ran."""
     cases = folder / "cases" / name
     cases.mkdir(parents=True, exist_ok=True)
     write_seeds(cases, name)
@@ -165,10 +165,10 @@ def main() -> None:
     if sys.argv[1:2] == [CHILD]:
         fuzz(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="all targets together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time of all targets together")
     parser.add_argument("--found", type=Path, default=Path("fuzz-out"))
     parser.add_argument("--only", action="append", help="a chain's name, or `readers`; may be given several times")
-    parser.add_argument("--keep", action="store_true", help="add what reached new code to the kept corpus")
+    parser.add_argument("--keep", action="store_true", help="add cases that reached new code to the corpus")
     options = parser.parse_args()
     options.found.mkdir(parents=True, exist_ok=True)
     from tests.fuzz.cases import CHAINS

@@ -1,7 +1,7 @@
-"""What a peer can hand us, as functions of bytes that may end in one way only: a value, or a refusal with a known name.
+"""The readers of bytes from peers as targets: each returns a value or rejects the bytes with a known reason.
 
-The targets whose name begins with `signed` sign what they are given, as any peer can: what lies behind a signature is
-reached as well. The first byte of a case picks its target, so that one fuzzer and one corpus serve all.
+Targets whose name begins with `signed` sign their input, as any peer can, and so reach the code behind the signature
+check. The first byte of a case is the index of its target, so one fuzzer and one corpus serve all targets.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from ftis_node.validation import ValidationResult
 
-READING = {"size", "parse", "version", "codec", "malformed", "signature"}
-STREAMING = {"frame_kind", "frame_size", "ids"}
+READER_REASONS = {"size", "parse", "version", "codec", "malformed", "signature"}
+STREAM_REASONS = {"frame_kind", "frame_size", "ids"}
 SENDER = Identity.from_seed(bytes([7]) * 32)
 LIMITS = GossipLimits()
 MAX_MEMORY_BYTES = 1 << 20
@@ -53,8 +53,8 @@ MANIFEST = RunManifest(
 )
 
 
-class SpeakingTokenizer(_Tokenizer):
-    """Says texts whose words are ids."""
+class TextTokenizer(_Tokenizer):
+    """A tokenizer that encodes each number in a text as the id of that value."""
 
     eos_id = 2
 
@@ -62,19 +62,19 @@ class SpeakingTokenizer(_Tokenizer):
         return [int(word) for word in text.split() if word.isdecimal() and len(word) < 9]
 
 
-PROMPT = ({"role": "user", "content": "2+3="},)  # of every problem in the door's tests
-SEEDS_MADE_AT = 1e9  # Unix time: what is fuzzed is as fresh as its seeds
-CONTEXT = _context(manifest=MANIFEST, tokenizer=SpeakingTokenizer(), now=lambda: SEEDS_MADE_AT)
+PROMPT = ({"role": "user", "content": "2+3="},)  # of each problem in the tests of validation
+SEEDS_MADE_AT = 1e9  # Unix time of the seeds, and of the validating node
+CONTEXT = _context(manifest=MANIFEST, tokenizer=TextTokenizer(), now=lambda: SEEDS_MADE_AT)
 
 
 def run_case(case: bytes) -> None:
-    """Hands `case`, less its first byte, to the target that this byte picks. Raises where the target misbehaves."""
+    """Run the target of `case`. Raises an exception if the tested code is wrong."""
     if case:
         TARGETS[case[0] % len(TARGETS)](case[1:])
 
 
 def name_of(case: bytes) -> str:
-    """The name of the target that a case is for."""
+    """Return the name of the target of a case."""
     return TARGETS[case[0] % len(TARGETS)].__name__
 
 
@@ -84,7 +84,7 @@ def _reads(reader: Callable[[bytes], object], allowed: set[str]) -> Callable[[by
             reader(data)
         except RecordError as error:
             if error.reason not in allowed:
-                raise AssertionError(f"an unknown refusal {error.reason!r}") from error
+                raise AssertionError(f"unknown reason {error.reason!r}") from error
 
     target.__name__ = getattr(reader, "__name__", "reader")
     return target
@@ -107,11 +107,11 @@ def peer_record(data: bytes) -> object:
 
 
 def signed_peer_record(data: bytes) -> object:
-    """A record in the sender's name, whatever else it says."""
+    """Read a signed record of the sender with any other content."""
     info = _parsed(pb.PeerInfo, data)
     info.peer = SENDER.peer
-    told = info.SerializeToString()
-    return open_peer_record(pb.PeerRecord(body=told, signature=SENDER.sign(PEER_DOMAIN, told)).SerializeToString())
+    body = info.SerializeToString()
+    return open_peer_record(pb.PeerRecord(body=body, signature=SENDER.sign(PEER_DOMAIN, body)).SerializeToString())
 
 
 def ids(data: bytes) -> object:
@@ -145,20 +145,20 @@ async def _read_frames(data: bytes) -> list[Frame]:
         return kinds
 
 
-def door(data: bytes) -> None:
-    """The door on bytes as they are."""
-    _judged(data)
+def validation(data: bytes) -> None:
+    """Validate raw bytes."""
+    _validated(data)
 
 
-def signed_door(data: bytes) -> None:
-    """The door on a body in the sender's name, whatever else it says."""
+def signed_validation(data: bytes) -> None:
+    """Validate a signed body of the sender with any other content."""
     message = _parsed(pb.Body, data)
     message.sender = SENDER.peer
-    _judged(_signed(message))
+    _validated(_signed(message))
 
 
 def signed_body_of_this_run(data: bytes) -> None:
-    """The door on a body that has all that the cheap rules ask for, and what it likes for the rest."""
+    """Validate a signed body that passes the cheap rules and has any other content."""
     message = _parsed(pb.Body, data)
     message.MergeFrom(pb.Body(schema=1, run=bytes.fromhex(MANIFEST.run_id), sender=SENDER.peer, number=1))
     message.task, message.prompt_index = "arithmetic", 5
@@ -167,16 +167,16 @@ def signed_body_of_this_run(data: bytes) -> None:
     is_text = message.codec == pb.CODEC_TEXT
     message.tokenizer = bytes(16) if is_text else bytes.fromhex(own.tokenizer)
     message.prompt_hash = hash_messages(PROMPT) if is_text else own.prompt_hash
-    _judged(_signed(message))
+    _validated(_signed(message))
 
 
 def _signed(message: pb.Body) -> bytes:
-    told = message.SerializeToString()
-    return Envelope(id=b"", body=told, signature=SENDER.sign(ENVELOPE_DOMAIN, told)).to_bytes()
+    body = message.SerializeToString()
+    return Envelope(id=b"", body=body, signature=SENDER.sign(ENVELOPE_DOMAIN, body)).to_bytes()
 
 
 def _parsed(kind: Any, data: bytes) -> Any:
-    """The message in `data`, an empty one where there is none."""
+    """Return the message in `data`, or an empty one if it does not parse."""
     message = kind()
     try:
         message.ParseFromString(data)
@@ -185,7 +185,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
     return message
 
 
-def _judged(data: bytes) -> ValidationResult:
+def _validated(data: bytes) -> ValidationResult:
     verdict = _finish(validate(data, CONTEXT))
     if isinstance(verdict, Refused):
         assert verdict.refusal.reason.replace("_", "").isalpha(), verdict
@@ -197,38 +197,43 @@ def _judged(data: bytes) -> ValidationResult:
 
 
 def _finish(coroutine: Coroutine[Any, Any, ValidationResult]) -> ValidationResult:
-    """The result of a coroutine that waits for nothing: a loop for each case would cost more than the case."""
+    """Return the result of a coroutine that never waits, without the cost of an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value
-    raise AssertionError("the door waited, though its scorer answers at once")
+    raise AssertionError("validation waited, though its scorer returns at once")
 
 
 TARGETS: Sequence[Callable[[bytes], None]] = (
-    _reads(envelope, READING),
-    _reads(body, READING),
-    _reads(announcement, READING),
-    _reads(peer_record, READING),
-    _reads(signed_peer_record, READING),
-    _reads(ids, STREAMING),
+    _reads(envelope, READER_REASONS),
+    _reads(body, READER_REASONS),
+    _reads(announcement, READER_REASONS),
+    _reads(peer_record, READER_REASONS),
+    _reads(signed_peer_record, READER_REASONS),
+    _reads(ids, STREAM_REASONS),
     _reads(entry, set()),
     _reads(signed_entry, set()),
-    _reads(frames, STREAMING),
-    door,
-    signed_door,
+    _reads(frames, STREAM_REASONS),
+    validation,
+    signed_validation,
     signed_body_of_this_run,
 )
 
 
 def seeds() -> dict[str, list[bytes]]:
-    """Valid input of every target, by its name: what mutation starts from."""
+    """Return valid inputs by the name of their target, from which mutation starts."""
     group = make_group(SENDER, run_id=MANIFEST.run_id, created_at=SEEDS_MADE_AT)
-    told = make_text_group(SENDER, run_id=MANIFEST.run_id, created_at=SEEDS_MADE_AT)
-    spoken = replace(told, completions=tuple(replace(completion, text="10") for completion in told.completions))
+    text_group = make_text_group(SENDER, run_id=MANIFEST.run_id, created_at=SEEDS_MADE_AT)
+    parsable = replace(
+        text_group, completions=tuple(replace(completion, text="10") for completion in text_group.completions)
+    )
     envelopes = [seal_group(group, SENDER, codec=codec).to_bytes() for codec in CODECS]
-    envelopes.append(seal_group(told, SENDER).to_bytes())
-    bodies = [pack_group(group, codec=codec) for codec in CODECS] + [pack_text_group(told), pack_text_group(spoken)]
+    envelopes.append(seal_group(text_group, SENDER).to_bytes())
+    bodies = [pack_group(group, codec=codec) for codec in CODECS] + [
+        pack_text_group(text_group),
+        pack_text_group(parsable),
+    ]
     announced = Announcement(bytes(32), 1, 100, 5, bytes(8), 3, SEEDS_MADE_AT).to_bytes()
     record = PeerRecord(MANIFEST.run_id, SENDER.peer_id, "n", "m", 1, "0" * 32, "full", 1, 1, 1.0, SEEDS_MADE_AT, "1")
     sealed = seal_peer_record(record, SENDER)
@@ -245,13 +250,13 @@ def seeds() -> dict[str, list[bytes]]:
         ],
         "signed_entry": [b"\x00/ip4/1.2.3.4/tcp/1\n", b"\xff" + sealed],
         "frames": [b"\x01\0\0\0\x02hi\x03\0\0\0\0", b"\x02\xff\xff\xff\xff"],
-        "door": envelopes,
-        "signed_door": bodies,
+        "validation": envelopes,
+        "signed_validation": bodies,
         "signed_body_of_this_run": bodies,
     }
 
 
 def seed_cases() -> list[bytes]:
-    """The seeds as cases."""
+    """Return the seeds as cases."""
     names = [target.__name__ for target in TARGETS]
     return [bytes([names.index(name)]) + data for name, found in seeds().items() for data in found]

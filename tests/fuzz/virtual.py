@@ -1,4 +1,4 @@
-"""An event loop whose time is made: it passes when every task waits. Hours of a node's loops take seconds."""
+"""An event loop with simulated time, which passes when each task waits. Hours of a node's loops take seconds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """A steady clock and a calendar, which can be moved apart."""
+    """A monotonic clock, and a Unix clock that can be set."""
 
     def __init__(self, *, unix_s: float) -> None:
         self.steady_s = 1000.0
-        self.moved_s = unix_s - self.steady_s  # of the calendar against the steady clock
+        self.moved_s = unix_s - self.steady_s  # difference of both clocks
 
     def monotonic(self) -> float:
         return self.steady_s
@@ -26,14 +26,14 @@ class Clock:
         return self.steady_s + self.moved_s
 
     @contextmanager
-    def rules(self) -> Iterator[None]:
-        """`time.time` and `time.monotonic` are this clock's."""
+    def patched(self) -> Iterator[None]:
+        """Patch `time.time` and `time.monotonic` with this clock."""
         with patch("time.time", self.time), patch("time.monotonic", self.monotonic):
             yield
 
 
 class _Selector(selectors.SelectSelector):
-    """Where nothing is ready, the time of the next timer comes at once."""
+    """A selector that sets the clock to the next timer if no file is ready."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -42,23 +42,23 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         ready = super().select(0)
         if not ready and timeout is None:
-            raise RuntimeError("every task waits, and none for a time")
+            raise RuntimeError("each task waits, and none for a time")
         if not ready and timeout and timeout > 0:
-            self._clock.steady_s += timeout + 1e-6  # past the timer, whatever was rounded
+            self._clock.steady_s += timeout + 1e-6  # past the timer, despite rounding
         return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Threads must not be waited for: while they work, time would pass."""
+    """An event loop with a simulated clock. Tasks must not wait for threads, because time would pass meanwhile."""
 
     def __init__(self, clock: Clock) -> None:
-        self._made = clock
+        self._clock = clock
         super().__init__(_Selector(clock))
 
     def time(self) -> float:
-        return self._made.steady_s
+        return self._clock.steady_s
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of `work`, under the clock."""
-        with self._made.rules():
+        """Run `work` under the clock and return its result."""
+        with self._clock.patched():
             return self.run_until_complete(work)

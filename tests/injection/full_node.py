@@ -1,7 +1,7 @@
-"""A full node in this process over real p2pd, with one honest peer and one hostile peer that does all a peer can do.
+"""A full node in this process over real p2pd, for tests with an honest and a hostile peer.
 
-The workers are in this process, too, so that a step takes a fraction of a second. What is patched in the package takes
-hold in the node alone: members run in a context in which `in_member` is set.
+The workers are in this process too, so a step takes a fraction of a second. Patches of the package apply only to the
+node: members run in a context in which `in_member` is set.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
-from ftis_node.node.loops import backfill as repair
-from ftis_node.node.loops import directory, status, upkeep
+from ftis_node.node.loops import backfill, directory, status, upkeep
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.pull import PullLoop
@@ -58,16 +57,16 @@ QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
 PERIODS: list[tuple[Any, str, float]] = [
     (directory, "MEMBER_LOOKUP_INTERVAL_S", 0.1),
     (upkeep, "PEERS_PERIOD_S", 0.05),
-    (repair, "PERIOD_S", 0.2),
-    (repair, "SILENCE_S", 0.5),
+    (backfill, "PERIOD_S", 0.2),
+    (backfill, "SILENCE_S", 0.5),
     (status, "PERIOD_S", 0.2),
 ]
-KEPT = {AuditLoop: "audit", DirectoryLoop: "directory", PullLoop: "pull"}
+EXPOSED_LOOPS = {AuditLoop: "audit", DirectoryLoop: "directory", PullLoop: "pull"}
 HONEST_PERIOD_S = 0.15
 
 
 def node_settings(home: Home) -> NodeSettings:
-    """Of a node that trusts nobody and takes whatever comes."""
+    """Return settings of a node without trusted peers and with high limits."""
     return NodeSettings.model_validate(
         {
             "model": str(home.root.parent / "tiny"),
@@ -95,7 +94,7 @@ def node_settings(home: Home) -> NodeSettings:
 
 
 class NodeFactory(InProcessNodeFactory):
-    """Workers in this process, a network of its own."""
+    """Workers in this process, and a real network."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
@@ -111,7 +110,7 @@ class NodeFactory(InProcessNodeFactory):
 
 
 class Victim:
-    """What the members of `tests/attacks/member.py` want to know of the node."""
+    """The interface to the node that `tests/attacks/member.py` uses."""
 
     def __init__(self, parts: NodeComponents) -> None:
         self._parts = parts
@@ -135,59 +134,59 @@ class FullNode:
         self.directory: DirectoryLoop
         self.audit: AuditLoop
         self.faults: list[dict[str, Any]] = []
-        self.unhandled: list[str] = []  # what would end the daemon
+        self.unhandled: list[str] = []  # errors that would end the daemon
         self.monitor = TaskMonitor(limit_s=3600.0)
 
     async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         plan = RunPlan(MANIFEST, "arithmetic", ())
         async with running_components(node_settings(home), plan, home, NodeFactory(folder)) as self.parts:
             on_fault = self.parts.gossip.guard.on_fault
             assert on_fault is not None
 
-            def noted(peer_id: str, place: Any, error: Exception) -> None:
+            def record_fault(peer_id: str, place: Any, error: Exception) -> None:
                 self.faults.append({"peer": peer_id, "place": place.value, "error": str(error)})
                 on_fault(peer_id, place, error)
 
-            self.parts.gossip.guard.on_fault = noted
+            self.parts.gossip.guard.on_fault = record_fault
             with ExitStack() as stack:
                 stack.enter_context(unhandled_errors(lambda where, error: self.unhandled.append(f"{where}: {error!r}")))
                 for module, name, seconds in PERIODS:
                     stack.enter_context(patch.object(module, name, seconds))
-                stack.enter_context(patch.object(Wiring, "make", self._keeping(Wiring.make, is_up)))
+                stack.enter_context(patch.object(Wiring, "make", self._exposing(Wiring.make, is_up)))
                 self.monitor.install()
                 await run_node(self.parts, steps=None)
 
-    def _keeping(self, make: Any, is_up: asyncio.Event) -> Callable[..., Any]:
-        """What makes the node's components, and keeps some of its loops here, too."""
+    def _exposing(self, make: Any, is_up: asyncio.Event) -> Callable[..., Any]:
+        """Return `make`, changed so that it also stores some loops as attributes."""
 
-        def made(wiring: Wiring, kind: Any, **given: Any) -> Any:
+        def make_and_store(wiring: Wiring, kind: Any, **given: Any) -> Any:
             component = make(wiring, kind, **given)
-            if kind in KEPT:
-                setattr(self, KEPT[kind], component)
+            if kind in EXPOSED_LOOPS:
+                setattr(self, EXPOSED_LOOPS[kind], component)
             if kind is DirectoryLoop:
                 is_up.set()
             return component
 
-        return made
+        return make_and_store
 
     def accepted_of(self, peer_id: str) -> int:
-        """Groups of a peer that were stored."""
+        """Return how many groups of a peer were stored."""
         peer = self.parts.registry.peers.get(peer_id)
         return peer.accepted if peer else 0
 
-    def forgive(self, peer_ids: Iterable[str]) -> None:
-        """The next point finds these peers as if they had done nothing."""
+    def clear_penalties(self, peer_ids: Iterable[str]) -> None:
+        """Clear bans and pauses of these peers, so that their values reach further points."""
         guard, peers = self.parts.gossip.guard, self.parts.peers
         for peer_id in peer_ids:
             if not peers.is_trusted(peer_id):
-                peers.trust(peer_id)  # it would be banned within a second, and reach no further point
+                peers.trust(peer_id)  # else it would soon be banned
         for pauses in (guard._pauses, self.pull._slots.backoff, self.pull.backfill._pauses):
             pauses._pauses.clear()
 
 
-async def send_honestly(member: Member) -> None:
-    """Until cancelled: one group after the other."""
+async def send_valid_groups(member: Member) -> None:
+    """Send valid groups until cancelled."""
     while True:
         group = member.group(num_tokens=4)
         envelope = member.envelope(group)
@@ -198,20 +197,20 @@ async def send_honestly(member: Member) -> None:
 
 
 def as_member(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A task whose work is no part of the node."""
+    """Start a task that the injector does not treat as part of the node."""
     context = copy_context()
     context.run(in_member.set, True)
     return asyncio.create_task(work, context=context)
 
 
-async def stopped(*tasks: asyncio.Task[Any]) -> None:
+async def stop(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def prepared_home(home: Home) -> None:
-    """A home with a tiny model beside it."""
+def prepare_home(home: Home) -> None:
+    """Create a home, and a tiny model next to it."""
     if not (home.root.parent / "tiny").exists():
         shutil.copytree(trained_model("s", scale=0.01), home.root.parent / "tiny")
     home.create()
@@ -219,7 +218,7 @@ def prepared_home(home: Home) -> None:
 
 @asynccontextmanager
 async def running_node(home: Home, folder: Path) -> AsyncIterator[tuple[FullNode, asyncio.Task[None]]]:
-    """The node in a task of its own, stopped in the end. Where it ended by itself, `task` has why."""
+    """Run the node in a separate task. If it ends early, the task has the error."""
     node, is_up = FullNode(), asyncio.Event()
     task = asyncio.create_task(node.run(home, folder, is_up))
     waiting = asyncio.create_task(is_up.wait())
@@ -230,7 +229,7 @@ async def running_node(home: Home, folder: Path) -> AsyncIterator[tuple[FullNode
     try:
         yield node, task
     finally:
-        await stopped(task)
+        await stop(task)
 
 
 def maker_of(home: Home) -> GroupMaker:

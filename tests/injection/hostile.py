@@ -1,4 +1,4 @@
-"""A member that does, again and again, whatever a member can do to a node."""
+"""A hostile member that repeats all actions of a member."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftis_node.records.envelope import Announcement, PeerRecord, open_announceme
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.member import Member, spoil
+from tests.attacks.member import Member, change_completion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 HOSTILE_PERIOD_S = 0.15
 ACTION_S = 2.0
-EMPTY_EVERY = 4  # requests of which one is answered with nothing
+EMPTY_EVERY = 4  # one of so many requests gets an empty answer
 
 
 class Hostile:
-    """A member that does, again and again, whatever a member can do; `ghost` is an identity that is nowhere."""
+    """A member that repeats all actions of a member. `ghost` is an identity without a host."""
 
     def __init__(self, member: Member, node: FullNode, injector: Injector) -> None:
         self.member, self.node, self.injector = member, node, injector
         self.ghost = Identity.generate()
-        self.drawn: Accepted | None = None
-        self.heard: list[bytes] = []  # ids of the node's own groups
+        self.sampled: Accepted | None = None
+        self.announced_ids: list[bytes] = []  # ids of the node's own groups
         self.stored: list[tuple[bytes, bytes]] = []
         self._num_requests = 0
         member.gossip.serve(self._lookup, answer=member._answer)
@@ -47,29 +47,29 @@ class Hostile:
         return {self.member.peer_id, self.ghost.peer_id}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Act until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             for action in self._actions():
                 tasks.create_task(self._repeat(action))
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Give every so often nothing: a pull of what it announced fails."""
+        """Return the bodies, or sometimes none, so that a pull fails."""
         self._num_requests += 1
         return await self.member._lookup(ids) if self._num_requests % EMPTY_EVERY else []
 
     def _actions(self) -> list[Callable[[], Awaitable[object]]]:
         return [
             self._send_group,
-            self._send_refused,
+            self._send_invalid,
             self._send_audited,
             self._ask,
             self._fetch,
             self._publish,
             self._register,
             self._rejoin,
-            self._say_again,
-            self._draw,
+            self._announce_again,
+            self._sample_for_audit,
         ]
 
     async def _repeat(self, action: Callable[[], Awaitable[object]]) -> None:
@@ -82,7 +82,7 @@ class Hostile:
     async def _listen(self) -> None:
         async for message in self.member.gossip.announcements():
             if message.sender == self.member.victim_id:
-                self.heard = [*self.heard, open_announcement(message.payload).id][-4:]
+                self.announced_ids = [*self.announced_ids, open_announcement(message.payload).id][-4:]
 
     def _claim(self, group: Any, **changes: Any) -> bytes:
         envelope = self.member.envelope(group)
@@ -96,14 +96,14 @@ class Hostile:
         self.member.answers = lambda: [claim]
         await self.member.gossip.announce(claim)
 
-    async def _send_refused(self) -> None:
-        """A wrong reward, an announcement that is none, and one that is too large."""
+    async def _send_invalid(self) -> None:
+        """Announce a group with a wrong reward, and bytes that are no announcement."""
         group = self.member.group(num_tokens=4)
-        await self.member.gossip.announce(self._claim(spoil(group, 0, reward=0.5)))
+        await self.member.gossip.announce(self._claim(change_completion(group, 0, reward=0.5)))
         await self.member.gossip.announce(b"\xff" + self.member.identity.peer)
 
     async def _send_audited(self) -> None:
-        """Log-probs that the learner can compare."""
+        """Announce a group with claimed weights of the node, which the audit compares."""
         version, node_id = self.node.parts.context.state.policy_version, self.member.victim_id
         group = self.member.group(num_tokens=4)
         completions = tuple(
@@ -120,7 +120,7 @@ class Hostile:
     async def _fetch(self) -> None:
         if self.stored:
             await self.member.gossip.fetch(self.member.victim_id, [group_id for group_id, _ in self.stored])
-        if ids := self.heard[-2:]:
+        if ids := self.announced_ids[-2:]:
             await self.member.gossip.fetch(self.member.victim_id, ids)
             await self.member.gossip.fetch(self.member.victim_id, ids, as_text=True)
             await self.member.gossip.confirm(self.member.victim_id, ids)
@@ -146,7 +146,7 @@ class Hostile:
         await self.member.gossip.publish_record(seal_peer_record(record, self.member.identity), ttl_s=60)
 
     async def _register(self) -> None:
-        """The ghost, with an address where nobody is."""
+        """Register the ghost with an unused address."""
         run_id, expires_at = self.member.maker.manifest.run_id, time.time() + 60
         payload = pack_member([f"/ip4/127.0.0.1/tcp/9/p2p/{self.ghost.peer_id}"], num_shards=1)
         entry = sign_entry(self.ghost, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)
@@ -154,28 +154,28 @@ class Hostile:
         await self.member.link.directory._node.store(key, entry, expires_at, subkey=self.ghost.peer_id)
 
     async def _rejoin(self) -> None:
-        """The node takes it for new: greets it and asks it for what was missed."""
+        """Make the node treat this member as new, so that it sends a hello and requests missing groups."""
         self.node.parts.gossip._membership._probe._is_member.pop(self.member.peer_id, None)  # type: ignore[attr-defined]
         self.node.pull.backfill._caught_up.clear()
         self.node.directory._members = self.node.directory._members - {self.member.peer_id}
 
-    async def _draw(self) -> None:
-        """Its newest group is drawn for the audit, and for the measurement, as one by the node's weights would be."""
+    async def _sample_for_audit(self) -> None:
+        """Queue the newest group for the audit and for the measurement of the mismatch."""
         audit, intake = self.node.audit, self.node.pull.intake
         if intake.on_foreign == audit.offer:
             intake.on_foreign = self._note_foreign
-        if self.drawn is not None and audit._waiting.empty():
-            audit._waiting.put_nowait(self.drawn)
-        if self.drawn is not None and intake._newest_own.empty():
-            intake._newest_own.put_nowait(self.drawn)
+        if self.sampled is not None and audit._waiting.empty():
+            audit._waiting.put_nowait(self.sampled)
+        if self.sampled is not None and intake._newest_own.empty():
+            intake._newest_own.put_nowait(self.sampled)
 
     def _note_foreign(self, accepted: Accepted) -> None:
         if accepted.group.sender == self.member.peer_id:
-            self.drawn = accepted
+            self.sampled = accepted
         self.node.audit.offer(accepted)
 
-    async def _say_again(self) -> None:
-        """What the node has, as one that was never told so."""
+    async def _announce_again(self) -> None:
+        """Announce a group again that the node already has, as if it had not acknowledged it."""
         if self.stored:
             _, claim = self.stored[0]
             again: Announcement = replace(open_announcement(claim), attempt=1)

@@ -1,7 +1,7 @@
-"""Raises at one point of the running package, for the values of one peer; everything else does as it always does.
+"""An injector that raises exceptions at points of the running package, for the values of one peer.
 
-Each function of a point is replaced once, before anything runs, by one that asks whether it is the armed point. What
-the members of a test do in the same process is no part of the node: `in_member` tells them apart.
+It wraps the functions of all points before the node starts. A wrapper raises if its point is armed. Members of a test
+run in the same process as the node; the injector skips them by `in_member`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ PACKAGE = "ftis_node"
 
 
 class Unexpected(Exception):
-    """What no code expects."""
+    """An exception that no code handles by its type."""
 
 
 class Injector:
-    """Each armed point raises. `marks` are what the hostile peer's values hold: ids as text and as bytes."""
+    """A set of armed points. `marks` are ids, as text and bytes, that occur in values of the hostile peer."""
 
     def __init__(self) -> None:
         self.marks: set[str | bytes] = set()
-        self.armed: dict[str, int] = {}  # how often a point raises yet
+        self.armed: dict[str, int] = {}  # how often each point still raises
         self.raised: list[str] = []
-        self._for_all: set[str] = set()
+        self._for_all_peers: set[str] = set()
 
-    def arm(self, points: Iterable[str], *, times: int = 1, is_for_all: bool = False) -> None:
-        """Each of these raises when it is reached next; `is_for_all`: whoever's the value is."""
+    def arm(self, points: Iterable[str], *, times: int = 1, for_all_peers: bool = False) -> None:
+        """Arm points: each raises when it is reached next, with `for_all_peers` for values of any peer."""
         self.armed |= dict.fromkeys(points, times)
-        self._for_all |= set(points) if is_for_all else set()
+        self._for_all_peers |= set(points) if for_all_peers else set()
 
     def install(self, points: Iterable[str], stack: ExitStack) -> None:
-        """Puts the points' functions in place until `stack` is closed. Raises LookupError for one that is gone."""
+        """Wrap the points' functions until `stack` closes. Raises LookupError for a function that does not exist."""
         for name in sorted({point.partition(">")[0] for point in points if ">" not in point}):
             self._replace_function(name, stack)
         for file, reader in sorted({(point.partition(":")[0], point.partition(">")[2]) for point in points}):
@@ -55,10 +55,10 @@ class Injector:
                 self._replace_reader(file, reader, stack)
 
     def check(self, point: str, values: Iterable[object]) -> None:
-        """Raises where `point` is armed and one of `values` is the hostile peer's."""
+        """Raise Unexpected if `point` is armed and one of `values` is of the hostile peer."""
         if point not in self.armed or in_member.get():
             return
-        if point in self._for_all or any(self._is_marked(value) for value in values):
+        if point in self._for_all_peers or any(self._is_marked(value) for value in values):
             left = self.armed.pop(point, 0) - 1
             if left > 0:
                 self.armed[point] = left
@@ -82,7 +82,7 @@ class Injector:
                     stack.enter_context(patch.object(other, alias, replaced))
 
     def _replace_reader(self, file: str, reader: str, stack: ExitStack) -> None:
-        """The reader as one module calls it; which function of it does, and so which point it is, says the stack."""
+        """Wrap a reader as one module imports it. The call stack has the calling function, and so the point."""
         module = importlib.import_module(_module_name(file))
         original = getattr(module, reader)
 
@@ -101,8 +101,8 @@ class Injector:
             @functools.wraps(function)
             async def items(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
                 self.check(point, [*args, *kwargs.values()])
-                async with aclosing(function(*args, **kwargs)) as given:
-                    async for item in given:
+                async with aclosing(function(*args, **kwargs)) as original_items:
+                    async for item in original_items:
                         yield item
 
             return items
@@ -130,7 +130,7 @@ class Injector:
 
 
 def _parts_of(value: object) -> Iterator[object]:
-    """What a value consists of, where it is data and no part of the node."""
+    """Yield the parts of a value that is data, and nothing for parts of the node."""
     if isinstance(value, NodeContext | NodeCounters | PeerRegistry):
         return
     if is_dataclass(value) and not isinstance(value, type):
@@ -145,7 +145,7 @@ def _parts_of(value: object) -> Iterator[object]:
 
 
 def _find(point: str) -> tuple[Any, Any, str]:
-    """The module of a point, what its function is an attribute of, and its name there."""
+    """Return the module of a point, the owner of its function, and the function's name."""
     file, _, qualified = point.partition(":")
     module = importlib.import_module(_module_name(file))
     *owners, name = qualified.split(".")
@@ -153,7 +153,7 @@ def _find(point: str) -> tuple[Any, Any, str]:
     for each in owners:
         owner = getattr(owner, each)
     if name not in vars(owner):
-        raise LookupError(f"{point} is gone: take it out of the table")
+        raise LookupError(f"{point} does not exist: remove it from tests/injection/table.py")
     return module, owner, name
 
 

@@ -1,12 +1,12 @@
-"""Where values of peers are handled in `gossip`, `node` and `doctor`, read off the syntax.
+"""Find the points in the source where `doctor`, `gossip`, `node` and `validation` handle values of peers.
 
-A point is one of two things, and each has a name:
+A point is of one of two kinds, with these names:
 
-    node/loops/announcements.py:AnnouncementHandler.handle                   a function that takes a value of a peer
-    node/loops/announcements.py:AnnouncementHandler.handle>open_announcement   a call of a reader: a value
+    node/loops/announcements.py:AnnouncementHandler.handle                   a function with a parameter from a peer
+    node/loops/announcements.py:AnnouncementHandler.handle>open_announcement   a call of a reader
 
-Readers are found by rule: functions of `records/` and `gossip/` that take bytes or a stream and give something else
-than bytes, and the few that `TEXT_READERS` names. Values are found by their type, or by the name of the parameter.
+A reader is a function of `records/` or `gossip/` that takes bytes or a stream and does not return bytes. `TEXT_READERS`
+has the other readers. A parameter is from a peer by its type or by its name.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 PACKAGE = Path(__file__).parents[2] / "ftis_node"
-ROOMS = ("doctor", "gossip", "node", "validation")  # `records` works inside of these, `swarm` on what they give
-READING_ROOMS = ("records", "gossip")
+PACKAGES = ("doctor", "gossip", "node", "validation")  # these call `records` and `swarm`
+READER_PACKAGES = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
     *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "GossipMessage"),
@@ -41,16 +41,17 @@ VALUE_TYPES = {
     "WeightsOffer",
 }
 VALUE_NAMES = {"addresses", "announcer", "message", "origin", "peer", "peer_id", "peer_ids", "request", "sender"}
-TEXT_READERS = {  # they take a peer's text or addresses, or come from a library
+TEXT_READERS = {  # take a peer's text or addresses, or are of a library
     *("usable_addresses", "address_block", "subnet_of", "parse_multiaddr", "part_names", "peer_id_from_text"),
     *("read_pbmsg_safe", "validated_domain", "train_group", "validate", "refuse_offer"),
 }
 
 
 def points(package: Path = PACKAGE) -> set[str]:
+    """Return the names of all points."""
     readers = readers_of(package)
     found = set()
-    for path in _files(package, ROOMS):
+    for path in _files(package, PACKAGES):
         tree = ast.parse(path.read_text())
         here = readers & bound_names(tree)
         for name, function in functions(tree):
@@ -62,9 +63,9 @@ def points(package: Path = PACKAGE) -> set[str]:
 
 
 def readers_of(package: Path = PACKAGE) -> set[str]:
-    """Functions, by name, that make values out of a peer's bytes or text."""
+    """Return the names of the functions that convert a peer's bytes or text to values."""
     found = set(TEXT_READERS)
-    for path in _files(package, READING_ROOMS):
+    for path in _files(package, READER_PACKAGES):
         for name, function in functions(ast.parse(path.read_text())):
             given = "" if function.returns is None else ast.unparse(function.returns)
             if "." not in name and not name.startswith("_") and given not in ("bytes", "None"):
@@ -74,7 +75,7 @@ def readers_of(package: Path = PACKAGE) -> set[str]:
 
 
 def takes_value(function: Function) -> bool:
-    """Whether a function has a parameter that is a peer's."""
+    """Return whether a function has a parameter from a peer."""
     return any(
         parameter.arg in VALUE_NAMES or names_in(parameter.annotation) & (VALUE_TYPES | RAW_TYPES)
         for parameter in parameters(function)
@@ -82,7 +83,7 @@ def takes_value(function: Function) -> bool:
 
 
 def places_of(function: Function) -> list[str]:
-    """The places of the guarded work in a function, by their names in `Place`; "" for one that is computed."""
+    """Return the names in `Place` of the guarded work in a function, "" for a computed place."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     given = [
         call.args[1]
@@ -95,18 +96,18 @@ def places_of(function: Function) -> list[str]:
 
 
 def bound_names(module: ast.Module) -> set[str]:
-    """Functions that a module imports or defines."""
+    """Return the functions that a module imports or defines."""
     imported = {alias.asname or alias.name for node in module.body for alias in getattr(node, "names", ())}
     return imported | {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def called(function: Function) -> set[str]:
-    """Names of functions that a function calls or passes on. Methods that read are points themselves."""
+    """Return the names that a function uses. Methods that read are separate points."""
     return {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
-    """Functions and methods with their qualified names; those inside of functions belong to these."""
+    """Yield functions and methods with their qualified names. Nested functions belong to the outer one."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef):
             yield from functions(node, f"{prefix}{node.name}.")
@@ -115,7 +116,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 
 
 def parameters(function: Function) -> list[ast.arg]:
-    """Of any kind, without `*args` and `**kwargs`."""
+    """Return all parameters but `*args` and `**kwargs`."""
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
@@ -123,6 +124,6 @@ def names_in(annotation: ast.expr | None) -> set[str]:
     return {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)} if annotation else set()
 
 
-def _files(package: Path, rooms: tuple[str, ...]) -> list[Path]:
-    found = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
+def _files(package: Path, packages: tuple[str, ...]) -> list[Path]:
+    found = sorted(path for room in packages for path in (package / room).rglob("*.py"))
     return [path for path in found if not path.name.endswith("_pb2.py")]

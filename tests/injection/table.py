@@ -1,10 +1,10 @@
-"""What is raised at which point of a full node, and which points are left out, and why."""
+"""The points at which tests inject exceptions, and the points without injection with the reason."""
 
 from __future__ import annotations
 
 from ftis_node.swarm.peer_guard import Place
 
-STORE = "replay/buffer.py:ReplayBuffer.admit_many"  # first for several groups, then for the one alone
+STORE = "replay/buffer.py:ReplayBuffer.admit_many"  # raises for a batch of groups, then for the single group
 POINTS: dict[Place, tuple[str, ...]] = {
     Place.ANNOUNCEMENT: (
         "node/loops/announcements.py:AnnouncementHandler._confirm_again",
@@ -154,7 +154,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/peers/manager.py:PeerManager.standing",
     ),
 }
-"""By the place that is in the event `peer_fault` then."""
+"""The points by the place that the event `peer_fault` has."""
 
 GENERATORS = (
     "node/loops/weight_download.py:Download._is_right",
@@ -170,68 +170,68 @@ LEARNERS = (
     "node/loops/weight_offer.py:OfferLoop.give>open_weights_request",
 )
 EXCEPTIONS: dict[str, str] = {
-    "*.__init__": "a maker's own arguments",
+    "*.__init__": "arguments of the code that creates the object",
     "node/protocols.py:Null*": "does nothing",
-    "gossip/loopback.py:*": "the twin for tests and experiments, where nobody is a stranger",
-    "gossip/interface.py:Gossip._check_*": "what this node is about to say itself",
-    "gossip/p2pd/client.py:P2pdClient._call": "p2pd's own answer",
-    "gossip/p2pd/client.py:P2pdClient._connection": "p2pd's own answer",
-    "gossip/p2pd/client.py:P2pdClient._exchange*": "p2pd's own answer",
-    "*>read_pbmsg_safe": "a frame of this node's p2pd; what is in it is read after it",
+    "gossip/loopback.py:*": "the in-process network of tests and experiments, without unknown peers",
+    "gossip/interface.py:Gossip._check_*": "this node's own message",
+    "gossip/p2pd/client.py:P2pdClient._call": "an answer of p2pd",
+    "gossip/p2pd/client.py:P2pdClient._connection": "an answer of p2pd",
+    "gossip/p2pd/client.py:P2pdClient._exchange*": "an answer of p2pd",
+    "*>read_pbmsg_safe": "a frame of this node's p2pd, whose content is read later",
     "gossip/p2pd/client.py:P2pdClient.identify*": "this node's own addresses",
-    "gossip/p2pd/client.py:P2pdClient.publish": "what this node says itself",
-    "gossip/directory/dht.py:Directory._is_held*": "this node's own entry, read back; any error is no answer",
+    "gossip/p2pd/client.py:P2pdClient.publish": "this node's own message",
+    "gossip/directory/dht.py:Directory._is_held*": "this node's own entry; an error counts as no answer",
     "gossip/directory/dht.py:Directory._store*": "this node's own entry",
-    "gossip/directory/dht.py:Directory.get_manifest*": "before this node is a member: ends `join --run`",
-    "gossip/directory/dht.py:Directory.join": "ids of several connected peers; the work for each is guarded in it",
-    "gossip/directory/dht.py:Directory.publish_*": "what this node says itself",
-    "gossip/directory/dht.py:Directory.register": "what this node says itself",
+    "gossip/directory/dht.py:Directory.get_manifest*": "runs before this node is a member: ends `join --run`",
+    "gossip/directory/dht.py:Directory.join": "ids of several peers; guards the work for each",
+    "gossip/directory/dht.py:Directory.publish_*": "this node's own message",
+    "gossip/directory/dht.py:Directory.register": "this node's own message",
     "gossip/directory/validators.py:RequestLimiter.sign_*": "does nothing",
-    "gossip/directory/lookup.py:_open_record*": "not in a full node; `read_survey` guards it",
+    "gossip/directory/lookup.py:_open_record*": "not in a full node; guarded in `read_survey`",
     "gossip/directory/entries.py:_signed": "a part of `unseal` and of `seal`",
-    "gossip/directory/entries.py:pack_member": "what this node says itself",
-    "gossip/directory/entries.py:sign_entry": "what this node says itself",
+    "gossip/directory/entries.py:pack_member": "this node's own message",
+    "gossip/directory/entries.py:sign_entry": "this node's own message",
     "gossip/directory/entries.py:split_private": "a part of `Directory._decrypted`",
     "gossip/*>split_private": "a part of `Directory._decrypted`",
-    "gossip/wire_format.py:write_frame": "what this node sends",
-    "gossip/libp2p.py:Libp2pGossip.announce": "what this node says itself",
-    "gossip/libp2p.py:Libp2pGossip.publish_*": "what this node says itself",
-    "gossip/directory/entries.py:pack_manifest": "what this node says itself",
+    "gossip/wire_format.py:write_frame": "this node's own message",
+    "gossip/libp2p.py:Libp2pGossip.announce": "this node's own message",
+    "gossip/libp2p.py:Libp2pGossip.publish_*": "this node's own message",
+    "gossip/directory/entries.py:pack_manifest": "this node's own message",
     "gossip/membership.py:_probe_none": "does nothing",
-    "gossip/wire_format.py:record_key": "a peer id alone, which is bounded where it is read",
+    "gossip/wire_format.py:record_key": "a peer id, bounded where it is read",
     "gossip/p2pd/process.py:check_free": "this machine's ports",
-    "gossip/dialer.py:_probe": "`doctor`: its own process, for given addresses",
-    "gossip/p2pd/relay_limit.py:*": "a bootstrap node's start, and `doctor`: its own p2pd's answer",
+    "gossip/dialer.py:_probe": "`doctor`: a separate process for given addresses",
+    "gossip/p2pd/relay_limit.py:*": "an answer of p2pd at the start of a bootstrap node and in `doctor`",
     "gossip/multiaddr.py:reachability_of": "this node's own addresses",
     "gossip/encryption.py:*": "a part of both `_decrypted`, `Session.pull` and `_send_items`",
     "gossip/services.py:_find_none": "does nothing",
     "gossip/settings.py:*": "this node's settings",
     "gossip/services.py:counted": "counts by peer id",
     "gossip/streams.py:StreamServer._answer": "a part of `StreamServer._serve_peer`",
-    "gossip/streams.py:StreamServer._serve>ed25519_peer_id": "before anybody is known: ends one stream",
-    "node/http_api/auth.py:*": "a request of this machine's users: aiohttp answers an error",
-    "node/http_api/local_api.py:*": "of this machine's users; `StatusLoop.peers` guards each row",
-    "doctor/*": "`doctor`: a process of its own, for given addresses",
-    "node/peers/registry.py:*": "counts by peer id; its callers are points",
-    "node/peers/serve.py:Confirmations.*": "counts by peer id: its callers are points",
+    "gossip/streams.py:StreamServer._serve>ed25519_peer_id": "no peer is known yet: ends one stream",
+    "node/http_api/auth.py:*": "a request of local users: aiohttp answers with an error",
+    "node/http_api/local_api.py:*": "a request of local users; `StatusLoop.peers` guards each row",
+    "doctor/*": "`doctor`: a separate process for given addresses",
+    "node/peers/registry.py:*": "counts by peer id; the callers are points",
+    "node/peers/serve.py:Confirmations.*": "counts by peer id; the callers are points",
     "node/startup/recovery.py:*": "this node's own files",
-    "node/startup/bootstrap.py:BootstrapApi.*": "a request of this machine's users: aiohttp answers an error",
-    "node/startup/bootstrap.py:show_nothing": "a request of this machine's users: aiohttp answers an error",
-    "node/http_api/exchange_api.py:*": "a request of this machine's users: aiohttp answers an error",
+    "node/startup/bootstrap.py:BootstrapApi.*": "a request of local users: aiohttp answers with an error",
+    "node/startup/bootstrap.py:show_nothing": "a request of local users: aiohttp answers with an error",
+    "node/http_api/exchange_api.py:*": "a request of local users: aiohttp answers with an error",
     "node/exchange/group_exchange.py:GroupExchange._compare_prompt": "the trainer's own group",
-    "node/http_api/connection_limits.py:*": "a connection to an HTTP port: closed and counted, no peer is known there",
+    "node/http_api/connection_limits.py:*": "a connection to an HTTP port, without a peer: closed and counted",
     "node/storage/identity_backup.py:*": "the operator's file",
-    "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error each alone, in `_admit_one`",
-    "node/startup/wiring.py:*": "makes loops: a queue of this node's own groups",
-    "node/peers/manager.py:PeerManager.*ban*": "a peer id alone, which is bounded where it is read",
-    "node/peers/manager.py:PeerManager.*is_new_peer": "a peer id alone, which is bounded where it is read",
-    "node/peers/manager.py:PeerManager.trust": "the operator's word",
-    "node/peers/manager.py:PeerManager.note": "charges a fault itself: tests/swarm/test_peer_guard.py has its failure",
+    "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error `_admit_one` admits each alone",
+    "node/startup/wiring.py:*": "creates loops; the parameter is a queue of this node's own groups",
+    "node/peers/manager.py:PeerManager.*ban*": "a peer id, bounded where it is read",
+    "node/peers/manager.py:PeerManager.*is_new_peer": "a peer id, bounded where it is read",
+    "node/peers/manager.py:PeerManager.trust": "an action of the operator",
+    "node/peers/manager.py:PeerManager.note": "charges a fault: its failure is in tests/swarm/test_peer_guard.py",
     "node/peers/manager.py:PeerManager._report": "a part of `PeerManager.note`",
-    "node/peers/manager.py:_is_peer*": "charges a fault itself: tests/node/peers/test_faults.py",
+    "node/peers/manager.py:_is_peer*": "charges a fault: tests/node/peers/test_faults.py",
     "node/peers/store.py:*": "this node's own file",
     "node/startup/prepare.py:*": "this node's settings",
-    "node/http_api/monitoring_api.py:*": "a request of this machine's users: aiohttp answers an error",
+    "node/http_api/monitoring_api.py:*": "a request of local users: aiohttp answers with an error",
     "node/loops/publish.py:*": "this node's own groups",
     "node/loops/directory.py:SwarmLogMessages.*": "this node's own addresses and state",
     "node/loops/directory.py:_standing": "this node's own addresses and state",
@@ -239,10 +239,10 @@ EXCEPTIONS: dict[str, str] = {
     "node/training/evaluation.py:make_tracking": "this node's own report",
     "node/loops/train.py:TrainLoop._train_in_turn": "groups of several peers; each is guarded in `StepPeers`",
     "node/loops/train.py:TrainLoop._train": "groups of several peers; each is guarded in `StepPeers`",
-    "node/training/step_gate.py:write_taken": "ids and numbers of groups that are stored",
+    "node/training/step_gate.py:write_taken": "ids and numbers of stored groups",
     "validation/*rules.py:*": "a part of `judge`",
 }
-"""Patterns of points where nothing is injected, and why nothing of a peer can raise there alone."""
+"""Patterns of points without injection, with the reason why no value of a single peer can raise there."""
 
 UNREACHED: dict[str, str] = {
     "gossip/p2pd/hivemind_bindings.py:address_texts*": "`Control.connected_peers`, guarded there",
@@ -252,10 +252,10 @@ UNREACHED: dict[str, str] = {
     "gossip/interface.py:Gossip.get_record": "abstract",
     "gossip/interface.py:Gossip.publish_*": "abstract",
     "gossip/interface.py:Gossip._refuse_announcement": "`Libp2pGossip._on_message`, guarded there",
-    "gossip/interface.py:Gossip.request_weights": "a generator's: `FollowLoop._keep_fetching`, guarded there",
+    "gossip/interface.py:Gossip.request_weights": "of a generator: `FollowLoop._keep_fetching`, guarded there",
     "gossip/p2pd/client.py:P2pdClient.connected_peers>address_texts": "guarded there",
     "gossip/p2pd/client.py:_usable": "`Dialer._dial_one`, guarded there",
-    "gossip/directory/validators.py:*block*": "crowded buckets: guarded in `validate_request`",
+    "gossip/directory/validators.py:*block*": "full buckets: guarded in `validate_request`",
     "gossip/directory/dht.py:Directory.members>unpack_addresses": "guarded in `Directory.members`",
     "gossip/directory/dht.py:Directory._look_for_duplicate>verify_entry": "an entry under this node's own identity",
     "gossip/directory/dht.py:Directory._get*": "guarded in `DirectoryLoop._read_records`",
@@ -263,41 +263,41 @@ UNREACHED: dict[str, str] = {
     "gossip/directory/validators.py:EntryValidator._belongs>unpack_manifest": "guarded in `EntryValidator.validate`",
     "gossip/libp2p.py:Libp2pGossip.get_record": "guarded in `DirectoryLoop._read_records`",
     "gossip/directory/validators.py:RequestLimiter._bound_buckets": "guarded in `validate_request`",
-    "gossip/directory/validators.py:_claimed_block*": "crowded buckets: guarded in `validate_request`",
-    "gossip/directory/validators.py:count_stored_runs*": "a bootstrap node's: guarded there",
-    "gossip/directory/entries.py:num_shards_of": "a bootstrap node's: guarded in `runs_stored`",
+    "gossip/directory/validators.py:_claimed_block*": "full buckets: guarded in `validate_request`",
+    "gossip/directory/validators.py:count_stored_runs*": "of a bootstrap node: guarded there",
+    "gossip/directory/entries.py:num_shards_of": "of a bootstrap node: guarded in `runs_stored`",
     "gossip/directory/entries.py:unpack_addresses": "guarded in `Directory.members`",
     "gossip/directory/entries.py:unpack_manifest": "guarded in `EntryValidator.validate`",
     "gossip/services.py:Services._confirmation>unpack_ids": "guarded in `StreamServer._serve_guarded`",
     "gossip/services.py:Services._hello": "guarded in `StreamServer._serve_guarded`",
     "node/loops/audit.py:*": "guarded in `run` of both and `AuditLoop.offer`: tests/node/loops/test_audit.py",
     "node/loops/directory.py:DirectoryLoop._read_record>*": "guarded in `_read_records`",
-    "node/loops/directory.py:DirectoryLoop._name_of": "a name of a checked record, made printable",
+    "node/loops/directory.py:DirectoryLoop._name_of": "a printable name of a verified record",
     "node/loops/announcements.py:AnnouncementHandler._count_refusal": "guarded in `AnnouncementHandler.listen`",
     "node/loops/announcements.py:AnnouncementHandler._pulls": "guarded in `AnnouncementHandler.listen`",
-    "node/loops/announcements.py:AnnouncementHandler.refuse": "ids alone",
+    "node/loops/announcements.py:AnnouncementHandler.refuse": "only ids",
     "node/peers/manager.py:PeerManager.note_addresses>subnet_of": "guarded in `PeersLoop.run`",
     "node/loops/pull.py:PullLoop._is_near>part_names": "guarded there",
-    "node/loops/pull_slots.py:QuerySlots.*": "the pace of an id",
-    "node/loops/backfill.py:BackfillLoop._release": "an id alone",
-    "node/loops/backfill.py:BackfillLoop.catch_up": "an id alone",
-    "node/loops/pull_slots.py:PullSlots.assign": "counts pulls by the id alone",
-    "node/loops/pull_slots.py:PullSlots.release": "counts pulls by the id alone",
+    "node/loops/pull_slots.py:QuerySlots.*": "only an id",
+    "node/loops/backfill.py:BackfillLoop._release": "only an id",
+    "node/loops/backfill.py:BackfillLoop.catch_up": "only an id",
+    "node/loops/pull_slots.py:PullSlots.assign": "counts pulls by id",
+    "node/loops/pull_slots.py:PullSlots.release": "counts pulls by id",
     "node/loops/pull.py:_announced_bytes": "guarded in `_keep_to_budget` and `_pull_and_release`",
     "node/loops/backfill.py:BackfillLoop.note_record": "guarded in `_read_records`",
     "node/peers/serve.py:PeerRequestHandler.announcement_refused": "guarded in `Libp2pGossip._on_message`",
     "node/peers/serve.py:PeerRequestHandler.encode_as_text": "guarded in `StreamServer._serve_guarded`",
-    "node/loops/weight_*": "a generator's: guarded in `FollowLoop`; a learner's: in `StreamServer._serve_guarded`",
+    "node/loops/weight_*": "guarded in `FollowLoop` of a generator and `StreamServer._serve_guarded` of a learner",
 }
-"""Patterns of points that the peers of this test do not reach, and where the guard is that takes what is raised."""
+"""Patterns of points that the peers of the test do not reach, and the guard that catches their exceptions."""
 
 
-FOR_ALL = frozenset(
+FOR_ALL_PEERS = frozenset(
     point for points in POINTS.values() for point in points if "_encode_as_text" in point or "reencode_as_text" in point
 )
-"""They know no peer, and run for the peer that asks alone."""
+"""Points without a parameter from a peer, which run only for the peer that sent the request."""
 
 
 def injected() -> dict[str, Place]:
-    """Each point and its place."""
+    """Return each point with its place."""
     return {point: place for place, points in POINTS.items() for point in points}

@@ -1,6 +1,6 @@
-"""An exception that nobody expects, at every point where a node handles what peers send: the node trains on.
+"""A node survives an unexpected exception at each point where it handles values of peers.
 
-All points are armed at once, and each raises once, for the values of one peer, in whatever order they are reached.
+All points are armed at once. Each raises once, for the values of one peer, when the node reaches it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.injection.full_node import (
     Victim,
     as_member,
     maker_of,
-    prepared_home,
+    prepare_home,
     running_node,
-    send_honestly,
-    stopped,
+    send_valid_groups,
+    stop,
 )
 from tests.injection.hostile import Hostile
 from tests.injection.injector import Injector
-from tests.injection.table import FOR_ALL, STORE, injected
+from tests.injection.table import FOR_ALL_PEERS, STORE, injected
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
@@ -41,9 +41,9 @@ NUM_INTAKE_TASKS = 3
 MORE_STEPS, MORE_GROUPS = 2, 4
 
 
-async def test_a_node_trains_on_whatever_the_values_of_a_peer_raise(tmp_path: Path) -> None:
+async def test_a_node_continues_to_train_after_an_exception_at_each_point(tmp_path: Path) -> None:
     home, injector, places = Home(tmp_path / "home"), Injector(), injected()
-    prepared_home(home)
+    prepare_home(home)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis")))
         injector.install(places, stack)
@@ -56,57 +56,57 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
     victim, maker = Victim(node.parts), maker_of(home)
     async with joined(folder / "honest", maker, victim) as honest, joined(folder / "hostile", maker, victim) as member:
         hostile = Hostile(member, node, injector)
-        sending = asyncio.create_task(send_honestly(honest)), asyncio.create_task(hostile.run())
+        sending = asyncio.create_task(send_valid_groups(honest)), asyncio.create_task(hostile.run())
 
-        def has_ended_or(is_so: bool) -> bool:
+        def is_running_and(condition: bool) -> bool:
             for one in (task, *sending):
                 if one.done():
-                    one.result()  # raises what ended it
+                    one.result()  # raises the error that ended it
             assert not task.done(), "the node ended"
-            node.forgive(hostile.peer_ids)
-            return is_so
+            node.clear_penalties(hostile.peer_ids)
+            return condition
 
         try:
             await eventually(
-                lambda: has_ended_or(node.accepted_of(honest.peer_id) > 1 and node.parts.context.state.step > 1)
+                lambda: is_running_and(node.accepted_of(honest.peer_id) > 1 and node.parts.context.state.step > 1)
             )
-            for _ in range(NUM_TRIES):  # an error in a clean-up hides the one before it
+            for _ in range(NUM_TRIES):  # an exception in a clean-up replaces the one before it
                 left = set(injected()) - {fault["error"] for fault in node.faults}
-                injector.arm(left - FOR_ALL)
-                injector.arm(left & FOR_ALL, is_for_all=True)
+                injector.arm(left - FOR_ALL_PEERS)
+                injector.arm(left & FOR_ALL_PEERS, for_all_peers=True)
                 injector.arm(left & {STORE}, times=2)
                 try:
-                    await eventually(lambda: has_ended_or(not injector.armed), within_s=WITHIN_S)
+                    await eventually(lambda: is_running_and(not injector.armed), within_s=WITHIN_S)
                 except AssertionError as error:
                     raise AssertionError(f"not reached: {sorted(injector.armed)}") from error
             steps, groups = node.parts.context.state.step + MORE_STEPS, node.accepted_of(honest.peer_id) + MORE_GROUPS
-            await eventually(lambda: has_ended_or(node.parts.context.state.step >= steps))
-            await eventually(lambda: has_ended_or(node.accepted_of(honest.peer_id) >= groups))
+            await eventually(lambda: is_running_and(node.parts.context.state.step >= steps))
+            await eventually(lambda: is_running_and(node.accepted_of(honest.peer_id) >= groups))
         finally:
-            await stopped(*sending)
+            await stop(*sending)
         await eventually(lambda: _is_at_rest(node))
     assert not task.done()
     assert not node.unhandled, "an error that ends the daemon"
 
 
 def _is_at_rest(node: FullNode) -> bool:
-    """No pull is left under way, and no envelope without a verdict."""
+    """Return whether no pull runs and each envelope has a verdict."""
     places = node.parts.context.settings.swarm.pulls_in_flight
     states = [(name, state.waits_for) for name, state, _ in node.monitor.states() if name.startswith("intake-")]
     assert len(states) == NUM_INTAKE_TASKS, states
-    is_judging = any(waits_for == AT_WORK for _, waits_for in states)
-    return node.pull._slots._free._value == places and not +node.pull._slots._asking and not is_judging
+    is_validating = any(waits_for == AT_WORK for _, waits_for in states)
+    return node.pull._slots._free._value == places and not +node.pull._slots._asking and not is_validating
 
 
 def allowed(place: Place) -> set[str]:
-    """Where a fault at a point of this place may be counted: whatever a peer is asked goes the same way."""
-    asking = {Place.SERVE, Place.MESSAGE, Place.PULL, Place.CATCH_UP, Place.CONFIRM, Place.HELLO, Place.DIAL}
-    counting = {Place.COUNT, Place.STATUS, Place.AUDIT, Place.ANNOUNCEMENT, Place.JUDGE, Place.BATCH}  # shared
-    return {one.value for one in (asking if place in asking else counting if place in counting else {place})}
+    """Return the places under which the node may count a fault: requests share code, and so do counters."""
+    requests = {Place.SERVE, Place.MESSAGE, Place.PULL, Place.CATCH_UP, Place.CONFIRM, Place.HELLO, Place.DIAL}
+    counters = {Place.COUNT, Place.STATUS, Place.AUDIT, Place.ANNOUNCEMENT, Place.JUDGE, Place.BATCH}
+    return {one.value for one in (requests if place in requests else counters if place in counters else {place})}
 
 
 def _assert_charged(node: FullNode, home: Home, injector: Injector) -> None:
-    """Each fault is counted with its place, and in the event trail with the peer."""
+    """Assert that each fault is counted, and has an event with its place."""
     seen = defaultdict(set)
     for event in read_events(home.events, name="peer_fault"):
         seen[event["error"].removeprefix("Unexpected: ")].add(event["place"])

@@ -1,4 +1,4 @@
-"""The same where weights cross the network: a generator serves the next version, a learner gives it."""
+"""Unexpected exceptions at the points that transfer weights: a generator still serves the next version of a learner."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import pytest
 from ftis_node.swarm.peer_guard import Place
 from tests.injection.injector import Injector
 from tests.injection.table import GENERATORS, LEARNERS
-from tests.node.loops.test_weights import _one_model, _pair
+from tests.node.loops.test_weights import _pair, _same_model
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["_one_model"]  # the fixture of that file
+__all__ = ["_same_model"]  # the fixture of that file
 
 MAX_VERSIONS = 40
 NUM_BYTES = 64
 
 
 @pytest.mark.parametrize("points", [GENERATORS, LEARNERS], ids=["generator", "learner"])
-async def test_weights_arrive_whatever_a_question_or_an_offer_raises(tmp_path: Path, points: tuple[str, ...]) -> None:
+async def test_weights_arrive_after_an_exception_at_each_point(tmp_path: Path, points: tuple[str, ...]) -> None:
     injector, version = Injector(), 1
     with ExitStack() as stack:
         injector.install(points, stack)
         async with _pair(tmp_path) as pair:
-            injector.arm(points, is_for_all=True)
+            injector.arm(points, for_all_peers=True)
             while injector.armed and version < MAX_VERSIONS:
                 num_left = len(injector.armed)
                 await pair.offer(version, os.urandom(NUM_BYTES))

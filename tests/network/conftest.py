@@ -1,4 +1,4 @@
-"""Hosts and nodes for the tests here. A test whose machine cannot play the internet is skipped and says why."""
+"""Fixtures: simulated hosts, and nodes on them. A machine without network namespaces skips the tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
 from ftis_node.records.identity import Identity
-from tests.network.hosts import Host, Internet, what_is_missing
+from tests.network.hosts import Host, Internet, missing_requirement
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -33,22 +33,22 @@ RUN_ID = "network"
 
 @pytest.fixture
 def internet() -> Iterator[Internet]:
-    """An internet without hosts."""
-    if missing := what_is_missing():
+    """Yield a simulated internet without hosts."""
+    if missing := missing_requirement():
         pytest.skip(missing)
-    made = Internet()
+    internet = Internet()
     try:
-        yield made
+        yield internet
     finally:
-        made.close()
+        internet.close()
 
 
 @pytest.fixture
 async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Starts nodes whose network process runs on a host; what they do themselves, they do in this process."""
+    """Yield a function that starts a node in this process, with its p2pd on a simulated host."""
     program: contextvars.ContextVar[Path] = contextvars.ContextVar("program")
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", program.get)
-    monkeypatch.setattr("ftis_node.gossip.p2pd.session.check_free", lambda listen: None)  # it would look on this host
+    monkeypatch.setattr("ftis_node.gossip.p2pd.session.check_free", lambda listen: None)  # checks ports of this host
     nodes: list[Any] = []
     numbers = itertools.count()
 
@@ -56,7 +56,7 @@ async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         host: Host, *, is_bootstrap: bool = False, light: RunManifest | None = None, **changes: Any
     ) -> Any:
         identity, number = Identity.generate(), next(numbers)
-        program.set(host.program(p2pd_path(), tmp_path / f"p2pd-{number}"))  # its restarts inherit the context
+        program.set(host.program(p2pd_path(), tmp_path / f"p2pd-{number}"))  # restarts of p2pd inherit the context
         values: dict[str, Any] = {"sockets_dir": tmp_path / f"node-{number}", "listen": (host.listen,)}
         settings = NetworkSettings(**values | changes)
         if is_bootstrap:
@@ -74,7 +74,7 @@ async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _light_node(home: Path, settings: NetworkSettings, identity: Identity, manifest: RunManifest) -> StubNode:
-    """A node with all of its loops but engine and learner."""
+    """Return a node with all loops, but without engine and learner."""
     Home(home).create()
     shards = manifest.wire.announcement_shards
     return StubNode(
@@ -88,12 +88,12 @@ def _light_node(home: Path, settings: NetworkSettings, identity: Identity, manif
 
 
 async def num_members(nodes: list[Any]) -> list[int]:
-    """How many other members of the run each node is connected to."""
+    """Return to how many other members of the run each node is connected."""
     return [len(await node.members()) for node in nodes]
 
 
 async def all_connected(nodes: list[Any], *, within_s: float) -> None:
-    """Waits until each node is connected to every other one."""
+    """Wait until each node is connected to all others."""
 
     async def are_connected() -> bool:
         return await num_members(nodes) == [len(nodes) - 1] * len(nodes)

@@ -1,13 +1,13 @@
-"""A small internet on one machine: network namespaces as hosts, round a router that is a namespace, too.
+"""A simulated internet on one machine: network namespaces as hosts around a namespace as router.
 
-                       +---------- router (IP forwarding; partitions are its rules) ----------+
+                       +---------- router (IP forwarding, rules for partitions) --------------+
              veth      |                veth                        TUN, slow_link.py, TUN    |
           11.0.1.2  host       11.0.2.2  NAT (masquerade)                 11.0.4.2  slow host
                                           | veth
-                                   192.168.3.2  host behind it
+                                   192.168.3.2  host behind NAT
 
-The addresses of the outer hosts are public ones, because p2pd tells those from private ones; no packet leaves the
-namespaces. Everything is named after this process and removed by `close`.
+The outer hosts have public addresses, because p2pd handles private ones differently. No packet leaves the namespaces.
+The names of all namespaces contain the id of this process, and `close` removes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ table ip nat {{
         oifname "wan" masquerade {masquerade}
     }}
 }}
-table ip wall {{
+table ip firewall {{
     chain passing {{ type filter hook forward priority 0; policy drop;
         ct state established,related accept
         iifname != "wan" accept
@@ -49,34 +49,34 @@ PROBES = (
 
 
 def run(*command: str, text: str | None = None) -> str:
-    """A command's output. Fails with what it complained of."""
-    done = subprocess.run(command, capture_output=True, text=True, input=text, check=False, timeout=20)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
-    return done.stdout
+    """Return the output of a command. Raises AssertionError with its error output if it fails."""
+    result = subprocess.run(command, capture_output=True, text=True, input=text, check=False, timeout=20)
+    assert result.returncode == 0, f"{' '.join(command)}: {result.stderr.strip()}"
+    return result.stdout
 
 
 @functools.cache
-def what_is_missing() -> str:
-    """Why this machine cannot play the internet; empty where it can."""
+def missing_requirement() -> str:
+    """Return why this machine cannot simulate an internet, or "" if it can."""
     for program, package in (("ip", "iproute2"), ("nft", "nftables")):
         if shutil.which(program) is None:
             return f"the program {program} is not installed: `apt-get install {package}`"
     if not Path("/dev/net/tun").exists():
-        return "there is no /dev/net/tun"
+        return "/dev/net/tun does not exist: start the container with `--device /dev/net/tun`"
     namespace = f"ftis-{os.getpid()}-probe"
     try:
         run("ip", "netns", "add", namespace)
         for probe in PROBES:
             run("ip", "netns", "exec", namespace, *probe)
     except AssertionError as error:
-        return f"the system refuses what is needed: {error}"
+        return f"the system does not permit network namespaces (run as root with CAP_NET_ADMIN): {error}"
     finally:
         subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False, timeout=20)
     return ""
 
 
 class Host:
-    """One namespace with one way up."""
+    """A namespace with one link to a router."""
 
     def __init__(self, namespace: str, address: str) -> None:
         self.namespace = namespace
@@ -84,24 +84,25 @@ class Host:
 
     @property
     def listen(self) -> str:
-        """A multiaddr on which a node here listens."""
+        """The multiaddr on which a node of this host listens."""
         return f"/ip4/{self.address}/tcp/0"
 
     def inside(self, *command: str) -> list[str]:
-        """A command line that runs a command on this host, under the process id of the one that is started."""
+        """Return a command line that runs a command on this host without a new process id."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def run(self, *command: str, text: str | None = None) -> str:
         return run(*self.inside(*command), text=text)
 
     def program(self, original: Path, at: Path) -> Path:
+        """Write a script at `at` that runs a program on this host."""
         at.write_text(f'#!/bin/sh\nexec ip netns exec {self.namespace} {original} "$@"\n')
         at.chmod(0o755)
         return at
 
 
 class Internet:
-    """Makes hosts; removes them all."""
+    """The router and its hosts."""
 
     def __init__(self) -> None:
         self._prefix = f"ftis-{os.getpid()}-{next(INTERNET_NUMBERS)}"
@@ -111,32 +112,33 @@ class Internet:
         self._router = self._namespace("router", forwards=True)
 
     def host(self, name: str, *, delay_s: float = 0.0, loss: float = 0.0) -> Host:
-        """A host on the outside. With `delay_s`, each packet takes so long each way, and the part `loss` gets lost."""
+        """Add a public host. Each packet is delayed by `delay_s` in each direction and lost with probability `loss`."""
         return self._attach(name, f"11.0.{next(self._networks)}", self._router, delay_s=delay_s, loss=loss)
 
     def nat(self, name: str, *, keeps_ports: bool = True) -> Host:
-        """A router that lets connections out and none in. `keeps_ports`: hole punching has a chance."""
+        """Add a router that permits only outgoing connections. With `keeps_ports`, hole punching is possible."""
         router = self._attach(name, f"11.0.{next(self._networks)}", self._router, forwards=True)
         masquerade = "" if keeps_ports else "fully-random"
         router.run("nft", "-f", "-", text=NAT_RULES.format(masquerade=masquerade))
         return router
 
     def behind(self, nat: Host, name: str) -> Host:
+        """Add a private host."""
         return self._attach(name, f"192.168.{next(self._networks)}", nat.namespace)
 
     def cut(self, some: Sequence[Host], others: Sequence[Host]) -> None:
-        """No packet passes between some and others, until `heal`."""
+        """Drop all packets between two sets of hosts until `heal`."""
         near, far = (", ".join(host.address for host in hosts) for hosts in (some, others))
         rules = "\n".join(f"ip saddr {{ {a} }} ip daddr {{ {b} }} drop" for a, b in ((near, far), (far, near)))
         chain = f"chain passing {{ type filter hook forward priority 0; policy accept;\n{rules}\n}}"
         self._on_router("nft", "-f", "-", text=f"table ip partition {{\n{chain}\n}}\n")
 
     def heal(self) -> None:
-        """Ends the partition."""
+        """End the partition."""
         self._on_router("nft", "delete", "table", "ip", "partition")
 
     def close(self) -> None:
-        """Removes all hosts. Processes on them have been ended by whoever started them."""
+        """Remove all hosts. The callers have already ended the processes on them."""
         for link in self._links:
             link.kill()
             link.communicate()
@@ -155,7 +157,7 @@ class Internet:
     def _attach(
         self, name: str, network: str, router: str, *, delay_s: float = 0.0, loss: float = 0.0, forwards: bool = False
     ) -> Host:
-        """A namespace whose device `wan` leads to a router's; the router has the address .1, the host .2."""
+        """Add a namespace whose device `wan` is linked to a router: the router has address .1, the host .2."""
         namespace = self._namespace(name, forwards=forwards)
         device = "to" + network.replace(".", "-")
         if delay_s or loss:
@@ -165,9 +167,9 @@ class Internet:
                 *("ip", "-n", router, "link", "add", device, "type", "veth"),
                 *("peer", "name", "wan", "netns", namespace),
             )
-        for place, end, number in ((router, device, 1), (namespace, "wan", 2)):
-            run("ip", "-n", place, "address", "add", f"{network}.{number}/24", "dev", end)
-            run("ip", "-n", place, "link", "set", end, "up")
+        for namespace_name, end, number in ((router, device, 1), (namespace, "wan", 2)):
+            run("ip", "-n", namespace_name, "address", "add", f"{network}.{number}/24", "dev", end)
+            run("ip", "-n", namespace_name, "link", "set", end, "up")
         run("ip", "-n", namespace, "route", "add", "default", "via", f"{network}.1")
         return Host(namespace, f"{network}.2")
 

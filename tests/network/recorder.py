@@ -1,8 +1,9 @@
-"""Writes down everything that leaves a host: run inside its namespace, `python recorder.py FILE OWNER_PID`.
+"""A recorder of all packets that leave a host: `python recorder.py FILE OWNER_PID` inside its namespace.
 
-A line for each new place: `udp 11.0.2.2:53`, `tcp 11.0.2.2:4001`; and `dns NAME` for each question, also one to a
-resolver on the host itself. What stays on the loopback interface is not a place outside. It says `ready` when it
-listens and ends with its owner. Only the standard library: it starts at once.
+It writes a line for each new destination, such as `udp 11.0.2.2:53` or `tcp 11.0.2.2:4001`. It skips destinations on
+the loopback interface. It writes `dns NAME` for each DNS query, also for one to a local resolver.
+
+It prints `ready` when it records, and ends with its owner. It imports only the standard library, so it starts at once.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ NAMES = {TCP: "tcp", UDP: "udp"}
 DNS = 53
 
 
-def places(packet: bytes, *, protocol: int, is_loopback: bool) -> list[str]:
-    """The lines for one IP packet."""
+def destinations(packet: bytes, *, protocol: int, is_loopback: bool) -> list[str]:
+    """Return the lines for one IP packet."""
     if protocol == ETH_P_IP:
         kind, start, address = packet[9], (packet[0] & 15) * 4, socket.inet_ntop(socket.AF_INET, packet[16:20])
     else:
         kind, start, address = packet[6], 40, f"[{socket.inet_ntop(socket.AF_INET6, packet[24:40])}]"
-    if kind in (ICMP, IGMP, ICMP6, HOP_BY_HOP):  # the kernel's own: errors, multicast membership, neighbors
+    if kind in (ICMP, IGMP, ICMP6, HOP_BY_HOP):  # sent by the kernel: errors, multicast membership, neighbors
         return []
     if kind not in NAMES:
         return [] if is_loopback else [f"protocol-{kind} {address}"]
     port = int.from_bytes(packet[start + 2 : start + 4], "big")
     lines = [] if is_loopback else [f"{NAMES[kind]} {address}:{port}"]
     if port == DNS and kind == UDP:
-        lines.append(f"dns {question(packet[start + 8 :])}")
+        lines.append(f"dns {queried_name(packet[start + 8 :])}")
     return lines
 
 
-def question(message: bytes) -> str:
-    """The first name that a DNS message asks for."""
+def queried_name(message: bytes) -> str:
+    """Return the first name that a DNS message queries."""
     labels, position = [], 12
     while message[position]:
         length = message[position]
@@ -49,7 +50,7 @@ def question(message: bytes) -> str:
 
 
 def main(path: str, owner: int) -> None:
-    """Records until killed."""
+    """Record until killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != owner:
         return
@@ -62,7 +63,7 @@ def main(path: str, owner: int) -> None:
                 packet, (device, protocol, direction, *_) = listening.recvfrom(1 << 16)
                 if direction != PACKET_OUTGOING or protocol not in (ETH_P_IP, ETH_P_IPV6):
                     continue
-                for line in places(packet, protocol=protocol, is_loopback=device == "lo"):
+                for line in destinations(packet, protocol=protocol, is_loopback=device == "lo"):
                     if line not in seen:
                         seen.add(line)
                         file.write(f"{line}\n")

@@ -1,4 +1,4 @@
-"""Nodes that nobody can dial: they meet at a bootstrap node, and what they say to each other passes through it."""
+"""Nodes behind NATs connect through a bootstrap node that relays their traffic."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ if TYPE_CHECKING:
     from tests.network.hosts import Internet
 
 
-async def _ways(node: Any, to: Any) -> list[str]:
-    return [way for peer in await node.connected_peers() if peer.peer_id == to.peer_id for way in peer.addresses]
+async def _is_relayed(node: Any, to: Any) -> bool:
+    """Return whether a node is connected to another one, and only through a relay."""
+    peers = [peer for peer in await node.connected_peers() if peer.peer_id == to.peer_id]
+    addresses = [address for peer in peers for address in peer.addresses]
+    return bool(addresses) and all("/p2p-circuit" in address for address in addresses)
 
 
-@pytest.mark.timeout(120)  # a relay is looked for once others have tried to dial a node in vain: about 20 s
-async def test_nodes_behind_unlike_nats_reach_each_other_through_a_relay(start: Start, internet: Internet) -> None:
+@pytest.mark.timeout(120)  # libp2p looks for a relay about 20 s after failed dials
+async def test_nodes_behind_two_nats_connect_through_a_relay(start: Start, internet: Internet) -> None:
     bootstrap = await start(internet.host("bootstrap"), is_bootstrap=True, forward_s=1)
     given = {"peers": tuple(bootstrap.addresses)}
     outside = await start(internet.host("outside"), **given)
-    nats = [internet.nat(name, keeps_ports=False) for name in ("nat-1", "nat-2")]  # no hole can be punched
+    nats = [internet.nat(name, keeps_ports=False) for name in ("nat-1", "nat-2")]  # prevents hole punching
     hidden = [await start(internet.behind(nat, f"behind-{nat.address}"), **given) for nat in nats]
     nodes = [outside, *hidden]
     await all_connected(nodes, within_s=80)
     for node, other in (hidden, hidden[::-1]):
-        assert all("/p2p-circuit" in way for way in await _ways(node, other))
+        assert await _is_relayed(node, other)
     for number, (node, other) in enumerate(itertools.permutations(nodes, 2)):
         shelf = BodyStore(*(os.urandom(size) for size in (64 << 10, 1 << 20)))
         node.serve(shelf.lookup)
@@ -46,41 +49,41 @@ async def test_nodes_behind_unlike_nats_reach_each_other_through_a_relay(start: 
         fetched = await other.fetch(node.peer_id, shelf.ids)
         assert (fetched.outcome, set(fetched.bodies)) == (FetchOutcome.COMPLETE, set(shelf.bodies.values()))
     for node, other in (hidden, hidden[::-1]):
-        assert all("/p2p-circuit" in way for way in await _ways(node, other)), "still through the relay"
+        assert await _is_relayed(node, other), "the connection is not relayed any more"
 
 
-async def test_a_bootstrap_node_relays_more_than_libp2p_would(start: Start, internet: Internet) -> None:
-    """p2pd's two relay services take turns at winning: several starts, all with our limits."""
+async def test_a_bootstrap_node_raises_the_relay_limits_of_libp2p(start: Start, internet: Internet) -> None:
+    """p2pd has two relay services, and either may serve. So the test starts it several times."""
     host = internet.host("bootstrap")
     node = await start(internet.host("outside"), use_nat_helpers=False)
     for _ in range(3):
         bootstrap = await start(host, is_bootstrap=True)
         control = node._supervisor.session.client
-        (way,) = bootstrap.addresses
-        await control.connect(bootstrap.peer_id, [way.rsplit("/p2p/", 1)[0]], timeout_s=5)
+        (address,) = bootstrap.addresses
+        await control.connect(bootstrap.peer_id, [address.rsplit("/p2p/", 1)[0]], timeout_s=5)
         limit = await fetch_limit(control, bootstrap.peer_id, timeout_s=5)
         assert (limit.num_bytes, limit.duration_s) == (1 << 32, 1800)
         await bootstrap.close()
-    assert await fetch_limit(control, bootstrap.peer_id, timeout_s=2) is None, "nobody is there"
+    assert await fetch_limit(control, bootstrap.peer_id, timeout_s=2) is None, "the bootstrap node has ended"
 
 
 @pytest.mark.timeout(300)
-def test_a_whole_node_behind_a_nat_trains_on_and_is_trained_on(
+def test_a_real_node_behind_a_nat_exchanges_groups_and_trains(
     internet: Internet, tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0)
-    meeting, nat = internet.host("bootstrap"), internet.nat("nat", keeps_ports=False)
-    places = {"s": internet.host("outside"), "m": internet.behind(nat, "behind")}
+    bootstrap_host, nat = internet.host("bootstrap"), internet.nat("nat", keeps_ports=False)
+    hosts = {"s": internet.host("outside"), "m": internet.behind(nat, "behind")}
     with ExitStack() as stack:
-        bootstrap = started(tmp_path / "b", "bootstrap", "--listen", meeting.listen, on=meeting.inside())
+        bootstrap = started(tmp_path / "b", "bootstrap", "--listen", bootstrap_host.listen, on=bootstrap_host.inside())
         address = stack.enter_context(bootstrap).first_line()
         common = ("--run", str(run), "--peers", address, "--engine", "torch", "--steps", "2")
         nodes = {
             size: stack.enter_context(
                 started(tmp_path / size, "join", "--model", str(tiny_models[size]), *common,
-                        "--listen", place.listen, on=place.inside())
+                        "--listen", host.listen, on=host.inside())
             )
-            for size, place in places.items()
+            for size, host in hosts.items()
         }  # fmt: skip
         for node in nodes.values():
             assert node.wait(timeout_s=200) == 0, node.log.read_text()[-3000:]

@@ -1,4 +1,4 @@
-r"""Answers made to keep a computer-algebra system busy: each alone took the scoring process its whole time limit."""
+r"""Answers that keep a computer-algebra system busy; most used up the whole time limit of the scoring process."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ BOMBS = (
     r"((((9^{99})^{99})^{99})^{99})",
     r"9^{9^{9^{9}}}",
     "9**9**9**9",
+    "9^9^9^9",
+    "2^{99999999}",
+    "99999999!",
     r"2^{2^{2^{2^{2^2}}}}",
     r"999!!!",
     r"(\exp(9))!",

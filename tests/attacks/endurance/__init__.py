@@ -1,1 +1,1 @@
-"""The endurance run: all attackers at once on one real node, beside two honest senders; `python -m` runs it."""
+"""The endurance run: all attackers at once on one real node that also has two honest senders."""

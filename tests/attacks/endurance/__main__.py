@@ -1,13 +1,16 @@
-"""All attackers of this folder at once on one real node, for as long as one likes.
+"""Run all attackers of this folder at once on one real node.
 
     python -m tests.attacks.endurance --minutes 60 --seed 1 --out DIR
 
-One `ftis-node join` with a tiny model, and two honest senders. Phases without and with attackers take turns (three and
-six minutes in an hour's run), so the rate at which honest groups are admitted is compared within the run. Attackers are
-in a process of their own with a lower priority, ten at once; they take the kind that is furthest behind a day's worth
-(`kinds.py` has each kind's actions a day). A line for each phase; the last line is JSON. Exit code 1, and homes and
-logs kept, where the node ended, honest groups fell below 90 % of the undisturbed rate, memory, descriptors, threads or
-disk grow, an honest peer was banned, a lie was accepted, or the node wrote a traceback.
+The run has one `ftis-node join` with a tiny model, and two honest senders. Quiet phases and attacks alternate, three
+and six minutes long in a run of an hour. So the rate of admitted honest groups is compared within the run.
+
+Ten attackers act at once, in a separate process of lower priority. The next one is of the kind that is furthest behind
+its actions per day (`kinds.py`). Each phase prints a line; the last line is JSON.
+
+After a violation the exit code is 1, and the run keeps homes and logs. These are violations: The node ended or wrote a
+traceback. Honest groups were admitted at less than 90 % of the undisturbed rate. Memory, descriptors, threads or disk
+grow. An honest peer was banned. A false claim was accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from tests.attacks.endurance import verdict
-from tests.attacks.endurance.crew import Crew, crew
+from tests.attacks.endurance.attacker_process import AttackerProcess, attacking_process
 from tests.attacks.endurance.phases import Phase, plan
 from tests.attacks.endurance.watch import Watch
 from tests.attacks.member import Member, joined, sending
@@ -44,10 +47,10 @@ NUM_HONEST = 2
 HONEST_EVERY_S = 1.0
 READY_S, TRAINS_S = 240.0, 240.0
 SETTLE_S = 3.0  # between phases
-# Hundreds of attackers are listed as members. By `auto` the node would pull what its learner needs, and the rate of
-# honest groups would be that of its steps: so everything is pulled.
-BY_SIZE, EVERYTHING = "pull_all_max_peers = 200", 'pull_policy = "all"'
-# Files turn over while the run warms up, so that their bounds are reached before growth is judged.
+# The directory lists hundreds of attackers. With `auto` the node would pull only what its learner needs, so the rate of
+# honest groups would be that of its steps. Therefore it pulls all groups.
+BY_SIZE, PULL_ALL = "pull_all_max_peers = 200", 'pull_policy = "all"'
+# Files rotate during the warm-up, so they reach their bounds before growth is judged.
 SMALL_FILES = f"""
 [limits]
 event_file_bytes = {256 << 10}
@@ -57,10 +60,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALL
 
 
 def main() -> None:
-    """Runs, prints, and ends with 1 where something was violated."""
+    """Run, print the result, and exit with 1 after a violation."""
     options = arguments()
     os.environ.update(ONE_THREAD)
-    for number in (signal.SIGINT, signal.SIGTERM):  # as ctrl-C, also in the background: everything is ended first
+    for number in (signal.SIGINT, signal.SIGTERM):  # as for Ctrl-C, also in the background: first end all processes
         signal.signal(number, signal.default_int_handler)
     out = options.out.absolute() if options.out else Path(tempfile.mkdtemp(prefix="endurance-"))
     out.mkdir(parents=True, exist_ok=True)
@@ -68,12 +71,12 @@ def main() -> None:
         try:
             result = asyncio.run(endure(out, Path(sockets), options))
         except KeyboardInterrupt:
-            sys.exit(f"stopped before its time; homes and logs are in {out}")
+            sys.exit(f"interrupted; homes and logs are in {out}")
     found = verdict.violations(result)
     for one in found:
-        say(f"VIOLATION {one}")
+        log(f"VIOLATION {one}")
     if found:
-        say(f"homes and logs are in {out}")
+        log(f"homes and logs are in {out}")
     elif not options.out:
         shutil.rmtree(out)
     line = json.dumps({"endurance": not found, "seed": options.seed, **result, "violations": found})
@@ -87,15 +90,15 @@ def arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="of all phases together")
-    parser.add_argument("--seed", type=int, default=0, help="of the attackers' choices")
+    parser.add_argument("--minutes", type=float, default=60.0, help="length of all phases together")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the attackers' choices")
     parser.add_argument("--out", type=Path, help="folder for the home, logs and samples.csv; it is kept")
-    parser.add_argument("--without", default="", help="leave out kinds with these words in their names (comma between)")
+    parser.add_argument("--without", default="", help="omit kinds whose names contain these words, separated by commas")
     return parser.parse_args()
 
 
 async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The whole run. Everything that it started has ended when it returns."""
+    """Run all phases and return the figures. All started processes have ended at the return."""
     model = trained_model("s")
     phases = plan(options.minutes)
     async with AsyncExitStack() as stack:
@@ -108,41 +111,41 @@ async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[
             await stack.enter_async_context(sending(one, period_s=HONEST_EVERY_S))
         await victim.until(lambda: _trains(victim, honest), within_s=TRAINS_S)
         attackers = await stack.enter_async_context(
-            crew(crew_config(victim, out, model, options), out / "attackers.log")
+            attacking_process(attacker_config(victim, out, model, options), out / "attackers.log")
         )
-        say(f"{len(attackers.per_day)} kinds of attackers, {len(phases)} phases; files are in {out}")
+        log(f"{len(attackers.per_day)} kinds of attackers, {len(phases)} phases; files are in {out}")
         watch = Watch(victim, out)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
         done: list[Phase] = []
         for attacked, minutes in phases:
             done.append(await play(attackers, watch, watching, honest, attacked=attacked, minutes=minutes))
-            say(_line(done[-1], attackers))
+            log(_line(done[-1], attackers))
             if watching.done() or attackers.listening.done():
                 break
         watching.cancel()
-        await watch.look_at_peers()
+        await watch.read_peers()
         status = await watch.status()
         return verdict.summary(victim, honest, attackers, watch.seen, done, status)
 
 
 @asynccontextmanager
 async def running(out: Path, model: Path) -> AsyncIterator[Victim]:
-    """The node that is attacked."""
+    """Run the node under attack."""
     run, home = out / "run.toml", out / "home"
     run.write_text(MANIFEST.to_toml())
     home.mkdir()
-    (home / "node.toml").write_text(SETTINGS.replace(BY_SIZE, EVERYTHING) + SMALL_FILES)
-    where = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")
-    with started(home, "join", "--model", str(model), *where) as node:
+    (home / "node.toml").write_text(SETTINGS.replace(BY_SIZE, PULL_ALL) + SMALL_FILES)
+    arguments = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")
+    with started(home, "join", "--model", str(model), *arguments) as node:
         victim = Victim(node)
         await asyncio.to_thread(node.wait_for, Home(home).running_url, timeout_s=READY_S)
         await victim.until(lambda: _listens(victim), within_s=READY_S)
         yield victim
 
 
-def crew_config(victim: Victim, out: Path, model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """What the process of the attackers needs. A day's actions are spread over the minutes of attack."""
+def attacker_config(victim: Victim, out: Path, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the configuration of the attacking process, which spreads a day's actions over the minutes of attack."""
     node = victim.node
     return {
         "pid": node.process.pid,
@@ -157,7 +160,7 @@ def crew_config(victim: Victim, out: Path, model: Path, options: argparse.Namesp
 
 
 async def play(
-    attackers: Crew,
+    attackers: AttackerProcess,
     watch: Watch,
     watching: asyncio.Task[None],
     honest: Sequence[Member],
@@ -165,7 +168,7 @@ async def play(
     attacked: bool,
     minutes: float,
 ) -> Phase:
-    """One phase; what the honest senders achieved in it is counted from its first to its last second."""
+    """Run one phase and count the honest groups between its start and its end."""
     if attacked:
         await attackers.on()
     await asyncio.sleep(min(SETTLE_S, 6 * minutes))
@@ -189,19 +192,19 @@ async def _trains(victim: Victim, honest: Sequence[Member]) -> bool:
     return all(row.get("groups_accepted", 0) >= 3 for row in rows) and (await victim.status())["learner"]["step"] >= 2
 
 
-def _line(phase: Phase, attackers: Crew) -> str:
-    what = "attacked" if phase.attacked else "quiet"
+def _line(phase: Phase, attackers: AttackerProcess) -> str:
+    name = "attack" if phase.attacked else "quiet"
     shares = sorted(attackers.shares().values())
     day = f"{sum(min(1.0, share) for share in shares) / max(1, len(shares)):.2f} of a day" if shares else ""
     return (
-        f"{what:8} {phase.minutes:4.1f} min: {phase.admitted} of {phase.sent} honest groups, {phase.rate:.1f} a minute,"
-        f" {phase.steps} steps; attackers so far: {attackers.done.total()} actions, {day},"
+        f"{name:8} {phase.minutes:4.1f} min: {phase.admitted} of {phase.sent} honest groups,"
+        f" {phase.rate:.1f} per minute, {phase.steps} steps; attackers so far: {attackers.done.total()} actions, {day},"
         f" {len(attackers.attack_of)} members, {attackers.errors.total()} errors"
     )
 
 
-def say(text: str) -> None:
-    """A line at once, for whoever watches."""
+def log(text: str) -> None:
+    """Print a line without buffering."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()
 

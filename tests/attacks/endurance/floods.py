@@ -1,4 +1,4 @@
-"""Attackers by number or by form: floods, streams, the directory and the status port, as the tests have it."""
+"""Attackers that send floods or malformed data: announcements, streams, directory entries and HTTP requests."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from tests.attacks.endurance.target import Scene
     from tests.attacks.member import Member
 
-NUM_NOTHING, AT_ONCE = 4_000, 8
-NUM_RUBBISH, NUM_REQUESTS, NUM_QUESTIONS, NUM_STREAMS = 12, 300, 60, 30
-NUM_SLOW, NUM_HANDS, NUM_UNREAL, NUM_CONNECTIONS = 4, 100, 200, 50
+NUM_NONEXISTENT, AT_ONCE = 4_000, 8
+NUM_MALFORMED, NUM_REQUESTS, NUM_QUESTIONS, NUM_STREAMS = 12, 300, 60, 30
+NUM_SLOW, NUM_RELAYED, NUM_INVENTED, NUM_CONNECTIONS = 4, 100, 200, 50
 STAY_S, SLOW_S, CONNECTED_S = 8.0, 12.0, 4.0
-GONE = (OSError, EOFError, P2pdError)  # the node has had enough of us
+GONE = (OSError, EOFError, P2pdError)  # the node closed the connection
 
 
-async def serve_wrongly(name: str, scene: Scene) -> int:
-    """A peer whose streams are none: the node asks it for groups that it announces."""
+async def invalid_server(name: str, scene: Scene) -> int:
+    """Announce groups and answer the node's requests with an invalid stream."""
     async with scene.member(script=SERVERS[name][0]) as member:
         ends_at = time.monotonic() + STAY_S
         while time.monotonic() < ends_at:
@@ -42,33 +42,33 @@ async def serve_wrongly(name: str, scene: Scene) -> int:
     return 1
 
 
-async def announcements_of_nothing(scene: Scene) -> int:
-    """Groups that do not exist, as fast as p2pd takes them."""
+async def nonexistent_groups(scene: Scene) -> int:
+    """Announce nonexistent groups as fast as p2pd accepts them."""
     async with scene.member() as member:
 
-        async def say(count: int) -> None:
+        async def announce(count: int) -> None:
             for _ in range(count):
                 one = os.urandom(32)
                 claim = member.claim(one, b"", envelope_bytes=100, number=2**62)
-                del member.shelf[one]
+                del member.bodies[one]
                 await member.gossip.announce(claim)
 
-        await asyncio.gather(*(say(NUM_NOTHING // AT_ONCE) for _ in range(AT_ONCE)))
-    return NUM_NOTHING
+        await asyncio.gather(*(announce(NUM_NONEXISTENT // AT_ONCE) for _ in range(AT_ONCE)))
+    return NUM_NONEXISTENT
 
 
-async def announcements_that_are_none(scene: Scene) -> int:
-    """Random bytes, lengths of 4 GiB, and too many bytes."""
+async def invalid_announcements(scene: Scene) -> int:
+    """Announce random bytes, lengths of 4 GiB, and too many bytes."""
     async with scene.member() as member:
-        for _ in range(NUM_RUBBISH):
-            said = scene.rng.choice((b"\xffrandom", b"\x12\xff\xff\xff\xff\x0f", bytes(600)))
-            await member.gossip.announce(said + os.urandom(4))
+        for _ in range(NUM_MALFORMED):
+            payload = scene.rng.choice((b"\xffrandom", b"\x12\xff\xff\xff\xff\x0f", bytes(600)))
+            await member.gossip.announce(payload + os.urandom(4))
             await asyncio.sleep(0.1)
-    return NUM_RUBBISH
+    return NUM_MALFORMED
 
 
 async def requests(scene: Scene) -> int:
-    """More requests for groups than a peer has a budget for."""
+    """Send more requests for groups than the budget of a peer allows."""
     async with scene.member() as member:
         for _ in range(NUM_REQUESTS):
             await member.gossip.fetch(member.victim_id, [os.urandom(32)])
@@ -76,18 +76,18 @@ async def requests(scene: Scene) -> int:
 
 
 async def questions(scene: Scene) -> int:
-    """Questions without end, some of which are none."""
+    """Ask too many questions, some of them malformed."""
     async with scene.member() as member:
         for _ in range(NUM_QUESTIONS):
-            question = scene.rng.choice((b"", b"\xff\xffrubbish", test_streams.VARINT_4_GIB))
+            question = scene.rng.choice((b"", b"\xff\xffrandom", test_streams.VARINT_4_GIB))
             await member.gossip.request_backfill(member.victim_id, question)
     return NUM_QUESTIONS
 
 
-async def rubbish_on_streams(scene: Scene) -> int:
-    """Frames that are none, on every service of the run."""
+async def malformed_frames(scene: Scene) -> int:
+    """Send malformed frames to each service of the run."""
     async with scene.member() as member:
-        sent = [*(data for data, _ in test_streams.RUBBISH.values()), os.urandom(2000), b""]
+        sent = [*test_streams.MALFORMED.values(), os.urandom(2000), b""]
         for number in range(NUM_STREAMS):
             with suppress(*GONE):
                 async with member.stream(list(RpcService)[number % len(RpcService)]) as (reader, writer):
@@ -98,30 +98,30 @@ async def rubbish_on_streams(scene: Scene) -> int:
 
 
 async def slow_requests(scene: Scene) -> int:
-    """A byte a second, on as many streams as a peer may have."""
+    """Send one byte per second on as many streams as a peer may open."""
     async with scene.member() as member:
 
-        async def dribble() -> None:
+        async def send_slowly() -> None:
             with suppress(*GONE, TimeoutError):
                 async with asyncio.timeout(SLOW_S), member.stream(RpcService.FETCH) as (_, writer):
                     for byte in HEADER.pack(Frame.REQUEST, 64) + bytes(64):
                         writer.write(bytes([byte]))
                         await asyncio.sleep(1.0)
 
-        await asyncio.gather(*(dribble() for _ in range(NUM_SLOW)))
+        await asyncio.gather(*(send_slowly() for _ in range(NUM_SLOW)))
     return NUM_SLOW
 
 
 async def false_confirmations(scene: Scene) -> int:
-    """Of groups that it was never sent: made-up ones."""
+    """Confirm invented groups."""
     async with scene.member() as member:
-        for _ in range(NUM_RUBBISH):
+        for _ in range(NUM_MALFORMED):
             await member.gossip.confirm(member.victim_id, [os.urandom(32)])
-    return NUM_RUBBISH
+    return NUM_MALFORMED
 
 
 async def late_answers(scene: Scene) -> int:
-    """A page of answers whose times are the largest that there are."""
+    """Answer with a page of announcements with the largest possible time."""
 
     def prepare(member: Member) -> None:
         late = test_numbers.LARGEST
@@ -134,7 +134,7 @@ async def late_answers(scene: Scene) -> int:
 
 
 async def records_out_of_bounds(scene: Scene) -> int:
-    """Its own record, well signed, with numbers at the ends of their types."""
+    """Publish signed records with numbers at the limits of their types."""
     async with scene.member() as member:
         for changes in test_numbers.RECORDS.values():
             await member.gossip.publish_record(test_numbers._record(member, **changes), ttl_s=60)
@@ -142,48 +142,48 @@ async def records_out_of_bounds(scene: Scene) -> int:
     return len(test_numbers.RECORDS)
 
 
-async def records_of_others(scene: Scene) -> int:
-    """Entries of the directory that are too large, for too long, in another's place, or rubbish."""
+async def invalid_records(scene: Scene) -> int:
+    """Store directory entries that are too large, valid for too long, under another peer's key, or random."""
     async with scene.member() as member:
         run_id, node = member.maker.manifest.run_id, member.link.directory._node
         soon, late = time.time() + 300, time.time() + 30 * 365 * 86400.0
         entry = sign_entry(member.identity, EntryKind.RECORD, run_id, b"x", expires_at=soon)
         long = sign_entry(member.identity, EntryKind.RECORD, run_id, b"x", expires_at=late)
         own, others = record_key(run_id, member.peer_id), record_key(run_id, member.victim_id)
-        tried = [(own, bytes(3 << 20), soon), (own, long, late), (others, entry, soon), (own, os.urandom(500), soon)]
-        for key, value, expires_at in tried:
+        records = [(own, bytes(3 << 20), soon), (own, long, late), (others, entry, soon), (own, os.urandom(500), soon)]
+        for key, value, expires_at in records:
             await node.store(key, value, expires_at)
-    return len(tried)
+    return len(records)
 
 
-async def addresses_that_are_none(scene: Scene) -> int:
-    """Members in the directory whose addresses no dialer takes."""
+async def invalid_addresses(scene: Scene) -> int:
+    """Register members whose addresses cannot be dialed."""
     async with scene.member() as member:
         await test_directory_addresses.register(member, 9)
-    return len(test_directory_addresses.WAYS) * test_directory_addresses.NUM_OF_EACH
+    return len(test_directory_addresses.INVALID_ADDRESSES) * test_directory_addresses.NUM_EACH
 
 
-async def unreal_members(scene: Scene) -> int:
-    """Members in the directory that do not exist."""
+async def invented_members(scene: Scene) -> int:
+    """Register members that do not exist."""
     async with scene.member() as member:
         run_id, expires_at = member.maker.manifest.run_id, time.time() + 120
         payload = pack_member(["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWNobody"], num_shards=1)
-        nobodies = [Identity.generate() for _ in range(NUM_UNREAL)]
+        invented = [Identity.generate() for _ in range(NUM_INVENTED)]
         await member.link.directory._node.store_many(
-            [bucket_key(run_id, bucket_of(one.peer_id)) for one in nobodies],
-            [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in nobodies],
+            [bucket_key(run_id, bucket_of(one.peer_id)) for one in invented],
+            [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in invented],
             expires_at,
-            subkeys=[one.peer_id for one in nobodies],
+            subkeys=[one.peer_id for one in invented],
         )
-    return NUM_UNREAL
+    return NUM_INVENTED
 
 
-async def identities_of_one_hand(scene: Scene) -> int:
-    """Good groups of many senders that one peer hands over."""
+async def relayed_identities(scene: Scene) -> int:
+    """Announce and serve valid groups of many invented senders."""
 
     def prepare(member: Member) -> None:
         claims = []
-        for one in (Identity.generate() for _ in range(NUM_HANDS)):
+        for one in (Identity.generate() for _ in range(NUM_RELAYED)):
             envelope = seal_group(replace(scene.maker.group(one, 1), created_at=time.time()), one)
             claims.append(member.claim(envelope.id, envelope.to_bytes(), sender=one.peer_id, number=1))
         pages = itertools.chain([claims[:MAX_ANSWERS]], itertools.repeat([]))
@@ -195,13 +195,13 @@ async def identities_of_one_hand(scene: Scene) -> int:
 
 
 async def status_port(scene: Scene) -> int:
-    """Connections that say nothing or half a request, and requests that are none."""
-    bad = [*test_http.BAD.values(), test_http.HALF, b""]
+    """Open connections with no request, half a request or an invalid request."""
+    requests = [*test_http.INVALID_REQUESTS.values(), test_http.HALF_REQUEST, b""]
     async with AsyncExitStack() as stack:
         for number in range(NUM_CONNECTIONS):
             with suppress(OSError):
                 _, writer = await test_http.connect(scene.victim)
                 stack.callback(writer.transport.abort)
-                writer.write(bad[number % len(bad)])
+                writer.write(requests[number % len(requests)])
         await asyncio.sleep(CONNECTED_S)
     return NUM_CONNECTIONS

@@ -1,4 +1,4 @@
-"""Phases without and with attackers by turns, and what the honest senders' rate was in each."""
+"""Alternating quiet phases and attacks, and the honest senders' rate in each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PAIR_MINUTES = 9.0  # three without, six with attackers
+PAIR_MINUTES = 9.0  # three quiet, six with attackers
 QUIET_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One stretch of the run. `admitted`: groups of the honest senders; `sent`: those that they announced."""
+    """A part of the run. `sent` counts the groups that the honest senders announced, `admitted` those in the buffer."""
 
     attacked: bool
     minutes: float
@@ -27,12 +27,12 @@ class Phase:
 
     @property
     def rate(self) -> float:
-        """Honest groups admitted a minute."""
+        """Admitted honest groups per minute."""
         return self.admitted / self.minutes
 
 
 def plan(minutes: float) -> list[tuple[bool, float]]:
-    """`(attacked, minutes)` in their order. The last is one without, so that each attack lies between two of them."""
+    """Return `(attacked, minutes)` in order. The last phase is quiet, so each attack is between two quiet phases."""
     pairs = max(2, round(minutes / PAIR_MINUTES))
     unit = minutes / (pairs + QUIET_SHARE)
     pair = [(False, unit * QUIET_SHARE), (True, unit * (1 - QUIET_SHARE))]
@@ -40,9 +40,10 @@ def plan(minutes: float) -> list[tuple[bool, float]]:
 
 
 def ratio(phases: Sequence[Phase]) -> tuple[float, float] | None:
-    """The honest rate under attack as a share of the mean of the phases beside it: mean over attacks, standard error.
+    """Return the honest rate under attack relative to the mean of the adjacent quiet phases, and its standard error.
 
-    None where no attack lies between two phases without; the error is NaN where only one does.
+    The ratio is a mean over attacks. It is None without an attack between two quiet phases. With one attack the error
+    is NaN.
     """
     shares = [
         phase.rate / ((before.rate + after.rate) / 2)

@@ -1,4 +1,4 @@
-"""What an attacker of the endurance run may use: the node's address and run, and folders for sockets."""
+"""Resources of the attackers of the endurance run: the node's address and run, and folders for sockets."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class OtherProcess:
-    """A process that somebody else started, in the place of a `Popen`."""
+    """A process of another parent, with the interface of `Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._process = psutil.Process(pid)
 
     def poll(self) -> int | None:
-        """None while it runs."""
+        """Return None while the process runs."""
         is_alive = self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE
         return None if is_alive else -1
 
 
 @dataclass
 class Scene:
-    """One per process of attackers. `on_member` is called with the peer id of each member that attacks."""
+    """The state that attackers of one process share. `on_member` gets the peer id of each attacking member."""
 
     victim: Victim
     maker: GroupMaker
@@ -46,16 +46,16 @@ class Scene:
     numbers: Iterator[int]  # of folders
 
     def folder(self) -> Path:
-        """A new one, short enough for sockets; not made yet."""
+        """Return a path for a new folder, short enough for sockets."""
         return self.sockets / str(next(self.numbers))
 
     async def target(self) -> Target:
-        """As visitors have it."""
+        """Return the node as visitors address it."""
         return Target.of((await self.victim.addresses())[0], self.maker)
 
     @asynccontextmanager
     async def member(self, **options: Any) -> AsyncIterator[Member]:
-        """A new identity, connected to the node; `options` as those of `joined`."""
+        """Yield a new connected member; `options` are those of `joined`."""
         async with joined(self.folder(), self.maker, self.victim, **options) as member:
             self.on_member(member.peer_id)
             yield member

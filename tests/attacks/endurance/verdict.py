@@ -1,4 +1,4 @@
-"""What the run found: figures for the JSON line, and every sentence that is a violation."""
+"""The result of the run: figures for the JSON line, and a sentence for each violation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from tests.attacks.endurance import watch  # noqa: F401  it puts `bench/` on the path
+from tests.attacks.endurance import watch  # noqa: F401  adds `bench/` to the path
 from tests.attacks.endurance.phases import ratio
 
 from soaking.slopes import Bounds, trend  # isort: skip
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from soaking.verdicts import Series
-    from tests.attacks.endurance.crew import Crew
+    from tests.attacks.endurance.attacker_process import AttackerProcess
     from tests.attacks.endurance.phases import Phase
     from tests.attacks.endurance.watch import Seen
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
 LEAST_RATIO = 0.9
-# An hour. Attacks come and go, so figures are more restless than in a soak; `amount` is what a hundred hours may add.
+# Growth per hour. Attacks start and stop, so figures vary more than in a soak test.
 BOUNDS = {
     "rss_mib": Bounds(share=0.05, amount=8.0, coarse_share=0.5),
     "descriptors": Bounds(share=0.1, amount=8.0, coarse_share=1.0),
     "threads": Bounds(share=0.1, amount=4.0, coarse_share=1.0),
     "disk_mib": Bounds(share=0.05, amount=4.0, coarse_share=1.0),
 }
-LEAST_MINUTES = 20.0  # shorter runs warm up all the time: slopes are told, and not judged
-NUM_FAULTS_TOLD = 20
+LEAST_MINUTES = 20.0  # shorter runs never end their warm-up: slopes are reported, not judged
+MAX_FAULT_EVENTS = 20
 
 
 def trends(seen: Seen) -> list[dict[str, Any]]:
-    """The slope of each bounded quantity of each process an hour, with its 95 % interval, after the warm-up."""
+    """Return the hourly slope of each bounded quantity after the warm-up, with its 95 % interval, by process."""
     points = [point for point in seen.points if point.quantity in BOUNDS]
     if not points:
         return []
     after = warm_up_minutes(max(point.minute for point in points))
-    return [told for one in series_of(points) if (told := _trend_of(one, after)) is not None]
+    return [found for one in series_of(points) if (found := _trend_of(one, after)) is not None]
 
 
 def _trend_of(one: Series, after: float) -> dict[str, Any] | None:
@@ -53,26 +53,31 @@ def _trend_of(one: Series, after: float) -> dict[str, Any] | None:
 
 
 def log_text(victim: Victim) -> str:
-    """All that the node wrote into its logs."""
+    """Return the logs of the node."""
     files = [victim.node.log, *sorted(victim.node.home.glob("logs/*"))]
     return "".join(file.read_text(errors="replace") for file in files if file.is_file())
 
 
 def summary(
-    victim: Victim, honest: Sequence[Member], crew: Crew, seen: Seen, phases: Sequence[Phase], status: dict[str, Any]
+    victim: Victim,
+    honest: Sequence[Member],
+    attackers: AttackerProcess,
+    seen: Seen,
+    phases: Sequence[Phase],
+    status: dict[str, Any],
 ) -> dict[str, Any]:
-    """The figures of the run."""
+    """Return the figures of the run."""
     share = ratio(phases)
-    learner, swarm = status.get("learner", {}), status.get("swarm", {})  # a node that has ended may have left none
+    learner, swarm = status.get("learner", {}), status.get("swarm", {})  # empty if the node has ended
     refused = swarm.get("groups_refused", {})
-    shares = crew.shares()
+    shares = attackers.shares()
     attacked = [phase for phase in phases if phase.attacked]
     quiet = [phase for phase in phases if not phase.attacked]
     return {
         "minutes": round(sum(phase.minutes for phase in phases), 1),
         "minutes_attacked": round(sum(phase.minutes for phase in attacked), 1),
         "exit_code": victim.node.process.poll(),
-        "starts": len(victim.node.events("start")),  # 0 where the trail has turned over
+        "starts": len(victim.node.events("start")),  # 0 if the event log was rotated
         "learner_restarts": learner.get("restarts"),
         "steps": learner.get("step"),
         "honest_rate_quiet": _mean_rate(quiet),
@@ -80,28 +85,28 @@ def summary(
         "honest_ratio": None if share is None else round(share[0], 3),
         "honest_ratio_error": None if share is None or math.isnan(share[1]) else round(share[1], 3),
         "honest_rows": [_row(seen, one.peer_id) for one in honest],
-        "members_attacking": len(crew.attack_of),
-        "members_banned": len(seen.banned & crew.attack_of.keys()),
-        "liars_with_accepted_groups": _accepted_lies(crew, seen),
+        "members_attacking": len(attackers.attack_of),
+        "members_banned": len(seen.banned & attackers.attack_of.keys()),
+        "accepted_malicious_groups": _accepted_malicious_groups(attackers, seen),
         "honest_banned": sorted(seen.banned & {one.peer_id for one in honest}),
         "faults": refused.get("fault", 0),
-        "fault_events": victim.node.events("peer_fault")[:NUM_FAULTS_TOLD],
+        "fault_events": victim.node.events("peer_fault")[:MAX_FAULT_EVENTS],
         "tracebacks": log_text(victim).count("Traceback (most recent call last)"),
-        "unanswered_looks": seen.unanswered,
+        "unanswered_requests": seen.unanswered,
         "refused": refused,
         "serve_errors": swarm.get("serve_errors"),
         "fetch_errors": swarm.get("fetch_errors"),
         "share_of_a_day": {name: round(value, 2) for name, value in sorted(shares.items())},
         "share_of_a_day_mean": round(sum(min(1.0, value) for value in shares.values()) / max(1, len(shares)), 3),
-        "actions": crew.done.total(),
-        "attacker_errors": dict(crew.errors),
-        "attacker_last_errors": crew.last_errors,
+        "actions": attackers.done.total(),
+        "attacker_errors": dict(attackers.errors),
+        "attacker_last_errors": attackers.last_errors,
         "trends": trends(seen),
     }
 
 
 def violations(result: dict[str, Any]) -> list[str]:
-    """One sentence each; none where the node bore it."""
+    """Return a sentence for each violation."""
     found = []
     if result["exit_code"] is not None:
         found.append(f"the node ended with exit code {result['exit_code']}")
@@ -109,16 +114,16 @@ def violations(result: dict[str, Any]) -> list[str]:
         found.append(f"the node was started {result['starts']} times")
     if result["honest_ratio"] is None or result["honest_ratio"] < LEAST_RATIO:
         found.append(
-            f"honest groups arrived at {result['honest_ratio']} of the undisturbed rate"
-            f" (standard error {result['honest_ratio_error']}), and {LEAST_RATIO} is the least"
+            f"honest groups were admitted at {result['honest_ratio']} of the undisturbed rate"
+            f" (standard error {result['honest_ratio_error']}), below {LEAST_RATIO}"
         )
     found += [f"the honest peer {peer} was banned" for peer in result["honest_banned"]]
-    found += [f"groups of a liar were accepted: {told}" for told in result["liars_with_accepted_groups"]]
+    found += [f"groups of a malicious peer were accepted: {groups}" for groups in result["accepted_malicious_groups"]]
     if result["tracebacks"]:
         found.append(f"{result['tracebacks']} tracebacks in the node's logs")
     if result["minutes"] >= LEAST_MINUTES:
-        grown = [told for told in result["trends"] if told["verdict"] == "grows"]
-        found += [f"{told['quantity']} of {told['part']} grows: {json.dumps(told)}" for told in grown]
+        growing = [one for one in result["trends"] if one["verdict"] == "grows"]
+        found += [f"{one['quantity']} of {one['part']} grows: {json.dumps(one)}" for one in growing]
     idle = [name for name, share in result["share_of_a_day"].items() if share == 0]
     if idle and result["minutes"] >= LEAST_MINUTES:
         found.append(f"attackers that did nothing: {', '.join(idle)}")
@@ -135,10 +140,10 @@ def _row(seen: Seen, peer_id: str) -> dict[str, Any]:
     return {name: row.get(name) for name in ("peer_id", "standing", "groups_accepted", "groups_refused")}
 
 
-def _accepted_lies(crew: Crew, seen: Seen) -> list[str]:
-    rows = {peer_id: seen.rows[peer_id] for peer_id in crew.liars & seen.rows.keys()}
+def _accepted_malicious_groups(attackers: AttackerProcess, seen: Seen) -> list[str]:
+    rows = {peer_id: seen.rows[peer_id] for peer_id in attackers.malicious & seen.rows.keys()}
     return [
-        f"{crew.attack_of[peer_id]}: {row['groups_accepted']} of {peer_id}"
+        f"{attackers.attack_of[peer_id]}: {row['groups_accepted']} of {peer_id}"
         for peer_id, row in sorted(rows.items())
         if row["groups_accepted"]
     ]

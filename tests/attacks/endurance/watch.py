@@ -1,4 +1,4 @@
-"""Looks at the node every few seconds from outside: its processes and files as `bench/soak.py` does, and its peers."""
+"""Sampling of the node every few seconds: processes and files as in `bench/soak.py`, and peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if BENCH not in sys.path:
 from ftis_node.config.home import Home  # noqa: E402
 from ftis_node.errors import FtisError  # noqa: E402
 from ftis_node.node.http_api.node_client import read_document  # noqa: E402
-from soaking.sampling import Point, Sampler, look_at_machine  # noqa: E402  found by the path above
+from soaking.sampling import Point, Sampler, look_at_machine  # noqa: E402  in the path that is added above
 from soaking.swarm import Node  # noqa: E402
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from tests.attacks.victim import Victim
 
 EVERY_S = 10.0
-ANSWER_S, NUM_TRIES = 30.0, 4  # of a busy machine
+ANSWER_S, NUM_TRIES = 30.0, 4  # on a busy machine
 
 
 @dataclass
 class Seen:
-    """What the looks at the peers came to. Rows are kept, for a node forgets peers that are long gone."""
+    """Samples, and the newest row of each peer. A node forgets peers that left long ago, so rows are kept here."""
 
     points: list[Point] = field(default_factory=list)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -41,39 +41,39 @@ class Seen:
 
 
 class Watch:
-    """Looks until cancelled, into `seen` and the file `samples.csv`."""
+    """A sampler that fills `seen` and the file `samples.csv` until cancelled."""
 
     def __init__(self, victim: Victim, out: Path) -> None:
         self.seen = Seen()
         self._victim, self._out = victim, out
         self._home = Home(victim.node.home)
-        # `Sampler` wants the process and the home of a node, and this one has both
+        # `Sampler` uses only the process and the home of a node
         self._sampler = Sampler(Node("victim", victim.node, self._home))  # type: ignore[arg-type]
         self._began_at = time.monotonic()
 
     async def run(self) -> None:
-        """Until cancelled, or the node has ended."""
+        """Sample until cancelled or until the node ends."""
         with (self._out / "samples.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(Point._fields)
             while self._victim.node.process.poll() is None:
                 minute = round((time.monotonic() - self._began_at) / 60, 3)
-                points = [*await self._look(minute), *look_at_machine(minute)]
+                points = [*await self._sample(minute), *look_at_machine(minute)]
                 self.seen.points += points
                 writer.writerows(points)
                 file.flush()
-                await self.look_at_peers()
+                await self.read_peers()
                 await asyncio.sleep(EVERY_S)
 
-    async def _look(self, minute: float) -> list[Point]:
+    async def _sample(self, minute: float) -> list[Point]:
         try:
             return await asyncio.to_thread(self._sampler.look, minute)
         except OSError:
             self.seen.unanswered += 1
             return []
 
-    async def look_at_peers(self) -> None:
-        """Notes each peer's row and whether it was ever banned."""
+    async def read_peers(self) -> None:
+        """Keep each peer's row, and the ids of banned peers."""
         try:
             rows = await asyncio.to_thread(read_document, self._home, "/peers", timeout_s=ANSWER_S)
         except FtisError:
@@ -85,14 +85,14 @@ class Watch:
                 self.seen.banned.add(row["peer_id"])
 
     async def admitted(self, honest: Sequence[Member]) -> tuple[int, int]:
-        """Groups of the honest senders so far, and the learner's step."""
+        """Return the number of admitted honest groups and the learner's step."""
         document = await self.status()
-        await self.look_at_peers()
+        await self.read_peers()
         groups = sum(self.seen.rows.get(one.peer_id, {}).get("groups_accepted", 0) for one in honest)
         return groups, int(document.get("learner", {}).get("step", 0))
 
     async def status(self) -> dict[str, Any]:
-        """`status --json`; tries again where a busy machine keeps the node from answering."""
+        """Return `status --json`, with retries because a node on a busy machine may not answer."""
         for _ in range(NUM_TRIES):
             try:
                 return dict(await asyncio.to_thread(read_document, self._home, "/status", timeout_s=ANSWER_S))

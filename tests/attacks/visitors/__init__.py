@@ -1,1 +1,1 @@
-"""Visitors of a node that are no members of its run, and members that serve nobody well. Each stays for one visit."""
+"""Hosts that visit a node: no members of its run, or peers that use up its connections."""

@@ -1,4 +1,4 @@
-"""Peers that use up connections and streams: a thousand streams, silence, and coming and going."""
+"""Peers that use up connections and streams: a thousand streams, a silent peer, and repeated connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOLD_S = 3.0
 
 
 class ManyStreams(Visitor):
-    """Opens streams of the run's services and says half a request on each; holds them for a while."""
+    """A peer that opens streams of the run's services and sends half a request on each."""
 
     name = f"{NUM_STREAMS} streams"
     num_opened = 0
@@ -38,7 +38,7 @@ class ManyStreams(Visitor):
                     try:
                         _, writer = await held.enter_async_context(stream)
                     except (OSError, EOFError, P2pdError):
-                        return  # libp2p's own limit
+                        return  # a limit of libp2p
                 writer.write(HEADER.pack(Frame.REQUEST, 64) + bytes(10))
                 self.num_opened += 1
 
@@ -47,10 +47,10 @@ class ManyStreams(Visitor):
         return self.num_opened - before
 
 
-class SaysNothing(Visitor):
-    """Opens one stream of each service and is silent for a while."""
+class SilentPeer(Visitor):
+    """A peer that opens one stream of each service and sends nothing."""
 
-    name = "peer that says nothing"
+    name = "silent peer"
 
     async def visit(self, target: Target, folder: Path) -> int:
         num_opened = 0
@@ -58,15 +58,15 @@ class SaysNothing(Visitor):
             await visitor.connect(target)
             for service in RpcService:
                 name = protocol(target.run_id, service)
-                with suppress(OSError, EOFError, P2pdError):  # what is refused is no error of the visitor
+                with suppress(OSError, EOFError, P2pdError):  # a refused stream is no error of the visitor
                     await held.enter_async_context(visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S))
                     num_opened += 1
             await asyncio.sleep(HOLD_S)
         return 1 + num_opened
 
 
-class ComesAndGoes(Visitor):
-    """Connects and disconnects, again and again, as fast as it can."""
+class ReconnectingPeer(Visitor):
+    """A peer that connects and disconnects repeatedly, as fast as it can."""
 
     def __init__(self, *, num_times: int = 200) -> None:
         self.name, self._num_times = f"{num_times} connections and disconnections", num_times
@@ -79,7 +79,7 @@ class ComesAndGoes(Visitor):
     async def _once(visitor: Host, target: Target) -> int:
         try:
             await visitor.connect(target)
-        except P2pdError:  # its own p2pd waits after a failed dial
+        except P2pdError:  # p2pd of the visitor waits after a failed dial
             await asyncio.sleep(1.0)
             return 0
         await visitor.disconnect(target)

@@ -1,4 +1,4 @@
-"""Hosts whose key is not Ed25519: they connect and stay, ask for the run's services, and write announcements."""
+"""Hosts whose key is not Ed25519: they connect, request the run's services, and publish announcements."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from tests.attacks.visitors.host import Target
 
-STAY_S = 2.5  # a node looks at its peers each second
-MESH_S = 0.5  # gossipsub drops what is published before its mesh has grown
+STAY_S = 2.5  # a node checks its peers each second
+MESH_S = 0.5  # gossipsub drops messages until its mesh is complete
 NUM_ANNOUNCEMENTS = 6
 
 
 class ForeignKeyHost(Visitor):
-    """Connects, asks for each service of the run, and stays for a while."""
+    """A host that requests each service of the run and stays connected for a while."""
 
     def __init__(self, kind: KeyKind) -> None:
         self.name, self._kind = f"{kind} host", kind
@@ -33,17 +33,17 @@ class ForeignKeyHost(Visitor):
             await visitor.connect(target)
             request = HEADER.pack(Frame.REQUEST, 32) + bytes(32)
             for service in RpcService:
-                await visitor.say(target, protocol(target.run_id, service), request)
+                await visitor.request(target, protocol(target.run_id, service), request)
             await asyncio.sleep(STAY_S)
         return 1 + len(RpcService)
 
 
 class ForeignAuthor(Visitor):
-    """Writes announcements in good form. They come straight to the target, or by a meeting point between them."""
+    """A host that publishes valid announcements, either directly to the target or through a forwarding host."""
 
-    def __init__(self, *, by_meeting_point: bool = False) -> None:
-        self._by_meeting_point = by_meeting_point
-        self.name = "rsa author" + (" by a meeting point" if by_meeting_point else "")
+    def __init__(self, *, is_forwarded: bool = False) -> None:
+        self._by_meeting_point = is_forwarded
+        self.name = "rsa author" + (" through a forwarder" if is_forwarded else "")
 
     async def visit(self, target: Target, folder: Path) -> int:
         await asyncio.to_thread(folder.mkdir)
@@ -52,15 +52,15 @@ class ForeignAuthor(Visitor):
             if not self._by_meeting_point:
                 await author.connect(target)
                 return await _publish(author, name, target)
-            async with host(folder / "m") as meeting_point, meeting_point.control.subscribe(name):
-                await meeting_point.connect(target)
-                at_meeting_point = f"{meeting_point.addresses[0]}/p2p/{meeting_point.peer_id}"
-                await author.connect(replace(target, address=at_meeting_point))
+            async with host(folder / "m") as forwarder, forwarder.control.subscribe(name):
+                await forwarder.connect(target)
+                forwarder_address = f"{forwarder.addresses[0]}/p2p/{forwarder.peer_id}"
+                await author.connect(replace(target, address=forwarder_address))
                 return await _publish(author, name, target)
 
 
 async def _publish(author: Host, name: str, target: Target) -> int:
-    """Says that it has groups that nobody else has, of the run's own tokenizer: the target would ask for them."""
+    """Announce groups of the run's tokenizer that no other peer has, so a node would request them."""
     async with author.control.subscribe(name):
         await asyncio.sleep(MESH_S)
         for number in range(1, NUM_ANNOUNCEMENTS + 1):

@@ -1,6 +1,6 @@
-"""One visit of a hivemind DHT client: `python -m tests.attacks.visitors.hivemind_client ADDRESS FOLDER`.
+"""A visit of a hivemind DHT client: `python -m tests.attacks.visitors.hivemind_client ADDRESS FOLDER`.
 
-It prints how many records it tried to store or to read.
+It prints how many records it tried to store or read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DHT_WAIT_S = 5.0
 
 
 async def visit(address: str, folder: str) -> int:
-    """Stores and reads records, as an averager of another program declares itself."""
+    """Store and read records, as an averager of another program does to announce itself."""
     identity = os.path.join(folder, "identity")
     P2P.generate_identity(identity)
     p2p = await P2P.create(

@@ -1,6 +1,6 @@
-"""What visitors have in common, and a plain go-libp2p host: p2pd with a key of any kind and nothing of this project.
+"""The base of visitors, and a go-libp2p host: p2pd with a key of any type, without the protocols of this project.
 
-A peer id of an Ed25519 or secp256k1 key holds the key itself; one of an RSA or ECDSA key is a hash.
+A peer id of an Ed25519 or secp256k1 key contains the key; one of an RSA or ECDSA key is a hash.
 Format of keys: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys
 """
 
@@ -37,7 +37,7 @@ START_S, DIAL_S = 60.0, 20.0
 
 
 class KeyKind(StrEnum):
-    """What a libp2p host may be identified by."""
+    """The types of a libp2p host's key."""
 
     RSA = "rsa"
     ED25519 = "ed25519"
@@ -45,12 +45,12 @@ class KeyKind(StrEnum):
     ECDSA = "ecdsa"
 
 
-FOREIGN = (KeyKind.RSA, KeyKind.SECP256K1, KeyKind.ECDSA)  # all but the one that nodes have
+FOREIGN = (KeyKind.RSA, KeyKind.SECP256K1, KeyKind.ECDSA)  # all types but that of nodes
 _CODES = {KeyKind.RSA: 0, KeyKind.ED25519: 1, KeyKind.SECP256K1: 2, KeyKind.ECDSA: 3}
 
 
 def private_key(kind: KeyKind) -> bytes:
-    """A new key, as libp2p's `PrivateKey` protobuf."""
+    """Return a new key as libp2p's `PrivateKey` protobuf."""
     data = _key_data(kind)
     return bytes((0x08, _CODES[kind], 0x12)) + _varint(len(data)) + data
 
@@ -71,7 +71,7 @@ def _varint(value: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a visitor visits. `address` ends in `/p2p/ID`; most visitors know neither the run nor its tokenizer."""
+    """The visited node. `address` ends in `/p2p/ID`; most visitors use neither the run nor its tokenizer."""
 
     address: str
     run_id: str
@@ -79,23 +79,23 @@ class Target:
 
     @classmethod
     def of(cls, address: str, maker: GroupMaker) -> Target:
-        """A member of `maker`'s run."""
+        """Return the member of `maker`'s run at this address."""
         return cls(address, maker.manifest.run_id, maker.tokenizer.fingerprint)
 
     @property
     def peer_id(self) -> str:
-        """The visited node's."""
+        """The peer id in the address."""
         return self.address.rsplit("/p2p/", 1)[1]
 
     @property
     def transport(self) -> str:
-        """The way to it."""
+        """The address without the peer id."""
         return self.address.rsplit("/p2p/", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A running host. `peer_id` is its id as text, whatever the kind of its key."""
+    """A running host. `peer_id` is its id as text."""
 
     process: P2pdProcess
     control: P2pdClient
@@ -104,17 +104,17 @@ class Host:
     folder: Path
 
     async def connect(self, target: Target) -> None:
-        """Connects. Raises Refused where the target does not let it in."""
+        """Connect. Raises Refused if the target rejects the connection."""
         await self.control.connect(target.peer_id, [target.transport], timeout_s=DIAL_S)
 
     async def disconnect(self, target: Target) -> None:
-        """Closes all connections to the target."""
+        """Close all connections to the target."""
         request = p2pd_pb2.DisconnectRequest(peer=peer_id_from_text(target.peer_id))
         with suppress(P2pdError):
             await self.control._call(Request(type=Request.DISCONNECT, disconnect=request))
 
-    async def say(self, target: Target, protocol: str, message: bytes) -> bytes | None:
-        """The first bytes of an answer on a stream of `protocol`; None where the target does not speak it."""
+    async def request(self, target: Target, protocol: str, message: bytes) -> bytes | None:
+        """Return the first bytes of an answer on a stream of `protocol`, or None if the target does not support it."""
         try:
             async with self.control.stream(target.peer_id, protocol, timeout_s=DIAL_S) as (reader, writer):
                 writer.write(message)
@@ -125,7 +125,7 @@ class Host:
 
 @asynccontextmanager
 async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[Host]:
-    """Starts a host on a free port of the loopback, with gossipsub; stops it at the end."""
+    """Run a host with gossipsub on a free port of the loopback."""
     prepare_sockets(folder)
     control_path, key_path = folder / CONTROL_NAME, folder / KEY_NAME
     replace_file(key_path, private_key(kind), mode=0o600)
@@ -157,15 +157,15 @@ class Visitor(ABC):
 
     @abstractmethod
     async def visit(self, target: Target, folder: Path) -> int:
-        """One visit; returns how many things it did to the target.
+        """Visit the target once and return the number of actions.
 
-        `folder` is the visitor's own, and short enough for sockets. What the target refuses is no error; an error
-        means that the visitor itself does not work.
+        Only this visitor uses `folder`, whose path is short enough for sockets. A refusal by the target is no error.
+        An error means that the visitor itself failed.
         """
 
 
 async def output_of(name: str, *command: str, within_s: float) -> str:
-    """What a program prints. Raises RuntimeError with its last words where it fails; nothing of it is left."""
+    """Return what a program prints, and kill its session. Raises RuntimeError with its error output if it fails."""
     child = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -177,7 +177,7 @@ async def output_of(name: str, *command: str, within_s: float) -> str:
         async with asyncio.timeout(within_s):
             out, err = await child.communicate()
     finally:
-        with suppress(ProcessLookupError):  # its session: what it started has its process group
+        with suppress(ProcessLookupError):  # its session, so also the processes that it started
             os.killpg(child.pid, signal.SIGKILL)
         await child.wait()
     if child.returncode != 0:

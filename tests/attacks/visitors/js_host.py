@@ -1,4 +1,4 @@
-"""A js-libp2p host, which is another program than p2pd in another language. It needs Node and a few npm packages."""
+"""A js-libp2p host: another implementation of libp2p. It needs Node.js and a few npm packages."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ LIMIT_S = 60.0
 
 
 def missing() -> str:
-    """What is missing to run it, and how to get it; "" where nothing is."""
+    """Return what is missing to run it and how to get it, or "" if nothing is."""
     if shutil.which("node") is None:
-        return "the js-libp2p host needs Node 20 or later, and there is no `node` on the path"
+        return "the js-libp2p host needs Node.js 20 or later, and PATH has no `node`"
     if not (FOLDER / "node_modules").is_dir():
         return f"the js-libp2p host needs its packages: run `npm ci` in {FOLDER}"
     return ""
 
 
 class JsHost(Visitor):
-    """Connects, identifies, pings, asks for protocols of its own, of IPFS and of the run, stays a while, leaves."""
+    """A host that identifies, pings, and requests its own protocols, those of IPFS and those of the run."""
 
     name = "js-libp2p host"
 
     async def visit(self, target: Target, folder: Path) -> int:
         names = [protocol(target.run_id, service) for service in RpcService]
         command = ("node", str(FOLDER / "visit.mjs"), target.address, *names)
-        spoken = json.loads(await output_of(self.name, *command, within_s=LIMIT_S))["spoken"]
-        return 4 + len(spoken)
+        supported = json.loads(await output_of(self.name, *command, within_s=LIMIT_S))["supported"]
+        return 4 + len(supported)

@@ -1,4 +1,4 @@
-"""From the bytes of a peer to what the loops do with them: one chain a module.
+"""Chains: each module passes bytes of a peer through the loops that handle them.
 
-A chain takes the items of a case. It ends in silence, or in the exception that it brought about.
+A chain takes the items of a case, and raises an exception if the tested code is wrong.
 """

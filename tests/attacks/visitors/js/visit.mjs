@@ -1,7 +1,7 @@
-// A js-libp2p host: connects, identifies, pings, asks for a protocol of its own and for each given one, and leaves.
+// A js-libp2p host: connects, identifies, pings, requests its own protocol and each given one, and disconnects.
 // Usage: node visit.mjs TARGET_MULTIADDR [PROTOCOL...]      Prints one line of JSON.
 
-Promise.withResolvers ??= function () { // libp2p 3 wants Node 22
+Promise.withResolvers ??= function () { // libp2p 3 needs it, and Node.js has it from 22 on
   let resolve, reject
   const promise = new Promise((yes, no) => { resolve = yes; reject = no })
   return { promise, resolve, reject }
@@ -29,16 +29,16 @@ await host.handle('/js-chat/1.0.0', () => {})
 const address = multiaddr(target)
 const connection = await host.dial(address, { signal: deadline() })
 const ping_ms = await host.services.ping.ping(address, { signal: deadline() })
-const spoken = []
+const supported = []
 for (const protocol of ['/js-chat/1.0.0', '/ipfs/kad/1.0.0', ...protocols]) {
   try {
     const stream = await connection.newStream(protocol, { signal: deadline() })
     stream.send(new Uint8Array(100))
-    spoken.push(protocol)
+    supported.push(protocol)
     stream.abort(new Error('leaving'))
-  } catch { /* not spoken there */ }
+  } catch { /* not supported there */ }
 }
 await new Promise(resolve => setTimeout(resolve, 1500))
 await connection.close()
 await host.stop()
-console.log(JSON.stringify({ peer_id: host.peerId.toString(), ping_ms, spoken }))
+console.log(JSON.stringify({ peer_id: host.peerId.toString(), ping_ms, supported }))

@@ -1,0 +1,76 @@
+"""Requests to the HTTP ports -> peer table, status, metrics."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import UsageError
+from ftis_node.files import parse_json
+from ftis_node.node.http_api.auth import host_name, is_same_secret
+from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
+from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.telemetry.terminal_text import one_line
+from tests.fuzz.fuzzed_node import HOSTILE, OWN, fuzzed_node, render_views
+from tests.fuzz.mutator import Item, join
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TYPE_BITS = 0x07  # 0 to 2: an action's body; 3: a Host header; 4: a token
+
+
+def kinds(tag: int) -> type | None:
+    """Return None: no item is a protobuf message."""
+    return None
+
+
+async def chain(items: Sequence[Item]) -> None:
+    """Handle each request, then render the views of the node."""
+    async with fuzzed_node() as fuzzed:
+        status = fuzzed.wiring.status_loop()
+        control = PeerControl(fuzzed.parts.peers, fuzzed.wiring.peer_table.rows)
+        for one in HOSTILE:
+            fuzzed.parts.registry.seen(one.peer_id)
+        for item in items:
+            text = item.data.decode("utf-8", "surrogateescape")  # as aiohttp decodes headers
+            if item.tag & TYPE_BITS == 3:
+                host_name(text)
+            elif item.tag & TYPE_BITS == 4:
+                assert not is_same_secret(text, "an unknown secret")
+            else:
+                _change(control, ACTIONS[(item.tag & TYPE_BITS) % len(ACTIONS)], item.data)
+        fuzzed.parts.peers.save()
+        await render_views(fuzzed.parts)
+        await status.refresh()
+        render_metrics(status.latest)
+        status.save()
+
+
+def _change(control: PeerControl, action: str, body: bytes) -> None:
+    try:
+        arguments = parse_json(body, source="the request")
+        if isinstance(arguments, dict):
+            json.dumps(control.change(action, arguments), allow_nan=False)
+    except (UsageError, ValueError) as error:  # the node answers these with 400
+        if isinstance(error, json.JSONDecodeError | UsageError | UnicodeDecodeError):
+            one_line(str(error)).encode()
+            return
+        if "JSON compliant" in str(error):
+            raise AssertionError("a row of the peer table is not valid JSON") from error
+
+
+def seeds() -> list[bytes]:
+    """Return requests for each action, and headers of clients."""
+    peer = HOSTILE[0].peer_id
+    return [
+        join(
+            [
+                Item(0, json.dumps({"peer": peer, "for_s": 7200}).encode()),
+                Item(1, b'{"peer": "' + peer.encode() + b'"}'),
+            ]
+        ),
+        join([Item(2, json.dumps({"peer": peer[-8:], "trusted": False}).encode())]),
+        join([Item(0, json.dumps({"peer": OWN.peer_id, "for_s": 1e308}).encode()), Item(0, b'{"for_s": 1e999}')]),
+        join([Item(3, b"127.0.0.1:80"), Item(3, b"[::1]:9"), Item(4, b"Bearer x"), Item(0, b"[" * 300)]),
+    ]

@@ -1,0 +1,109 @@
+"""A real node sends packets only to its given peers: a recorder writes all destinations and DNS queries.
+
+node --- wan --- router --- wan --- bootstrap node
+  `- recorder: packets of all processes of the node
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
+from tests.models.tiny_models import save_tiny
+from tests.node.support import RunningNode, started, write_manifest
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.network.hosts import Host, Internet
+
+RECORDER = Path(__file__).with_name("recorder.py")
+START_S = 500.0
+LOCAL_ONLY = (  # requests to a home router to map a port stay in the local network
+    "udp 239.255.255.250:1900",
+    "udp 11.0.1.1:5351",
+)
+
+
+@contextmanager
+def recorded(host: Host, path: Path) -> Iterator[Callable[[], set[str]]]:
+    """Record what leaves a host, and yield a function that returns the recorder's lines."""
+    command = host.inside(sys.executable, "-I", "-S", str(RECORDER), str(path), str(os.getpid()))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as recorder:
+        try:
+            assert recorder.stdout is not None
+            assert recorder.stdout.readline() == "ready\n"
+            yield lambda: set(path.read_text().splitlines())
+        finally:
+            recorder.kill()
+
+
+def test_the_recorder_writes_destinations_and_dns_queries(internet: Internet, tmp_path: Path) -> None:
+    host = internet.host("speaker")
+    with recorded(host, tmp_path / "recorded") as lines:
+        send = (
+            "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('192.0.2.7', 99))\n"
+        )
+        query = "q = bytes(12) + b'\\x05stats\\x07example\\x00\\x00\\x01\\x00\\x01'; s.sendto(q, ('127.0.0.53', 53))\n"
+        connect = "t = socket.socket(); t.setblocking(False); t.connect_ex(('198.51.100.9', 443))\n"
+        host.run(sys.executable, "-I", "-S", "-c", send + query + connect)
+        expected = {"udp 192.0.2.7:99", "dns stats.example", "tcp 198.51.100.9:443"}
+        wait_until(lambda: expected <= lines(), within_s=20)
+        assert lines() == expected
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_a_node_sends_only_to_the_peers_that_it_was_given(
+    internet: Internet, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    for name in NO_TELEMETRY:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    node_host, bootstrap_host = internet.host("node"), internet.host("bootstrap")
+    if engine == "vllm":  # vLLM supports no smaller heads
+        model = request.getfixturevalue("tiny_models")["s"]
+    else:
+        model = save_tiny(tmp_path / "tiny")
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
+    bootstrap_arguments = ("bootstrap", "--listen", bootstrap_host.listen)
+    with (
+        started(tmp_path / "bootstrap", *bootstrap_arguments, on=bootstrap_host.inside()) as bootstrap,
+        recorded(node_host, tmp_path / "recorded") as lines,
+    ):
+        join = (
+            "join",
+            "--model",
+            str(model),
+            "--run",
+            str(run),
+            "--engine",
+            engine,
+        )
+        peers = ("--peers", bootstrap.first_line(), "--listen", node_host.listen)
+        with started(tmp_path / "node", *join, *peers, on=node_host.inside()) as node:
+            node.wait_for(lambda: len(node.events("step")) >= 1, timeout_s=START_S)
+            assert_telemetry_off(node)
+            node.stop()
+        outside = lines() - set(LOCAL_ONLY)
+    assert outside, "the node never connected"
+    assert {line for line in outside if not line.startswith(f"tcp {bootstrap_host.address}:")} == set()
+
+
+def assert_telemetry_off(node: RunningNode) -> None:
+    """Assert that telemetry of libraries is off in the environment of each process of the node."""
+    for process in node.processes():
+        environment = process.environ()
+        wrong = {name for name, value in NO_TELEMETRY.items() if environment.get(name) != value}
+        if process.pid != node.process.pid:  # a node sets them for the processes that it starts
+            assert not wrong, (process.cmdline(), wrong)
+        if any("worker" in word for word in process.cmdline()[1:3]):
+            assert WORKERS_STAY_OFFLINE.items() <= environment.items()
