@@ -47,7 +47,7 @@ NOT_RUN = {
     "ftis-node join *--role *": "tests/node/test_roles.py runs a learner and its generators",
     "ftis-node join *--track *": "tests/node/training/test_tracking.py",
     "ftis-node join *--lora*": "tests/node/test_swarm.py and tests/learner train adapters; vLLM: test_vllm_node.py",
-    "ftis-node join *--run run.toml --task arithmetic:*": "tests/node/test_domains.py and test_plan.py run such joins",
+    "ftis-node join *--run run.toml --task arithmetic:*": "test_domains.py and startup/test_run_plan.py in tests/node",
     "ftis-node join*Qwen/*": "tests fetch no model of the hub",
     "ftis-node join*": OTHERWISE,
     "ftis-node bootstrap*": OTHERWISE,

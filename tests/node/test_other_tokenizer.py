@@ -211,7 +211,9 @@ async def test_a_group_of_another_tokenizer_is_trained_on(
         async with _running(wiring.intake.run(), wiring.pull.run()):
             await scored.put(group)
             await asyncio.wait_for(wiring.train_loop(wiring.step_gate(), last_step=1).run(), 30)
-            wiring.backfill.catch_up(alice.context.peer_id)  # announces the group again, which must not be pulled again
+            wiring.backfill.catch_up(
+                alice.context.peer_id
+            )  # the reply names the group again; it must not be pulled again
             await asyncio.sleep(0.2)
         assert dict(bob.counters.refused) == {}
         assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1

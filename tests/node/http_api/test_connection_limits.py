@@ -263,7 +263,6 @@ def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
 async def test_an_invalid_body_is_a_short_one_line_error(
     port: int,
     made: Api,
-    status: StatusLoop,
     caplog: pytest.LogCaptureFixture,
     body: bytes,
     headers: tuple[bytes, ...],
@@ -279,9 +278,7 @@ async def test_an_invalid_body_is_a_short_one_line_error(
     assert caplog.text == ""
 
 
-async def test_bytes_that_are_not_text_are_refused_as_a_token(
-    port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_bytes_that_are_not_text_are_refused_as_a_token(port: int, caplog: pytest.LogCaptureFixture) -> None:
     assert (await send(port, post(b"\xff", b"{}")))[0] == 403
     async with serve_observed(observed := MonitoringApi(), ("127.0.0.1", 0), token=TOKEN) as other:
         assert other is not None
@@ -315,9 +312,7 @@ async def test_a_client_of_the_events_that_disconnects_causes_no_traceback(
     assert (await send(port, get("/status")))[0] == 200
 
 
-async def test_the_number_of_event_streams_is_limited(
-    port: int, status: StatusLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_event_streams_is_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_STREAMS", 2)
     async with ClientSession() as session:
         streams = [await session.get(f"http://127.0.0.1:{port}/events") for _ in range(2)]

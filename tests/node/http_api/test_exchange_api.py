@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -163,13 +162,11 @@ async def test_a_body_that_never_ends_is_refused_in_time(port: Port, monkeypatch
         yield b"\x81"
         await is_over.wait()
 
-    began_at = time.monotonic()
     try:
         status, response = await port.post("/exchange/take", stalled())
     finally:
         is_over.set()
     assert (status, msgspec.json.decode(response)["reason"]) == (408, "slow")
-    assert time.monotonic() - began_at < 60
 
 
 async def test_groups_that_wait_to_be_scored_are_bounded(port: Port) -> None:

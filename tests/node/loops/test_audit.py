@@ -62,7 +62,7 @@ class FixedRandom(random.Random):
 
 
 class Rig:
-    """A node whose peers claim its weights; `num_audits`, `noted`, `released` and `events` show its reaction."""
+    """A node whose peers claim its weights; `num_audits`, `noted` and `events` show its reaction."""
 
     def __init__(self, node: NodeComponents, learner: Learner) -> None:
         self.node = node

@@ -145,9 +145,8 @@ async def test_a_gap_between_numbers_is_requested(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        await eventually(
-            lambda: bob.parts.registry.peers
-        )  # groups from before bob joined are requested by time, not by number
+        # Groups from before bob joined are requested by time, not by number.
+        await eventually(lambda: bob.parts.registry.peers)
         await asyncio.sleep(0.2)
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)

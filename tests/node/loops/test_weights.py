@@ -252,7 +252,7 @@ async def test_an_older_version_is_not_accepted(tmp_path: Path) -> None:
 
 
 class _Malicious:
-    """A malicious learner: it serves this offer, these hashes, and `spoil`ed chunks."""
+    """A malicious learner: it serves this offer, these hashes, and zeros for the chunks of `spoil`."""
 
     def __init__(self, pair: _Pair, offer: WeightsOffer, *, signer: Identity = LEARNER) -> None:
         self.pair, self.signed = pair, seal_offer(offer, signer)

@@ -71,6 +71,7 @@ def test_an_invalid_peer_id_is_not_stored(node: NodeComponents, peer_id: str, ca
     assert line.isprintable() and len(line) < 200
     assert node.counters.refused[REASON] == 1
     assert not node.registry.peers
+    assert node.peers.known() == [FRIEND]
     node.peers.save()
     (event,) = read_events(node.home.events, name="peer_fault")
     assert len(event["peer"]) <= MAX_TEXT

@@ -247,7 +247,7 @@ class _ShortOfMemoryFactory(InProcessNodeFactory):
 async def test_a_generator_that_lacks_memory_at_its_next_starts_does_not_end_the_node_but_another_fault_does(
     tmp_path: Path, faults: str
 ) -> None:
-    """Memory lacks three times in a row. Two quick deaths for another reason would end the node."""
+    """Memory is short three times in a row. Two quick deaths for another reason would end the node."""
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     (tmp_path / "faults").write_text(faults)
     home = Home(tmp_path / "home")
