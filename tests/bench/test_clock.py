@@ -143,11 +143,11 @@ def test_a_course_ends_with_the_last_step(tmp_path: Path) -> None:
     event_log.write_text("".join(json.dumps(event) + "\n" for event in events))
     pauses = clock.evaluations_of(event_log)
     assert pauses == [(96.0, 100.0), (106.0, 110.0), (116.0, 120.0)]
-    course = clock.course_of(event_log, 0.25, pauses, last_step=6)
-    assert course == clock.Course([(0.0, 0.0), (6.0, 0.1)], foreign_groups=1.5, speed=0.25, step_s=1.2)
+    course = clock.node_run(event_log, 0.25, pauses, last_step=6)
+    assert course == clock.NodeRun([(0.0, 0.0), (6.0, 0.1)], foreign_groups=1.5, speed=0.25, step_s=1.2)
     assert clock.has_reached(event_log, 10) and not clock.has_reached(event_log, 11)
     peers = [(90.0, 101.0), (104.0, 107.0), (109.0, 130.0)]  # 1 s before the node's pause, 2 s in it
-    assert clock.course_of(event_log, 1.0, pauses + peers, last_step=6).curve == [(0.0, 0.0), (3.0, 0.1)]
+    assert clock.node_run(event_log, 1.0, pauses + peers, last_step=6).curve == [(0.0, 0.0), (3.0, 0.1)]
 
 
 def test_figures_have_the_speeds_and_null_for_what_was_not_reached(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from soak import summary
-from soaking.sampling import MACHINE, Point, look_at_machine
+from soaking.sampling import MACHINE, Point, sample_machine
 from soaking.slopes import Bounds, sen_slope, trend
 from soaking.verdicts import findings_of, series_of, warm_up_minutes
 
@@ -62,7 +62,7 @@ def test_a_machine_that_becomes_slower_is_reported_but_not_as_a_fault_of_nodes()
     report = summary(series, found, warm_up=10)
     assert (report["flat"], report["num_grows"], report["num_flat"]) == (True, 0, 1)
     assert report["calm_share"] == 1.0
-    machine = {point.quantity: point.value for point in look_at_machine(0.0)}
+    machine = {point.quantity: point.value for point in sample_machine(0.0)}
     assert machine.keys() == {"loop_ms", "stolen_percent"}
     assert machine["loop_ms"] > 0
 

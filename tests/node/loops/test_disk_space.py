@@ -155,9 +155,7 @@ async def test_the_node_pauses_and_resumes_with_one_event_each(full: FullHome) -
 def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home_limit, "checkpoint_bytes", lambda source, settings: 100_000_000)
     monkeypatch.setattr(home_limit, "version_bytes", lambda settings, source: 0)
-    with pytest.raises(
-        ConfigError, match=r"home_bytes is 200 MB, and two checkpoints and the groups need at least 2\d\d MB"
-    ):
+    with pytest.raises(ConfigError, match=r"home_bytes is 200 MB, and .* at least 2\d\d MB"):
         home_limit.limit_of(NodeSettings(model="m", limits={"home_bytes": 200_000_000}), ANYTHING)
     assert home_limit.limit_of(NodeSettings(model="m", limits={"home_bytes": 300_000_000}), ANYTHING)
     unset = NodeSettings(model="m")
