@@ -13,7 +13,7 @@ import zstandard
 from ftis_node.gossip.wire_format import HEADER, Frame
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group
-from tests.attacks.member import joined, sign_body
+from tests.attacks.member import joined, padded_envelope, sign_body
 from tests.attacks.victim import MAX_ENVELOPE_BYTES
 
 if TYPE_CHECKING:
@@ -148,24 +148,12 @@ async def test_a_body_above_the_runs_bound_is_not_read_to_its_end(victim: Victim
 
 
 async def test_padded_groups_within_the_bound_are_admitted(victim: Victim, attacker: Member) -> None:
-    """An unknown field fills valid groups up to the largest envelope."""
-    padding = MAX_ENVELOPE_BYTES - 4096
-    field = b"\xa2\x06" + _varint(padding) + bytes(padding)  # field 100
-    envelopes = [sign_body(pack_group(attacker.group()) + field, attacker.identity) for _ in range(40)]
-    await attacker.offer(*envelopes)
+    await attacker.offer(*(padded_envelope(attacker.group(), attacker.identity) for _ in range(40)))
 
     async def are_admitted() -> bool:
         return bool((await victim.row(attacker.peer_id))["groups_accepted"] >= 40)
 
     await victim.until(are_admitted)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
 
 
 async def _huge_frame(service: RpcService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -102,6 +102,11 @@ class Victim:
         """Return the memory of the daemon, without its workers, which hold the model."""
         return int(psutil.Process(self.node.process.pid).memory_info().rss)
 
+    def log_text(self) -> str:
+        """Return the logs of the node."""
+        files = [self.node.log, *sorted(self.node.home.glob("logs/*"))]
+        return "".join(file.read_text(errors="replace") for file in files if file.is_file())
+
     def file_bytes(self, pattern: str) -> int:
         """Return the size of the matching files of the home."""
         return sum(file.stat().st_size for file in self.node.home.glob(pattern))
