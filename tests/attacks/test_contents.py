@@ -80,13 +80,13 @@ FALSE_CLAIMS: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
 async def test_a_false_claim_is_rejected_by_its_name(
     victim: Victim, attacker: Member, change: Callable[[Group], Group], reason: str, banned: bool
 ) -> None:
-    before = await victim.refused(reason)
+    before = await victim.num_refused(reason)
     groups = [change(attacker.group()) for _ in range(NUM_GROUPS)]
     await attacker.offer(*groups)
     await victim.until(lambda: victim.num_refused_of(attacker.peer_id, reason))
 
     async def is_counted() -> bool:
-        return await victim.refused(reason) > before
+        return await victim.num_refused(reason) > before
 
     await victim.until(is_counted)
     if banned:
@@ -177,7 +177,7 @@ async def test_another_peers_body_with_a_new_signature_is_rejected(
     await attacker.offer(*(sign_body(body, attacker.identity) for body in bodies))
     await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "signature"))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
-    await victim.until(lambda: victim.refused("signature"))
+    await victim.until(lambda: victim.num_refused("signature"))
     row = await victim.row(honest.peer_id)
     assert row["score"] >= score
     assert row["groups_refused"] == {}

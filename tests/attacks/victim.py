@@ -60,7 +60,6 @@ class Victim:
         self.node = node
         self._home = Home(node.home)
         self.resident_bytes_before = 0  # before the attacks
-        self.step_before = 0
 
     async def status(self) -> dict[str, Any]:
         """Return the document of `status --json`."""
@@ -69,11 +68,11 @@ class Victim:
     async def addresses(self) -> list[str]:
         return list((await self.status())["node"]["addresses"])
 
-    async def refused(self, reason: str) -> int:
+    async def num_refused(self, reason: str) -> int:
         """Return how many groups and announcements were rejected for this reason."""
         return int((await self.status())["swarm"]["groups_refused"].get(reason, 0))
 
-    async def errors(self, kind: str, reason: str) -> int:
+    async def num_errors(self, kind: str, reason: str) -> int:
         """Return a count of `serve_errors` or `fetch_errors`."""
         return int((await self.status())["swarm"][kind].get(reason, 0))
 
