@@ -1,1 +1,1 @@
-"""Benchmarks, each run as `python bench/NAME.py`, and stand-ins that tests use too."""
+"""Benchmarks, each run as `python bench/NAME.py`, and stubs that tests use too."""

@@ -31,13 +31,13 @@ GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 32, 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a step waits for its checkpoint.")
+    parser = argparse.ArgumentParser(description="Measure how long a step waits for its checkpoint.")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
     parser.add_argument("--steps", type=int, default=4, help="at least 2")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.steps < 2:
-        parser.error("--steps must be at least 2: the first makes the optimizer's states")
+        parser.error("--steps must be at least 2: the first creates the optimizer's states")
     with tempfile.TemporaryDirectory(dir=".", prefix="checkpoint-bench-") as folder:
         model = Path(folder) / "model"
         parameters = save_random_model(options.shape, model, dtype=torch.bfloat16)

@@ -66,15 +66,15 @@ SIZES = (4, 8)  # swarms whose time is predicted
 GENERATION_WORKER = "ftis_node.generation.worker"
 START_LIMIT_S = 120.0
 POLL_S = 1.0
-FIRST_LOOK_S = 0.1  # between looks for a first evaluation
+FIRST_POLL_S = 0.1  # between two checks for a first evaluation
 
 Curve = list[tuple[float, float]]  # seconds since the first evaluation, accuracy
 Interval = tuple[float, float]  # begin and end, in seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What a node did in a run: its curve, how many foreign groups a step took, and its share of a core."""
+class NodeRun:
+    """A node's curve, mean number of foreign groups per step, share of a core, and seconds per step."""
 
     curve: Curve
     foreign_groups: float
@@ -83,16 +83,18 @@ class Course:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Wall time to a share of what a node reaches alone.")
+    parser = argparse.ArgumentParser(description="Measure the wall time to a share of a lone node's accuracy.")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--prompts", type=int, default=8, help="in an update, over all nodes; even")
     parser.add_argument("--eval-every", type=int, default=5)
-    parser.add_argument("--eval-problems", type=int, default=0, help="in an evaluation; 0: as many as the preset says")
+    parser.add_argument("--eval-problems", type=int, default=0, help="in an evaluation; 0: as many as in the preset")
     parser.add_argument("--seeds", type=int, default=1, help="starting models and prompts of so many seeds")
     parser.add_argument("--slow", type=float, default=1.0, metavar="F", help="the last node has 1/F of its core")
-    parser.add_argument("--slow-generation", type=float, default=1.0, metavar="F", help="as said above")
+    parser.add_argument("--slow-generation", type=float, default=1.0, metavar="F", help="see above")
     parser.add_argument("--patience", type=float, default=1.0, help="seconds that a step waits for a slow peer")
-    parser.add_argument("--fill", action=argparse.BooleanOptionalAction, default=True, help="beside a slow peer")
+    parser.add_argument(
+        "--fill", action=argparse.BooleanOptionalAction, default=True, help="replace missing groups of a slow peer"
+    )
     parser.add_argument("--out", type=Path, default=Path("clock-out"))
     options = parser.parse_args()
     if not 1 <= options.slow < math.inf:
@@ -133,9 +135,9 @@ def main() -> None:
 def print_figures(
     found: dict[str, dict[str, list[float]]], speeds: dict[str, float], options: argparse.Namespace, load: float
 ) -> None:
-    """A line for each model, then all as JSON.
+    """Print a line for each model, then all as JSON.
 
-    A goal that was never reached has no seconds and no ratio; one that was reached untrained has no ratio.
+    A goal that was not reached has no seconds and no ratio. A goal that was reached without training has no ratio.
     """
     document: dict[str, object] = {"bench": "clock", "steps": options.steps, "seeds": options.seeds, "load": load}
     document["speeds"] = {name: finite(speed) for name, speed in speeds.items()}
@@ -166,18 +168,18 @@ def print_figures(
 
 
 def predicted_step_s(one: float, two: float, size: int) -> float:
-    """Seconds of a step in a swarm of `size`, from those of one and two nodes: what sharing halves, it divides by n."""
+    """Return the seconds of a step in a swarm of `size`, from those of one and two nodes, by `a + b / n`."""
     shared = 2 * (one - two)
     return one - shared + shared / size
 
 
 def finite(value: float) -> float | None:
-    """What JSON can say of it."""
+    """Return the rounded value, or None if JSON cannot represent it."""
     return round(value, 3) if math.isfinite(value) else None
 
 
 def _manifest(options: argparse.Namespace, *, own: int) -> str:
-    """The preset's TOML with these groups of an update, own and foreign, and evaluations."""
+    """Return the preset's TOML with these numbers of own and foreign groups and these evaluations."""
     base = load_manifest(PRESET)
     changes = {"own_groups": own, "foreign_groups": options.prompts - own}
     if options.slow > 1:
@@ -196,15 +198,15 @@ def _train(
     seed: int,
     cores: list[int],
     factor: float,
-) -> list[Course]:
-    """The members' courses, in their order: a run of so many steps, from a new home each.
+) -> list[NodeRun]:
+    """Run the members, each with a new home, and return their results in order.
 
     The last member is `factor` times slower.
     """
     folder.mkdir(parents=True)
     manifest = folder / "run.toml"
     manifest.write_text(run)
-    trails = [folder / member.name / "events.jsonl" for member in members]
+    event_logs = [folder / member.name / "events.jsonl" for member in members]
     with children(folder / "logs") as commands:
         address = commands.bootstrap(folder / "bootstrap").wait_for_line(timeout_s=START_LIMIT_S)
         nodes = []
@@ -215,15 +217,15 @@ def _train(
             with on_core(core):
                 nodes.append(commands.join(member.name, home=folder / member.name, peer=address, **how))
         due = options.steps - options.steps % options.eval_every
-        speed = _wait(nodes, trails, due=due, factor=factor, generation_factor=options.slow_generation)
+        speed = _wait(nodes, event_logs, due=due, factor=factor, generation_factor=options.slow_generation)
     speeds = [*(1.0 for _ in members[1:]), speed]
-    pauses = [pause for trail in trails for pause in evaluations_of(trail)]
-    return [course_of(*known, pauses, last_step=options.steps) for known in zip(trails, speeds, strict=True)]
+    pauses = [pause for event_log in event_logs for pause in evaluations_of(event_log)]
+    return [node_run(*known, pauses, last_step=options.steps) for known in zip(event_logs, speeds, strict=True)]
 
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Processes that are started inside stay on this core, and so do theirs."""
+    """Keep processes that start inside, and their descendants, on this core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -233,23 +235,26 @@ def on_core(core: int) -> Iterator[None]:
 
 
 def _wait(
-    nodes: list[ChildProcess], trails: list[Path], *, due: int, factor: float, generation_factor: float = 1.0
+    nodes: list[ChildProcess], event_logs: list[Path], *, due: int, factor: float, generation_factor: float = 1.0
 ) -> float:
-    """Until each node has ended, or the last one and the others were evaluated at step `due`; the last one's speed."""
+    """Wait until the last node has ended and the others have ended or were evaluated at step `due`.
+
+    Return the speed of the last node.
+    """
     last, slowed = nodes[-1], None
-    awaited = trails if generation_factor > 1 else trails[-1:]
+    awaited = event_logs if generation_factor > 1 else event_logs[-1:]
     is_slowed = max(factor, generation_factor) > 1
     while last.exit_code is None:
         _check(nodes)
-        if slowed is None and is_slowed and all(evaluations_of(trail) for trail in awaited):
+        if slowed is None and is_slowed and all(evaluations_of(event_log) for event_log in awaited):
             pids = [last.process.pid] if factor > 1 else [_generation_worker(node) for node in nodes]
             slowed = Slowed(pids, max(factor, generation_factor))
         if slowed is not None:
             slowed.take_turns(POLL_S)
         else:
-            time.sleep(FIRST_LOOK_S if is_slowed else POLL_S)
-    for node, trail in zip(nodes, trails, strict=True):
-        while node.exit_code is None and (factor == 1 or not has_reached(trail, due)):
+            time.sleep(FIRST_POLL_S if is_slowed else POLL_S)
+    for node, event_log in zip(nodes, event_logs, strict=True):
+        while node.exit_code is None and (factor == 1 or not has_reached(event_log, due)):
             _check(nodes)
             if generation_factor > 1 and slowed is not None:
                 slowed.take_turns(POLL_S)
@@ -271,26 +276,26 @@ def _check(nodes: list[ChildProcess]) -> None:
 
 
 def has_reached(events: Path, step: int) -> bool:
-    """Whether a node was evaluated at this step or a later one."""
+    """Return whether a node was evaluated at this step or a later one."""
     return any(event["step"] >= step for event in read_events(events, name="eval"))
 
 
-def course_of(events: Path, speed: float, pauses: list[Interval], *, last_step: int) -> Course:
-    """What a node did up to a step, from its event log; `pauses` are the evaluations of all nodes of the run."""
+def node_run(events: Path, speed: float, pauses: list[Interval], *, last_step: int) -> NodeRun:
+    """Return a node's run up to a step, from its event log. `pauses` are the evaluations of all nodes."""
     foreign = [event["foreign_groups"] for event in read_events(events, name="step") if event["step"] <= last_step]
     curve = curve_of(events, pauses, last_step=last_step)
     steps = [event["step"] for event in read_events(events, name="eval") if event["step"] <= last_step]
     step_s = curve[-1][0] / steps[-1] if steps[-1] else math.nan
-    return Course(curve, statistics.fmean(foreign), speed, step_s)
+    return NodeRun(curve, statistics.fmean(foreign), speed, step_s)
 
 
 def evaluations_of(events: Path) -> list[Interval]:
-    """Begin and end of a node's evaluations, in seconds since the epoch."""
+    """Return begin and end of a node's evaluations, in seconds since the epoch."""
     return [(event["time"] - event["duration_s"], event["time"]) for event in read_events(events, name="eval")]
 
 
 def curve_of(events: Path, pauses: list[Interval], *, last_step: int) -> Curve:
-    """Accuracy by seconds since the first evaluation, up to a step, without the time of the pauses."""
+    """Return the accuracy by seconds since the first evaluation, up to a step, without the time of pauses."""
     evaluated = [event for event in read_events(events, name="eval") if event["step"] <= last_step]
     if not evaluated:
         return []
@@ -302,7 +307,7 @@ def curve_of(events: Path, pauses: list[Interval], *, last_step: int) -> Curve:
 
 
 def covered_s(intervals: list[Interval], begin: float, end: float) -> float:
-    """Seconds between `begin` and `end` that at least one of the intervals covers."""
+    """Return the seconds between `begin` and `end` that at least one of the intervals covers."""
     covered = 0.0
     for first, last in sorted(intervals):
         covered += max(0.0, min(last, end) - max(first, begin))
@@ -311,7 +316,7 @@ def covered_s(intervals: list[Interval], begin: float, end: float) -> float:
 
 
 def seconds_to(curve: Curve, goal: float) -> float:
-    """When a curve first reaches `goal`, in a straight line between evaluations; infinite where it never does."""
+    """Return when a curve first reaches `goal`, by linear interpolation, or infinity if it does not."""
     if curve[0][1] >= goal:
         return 0.0
     for (before, low), (after, high) in zip(curve, curve[1:], strict=False):

@@ -56,7 +56,7 @@ STEPS = 8  # of the learner; the first is not counted
 
 
 def main() -> None:
-    """Measures both and prints the result."""
+    """Measure both and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="12m")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -65,9 +65,9 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=NUM_GROUPS, help=f"of {GROUP_SIZE} completions")
     parser.add_argument("--completion-tokens", type=int, default=COMPLETION_TOKENS)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="that count")
-    parser.add_argument("--max-batch", type=int, help="completions decoded side by side; and as many are asked for")
+    parser.add_argument("--max-batch", type=int, help="completions decoded together, and requested at a time")
     parser.add_argument("--engine-core", choices=["auto", "inside", "separate"], default="auto", help="of ours")
-    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)  # the raw side, in its own process
+    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)  # run the raw side (internal)
     options = parser.parse_args()
     if options.max_batch and options.groups == NUM_GROUPS:
         options.groups = options.max_batch // GROUP_SIZE
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 async def measure(folder: Path, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures for one shape."""
+    """Return all figures of one shape."""
     figures: dict[str, Any] = {}
     if options.part != "hand-over":
         async with generating(folder, options, threads=options.threads) as client:
@@ -94,7 +94,7 @@ async def measure(folder: Path, weights: Path, options: argparse.Namespace) -> d
 
 
 def settings(options: argparse.Namespace) -> EngineSettings:
-    """How both sides serve the model."""
+    """Return the settings with which both sides serve the model."""
     shape = SHAPES[options.shape]
     return EngineSettings(
         vocab_size=shape["vocab_size"],
@@ -107,7 +107,7 @@ def settings(options: argparse.Namespace) -> EngineSettings:
 
 @asynccontextmanager
 async def generating(folder: Path, options: argparse.Namespace, *, threads: int) -> AsyncIterator[GenerationClient]:
-    """The worker as a node runs it."""
+    """Start the worker as a node does."""
     dtype = "float32" if options.device == "cpu" else "bfloat16"
     client = GenerationClient(
         GenerationBoot(model=str(folder / "model"), settings=settings(options), engine="vllm"),
@@ -124,7 +124,7 @@ async def generating(folder: Path, options: argparse.Namespace, *, threads: int)
 
 
 def prompts(round_number: int, options: argparse.Namespace) -> list[list[int]]:
-    """Different ones in each round, so that no cache has them."""
+    """Return prompts that differ in each round, so that no cache contains them."""
     return np.random.default_rng(round_number).integers(5, 300, (options.groups, PROMPT_TOKENS)).tolist()
 
 
@@ -132,7 +132,7 @@ def prompts(round_number: int, options: argparse.Namespace) -> list[list[int]]:
 
 
 async def throughput(client: GenerationClient, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second of both; round 0 warms up."""
+    """Return the tokens per second of both. Round 0 is a warm-up."""
     raw = start_raw(folder, options)
     ours_s, raw_s = [], []
     try:
@@ -166,7 +166,7 @@ async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[in
 
 
 def start_raw(folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
-    """This file again, as the raw side; returns when it is ready."""
+    """Start this file as the raw side, and return when it is ready."""
     command = [sys.executable, __file__, "--raw", str(folder / "model"), "--shape", options.shape]
     command += ["--device", options.device, "--completion-tokens", str(options.completion_tokens)]
     command += ["--max-batch", str(options.max_batch)] if options.max_batch else []
@@ -192,10 +192,10 @@ def seconds_of_raw(raw: subprocess.Popen[str], groups: Sequence[Sequence[int]]) 
 
 
 def serve_raw(model: Path, options: argparse.Namespace) -> None:
-    """Reads a line of prompts, generates with vLLM's own `LLM`, writes the seconds it took; until the input ends."""
+    """For each line of prompts on the input, generate with vLLM's `LLM` and write the seconds."""
     served, device, tokens = settings(options), options.device, options.completion_tokens
     for name, value in environment(served, device=device).items():
-        if name != "VLLM_ENABLE_V1_MULTIPROCESSING":  # here vLLM chooses where its core runs
+        if name != "VLLM_ENABLE_V1_MULTIPROCESSING":  # vLLM chooses the process of its engine core
             os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams
 
@@ -223,7 +223,7 @@ def serve_raw(model: Path, options: argparse.Namespace) -> None:
 async def hand_over(
     client: GenerationClient, folder: Path, weights: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Milliseconds from the end of a step to the first token of its version, in parts; medians over the steps."""
+    """Return the milliseconds from the end of a step to the first token of its version, by part, as medians."""
     learner = LearnerClient(learner_boot(folder, weights, options), sockets_dir=folder / "l", log_path=folder / "l.log")
     groups = with_flat_logprobs(
         even_groups(num_groups=2, completion_tokens=[16] * 4, prompt_tokens=16, vocab_size=300), 300
@@ -242,7 +242,7 @@ async def hand_over(
 async def one_step(
     client: GenerationClient, learner: LearnerClient, groups: Sequence[TrainGroup], number: int
 ) -> dict[str, float]:
-    """One step and its hand-over, with somebody always asking for a token."""
+    """Do one step and its hand-over, while a client always requests a token."""
     loop = asyncio.get_running_loop()
     proof: asyncio.Future[WeightProof | None] = loop.create_future()
     times: dict[str, float] = {}
@@ -277,7 +277,7 @@ async def one_step(
 
 
 async def first_token(client: GenerationClient, version: int) -> float:
-    """When the first token of `version` came, to somebody who asks for one token again and again."""
+    """Request single tokens repeatedly, and return the time of the first token of `version`."""
     while (await sample(client, [5, 6, 7], num=1, tokens=1)).policy_version_newest < version:
         pass
     return time.monotonic()
@@ -290,7 +290,7 @@ def read_once(path: Path) -> float:
 
 
 def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> LearnerBoot:
-    """A learner that writes no checkpoints."""
+    """Return the boot of a learner that writes no checkpoints."""
     return LearnerBoot(
         model=str(folder / "model"),
         model_name=options.shape,

@@ -2,11 +2,11 @@
 
     python bench/gossip.py                 8 nodes: bytes, throughput, latency
     python bench/gossip.py --short         2 nodes, groups of 24 tokens: bytes, latency
-    python bench/gossip.py --nodes 32      does every group arrive although one node in eight dies and comes back?
+    python bench/gossip.py --nodes 32      does every group arrive although one node in eight is killed and restarted?
 
 Each node has a p2pd, validation, and a buffer on disk with its synchronization, and pulls everything from everyone.
 There is no model, and rewards cost nothing. The nodes are spread over one process a core. Groups have 12 x 674 tokens,
-envelopes 64 KiB. Rounds of ours and rounds of bare calls alternate, so that both see the same load of the machine.
+envelopes 64 KiB. Rounds of groups and of bare calls alternate, so that both run under the same load of the machine.
 
 Bytes are counted at the loopback interface. If other programs use it, run this in a network namespace (`unshare -rn sh
 -c 'ip link set lo up; exec python bench/gossip.py'`).
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftis_node.lab.wire_probe import NUM_COMPLETIONS, loopback_bytes
-from nodes.hosts import MEASURED_NODES, NUM_TARGET_MEMBERS, NUM_TOKENS, Host, call_all, merged, say
+from nodes.hosts import MEASURED_NODES, NUM_TARGET_MEMBERS, NUM_TOKENS, Host, call_all, log_line, merged
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,10 +40,10 @@ MEETING_S = 120.0
 ROUND_S = 60.0
 SHORT_TOKENS = 2  # of each completion
 SHORT_PER_S = 12.0  # groups a node makes, as in the demo
-PERIOD_S = 1.0  # each node publishes once, if nothing is to be loaded
+PERIOD_S = 1.0  # each node publishes once in this time in the test without load
 SURVIVAL_PERIOD_S = 2.0
 KILLED_FRACTION = 1 / 8
-NUM_GIVEN_PEERS = 3  # known to all, never killed
+NUM_GIVEN_PEERS = 3  # known to all nodes and not killed
 POLL_INTERVAL_S = 1.0
 
 
@@ -51,7 +51,7 @@ POLL_INTERVAL_S = 1.0
 async def swarm(
     folder: Path, num_nodes: int, num_processes: int, *, num_tokens: int = NUM_TOKENS
 ) -> AsyncIterator[tuple[list[Host], tuple[str, ...]]]:
-    """Nodes that know each other as members, spread over processes; and the addresses of the first ones."""
+    """Yield nodes that know each other as members, spread over processes, and the addresses of the first ones."""
     folders = [folder / str(at) for at in range(num_nodes)]
     parts = [folders[at::num_processes] for at in range(num_processes)]
     hosts = [Host(part, num_nodes=num_nodes, num_tokens=num_tokens) for part in parts]
@@ -73,7 +73,7 @@ async def _meet(hosts: list[Host], num_required: int) -> None:
     while True:
         counts = [count for part in await call_all(hosts, "num_members") for count in part]
         if min(counts) >= num_required or time.monotonic() > deadline:
-            say(f"{len(counts)} nodes are up and know {min(counts)} to {max(counts)} members")
+            log_line(f"{len(counts)} nodes are up and know {min(counts)} to {max(counts)} members")
             return
         await asyncio.sleep(POLL_INTERVAL_S)
 
@@ -83,7 +83,7 @@ def percentiles_ms(name: str, seconds: list[float]) -> dict[str, float]:
 
 
 async def measure_unloaded(hosts: list[Host], seconds: float) -> dict[str, Any]:
-    """Latency: from the hand-over to the publish loop, and from its storing there; and that of bare calls."""
+    """Return latencies from the hand-over to the publish loop, from its write to the buffer, and of bare calls."""
     await call_all(hosts, "publish_evenly", seconds, PERIOD_S)
     await asyncio.sleep(POLL_INTERVAL_S)
     size = await hosts[0].call("envelope_bytes")
@@ -101,7 +101,7 @@ async def measure_unloaded(hosts: list[Host], seconds: float) -> dict[str, Any]:
 
 
 async def timed(hosts: list[Host], name: str, *arguments: Any) -> tuple[float, np.ndarray, list[Any]]:
-    """Seconds, seconds of CPU of our processes and of the p2pds, and what the calls returned."""
+    """Return wall seconds, processor seconds of the nodes' processes and of the p2pds, and the results of the calls."""
     cpu_before = np.sum(await call_all(hosts, "cpu_s"), axis=0)
     started = time.monotonic()
     results = await call_all(hosts, name, *arguments)
@@ -112,7 +112,7 @@ async def timed(hosts: list[Host], name: str, *arguments: Any) -> tuple[float, n
 async def measure_loaded(
     hosts: list[Host], *, num_nodes: int, groups_per_node: int, num_rounds: int, size: int
 ) -> dict[str, Any]:
-    """Throughput and bytes: rounds of ours and of bare calls in turn."""
+    """Return throughput and bytes of alternating rounds of groups and of bare calls."""
     our_s = bare_s = crossed = 0.0
     our_cpu, bare_cpu = np.zeros(2), np.zeros(2)
     tokens_before = await foreign_tokens(hosts)
@@ -123,7 +123,7 @@ async def measure_loaded(
         await call_all(hosts, "hold_bare", groups_per_node, size)
         bare_took_s, bare_cpu_s, _ = await timed(hosts, "bare_round")
         our_s, bare_s, our_cpu, bare_cpu = our_s + took_s, bare_s + bare_took_s, our_cpu + cpu, bare_cpu + bare_cpu_s
-        say(f"round {number}: ours {took_s:.2f} s, bare {bare_took_s:.2f} s; all arrived: {all(done)}")
+        log_line(f"round {number}: ours {took_s:.2f} s, bare {bare_took_s:.2f} s; all arrived: {all(done)}")
     num_bodies = num_rounds * groups_per_node * num_nodes * (num_nodes - 1)
     return {
         "throughput_ratio_to_bare": round(bare_s / our_s, 3),
@@ -148,13 +148,13 @@ async def foreign_tokens(hosts: list[Host]) -> int:
 
 
 async def delivered_fraction(hosts: list[Host], num_nodes: int, num_groups: int) -> float:
-    """Groups stored by others, over all there should be."""
+    """Return the number of groups stored by other nodes, divided by the expected number."""
     stored = [item for part in await call_all(hosts, "stored") for item in part]
     return sum(item.sender != item.peer_id for item in stored) / (num_groups * (num_nodes - 1))
 
 
 async def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bytes, throughput and latency of ours and of bare calls."""
+    """Return bytes, throughput and latency of groups and of bare calls."""
     num_nodes = arguments.nodes
     async with swarm(folder, num_nodes, arguments.processes) as (hosts, _):
         peer_ids = [peer_id for part in await call_all(hosts, "peer_ids") for peer_id in part]
@@ -171,14 +171,14 @@ async def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]
         num_groups = sum(len(times) for part in await call_all(hosts, "published_at") for times in part.values())
         fraction = await delivered_fraction(hosts, num_nodes, num_groups)
         if arguments.verbose:
-            say(str(await call_all(hosts, "counters")))
+            log_line(str(await call_all(hosts, "counters")))
     return result | loaded | {"delivered_fraction": round(fraction, 6)}
 
 
 async def measure_short(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bytes and latency of groups with a few tokens, which each node publishes evenly, as in the demo."""
+    """Return bytes and latency of groups with a few tokens, which each node publishes evenly, as in the demo."""
     async with swarm(folder, arguments.nodes, arguments.processes, num_tokens=SHORT_TOKENS) as (hosts, _):
-        await call_all(hosts, "publish_evenly", POLL_INTERVAL_S, 1 / arguments.per_s)  # until all have met
+        await call_all(hosts, "publish_evenly", POLL_INTERVAL_S, 1 / arguments.per_s)  # until all nodes are connected
         await asyncio.sleep(SETTLE_S)
         tokens_before, sent_before = await foreign_tokens(hosts), sum(await call_all(hosts, "num_announcements_sent"))
         at, bytes_before = time.monotonic(), loopback_bytes()
@@ -222,7 +222,7 @@ async def latencies_s(hosts: list[Host]) -> tuple[list[float], list[float]]:
 
 
 async def survive(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Whether every group reaches every node although one in eight is killed and comes back meanwhile.
+    """Return whether every group reaches every node although one in eight is killed and restarted.
 
     Of those, every other one loses its p2pd alone, the rest their whole life: the home stays.
     """
@@ -235,16 +235,16 @@ async def survive(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]
         for number, (host, at) in enumerate(victims):
             await asyncio.sleep(POLL_INTERVAL_S)
             peer_id = await host.call("kill", at, given, number % 2 == 0)
-            say(f"{peer_id[-6:]} was killed{' and is back' if number % 2 == 0 else ': its p2pd'}")
+            log_line(f"{peer_id[-6:]} was killed{' and is back' if number % 2 == 0 else ': its p2pd'}")
         await call_all(hosts, "end_publishing")
         num_groups = num_nodes * groups_per_node
         deadline = time.monotonic() + arguments.within_s
         while (fraction := await delivered_fraction(hosts, num_nodes, num_groups)) < 1 and time.monotonic() < deadline:
-            say(f"delivered: {fraction:.4f}")
+            log_line(f"delivered: {fraction:.4f}")
             await asyncio.sleep(POLL_INTERVAL_S)
         took_s = time.monotonic() - started
         if arguments.verbose:
-            say(str(await call_all(hosts, "counters")))
+            log_line(str(await call_all(hosts, "counters")))
     return {"killed": len(victims), "delivered_fraction": round(fraction, 6), "took_s": round(took_s, 1)}
 
 
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--per-s", type=float, default=SHORT_PER_S, help="with --short: groups of each node a second")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--groups", type=int, help="groups of each node in a round (40), or in all (4)")
-    parser.add_argument("--rounds", type=int, default=3, help="of ours and of bare calls, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="of groups and of bare calls, alternating")
     parser.add_argument("--unloaded-s", type=float, default=20.0)
     parser.add_argument("--within-s", type=float, default=120.0, help="survival: patience after the last group")
     parser.add_argument("--verbose", action="store_true", help="the nodes' counters on stderr")

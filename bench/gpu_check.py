@@ -40,7 +40,7 @@ def main() -> int:
         try:
             found = run_part(part, how, options.out, ends_at=ends_at)
         except OutOfTimeError as error:
-            sys.stderr.write(f"{error}, and the piece's time is nearly over: the same command goes on there\n")
+            sys.stderr.write(f"{error}, and the piece's time is nearly over: the same command continues\n")
             return GOES_ON
         print_line(found)
         all_right = all_right and found["ok"]
@@ -53,9 +53,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("parts", nargs="+", metavar="PART", help=f"all, or some of: {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of the results")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--small", action="store_true", help="tiny shapes: does it run?")
-    parser.add_argument("--limit-s", type=float, default=540.0, help="of one piece")
-    parser.add_argument("--peak-tflops", type=float, help="the chip's own bfloat16 figure; measured unless given")
+    parser.add_argument("--small", action="store_true", help="tiny shapes, to check the program")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="of one invocation")
+    parser.add_argument("--peak-tflops", type=float, help="the chip's own bfloat16 figure; measured by default")
     options = parser.parse_args()
     if unknown := set(options.parts) - {*PARTS, "all"}:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}, and all")

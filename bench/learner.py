@@ -10,10 +10,10 @@ process with the environment that a node gives its learner. Sides alternate step
 median step counts. TRL runs at micro-batches of 8 and of 2. On a CPU it runs once more with glibc's default settings.
 Speed is compared with the fastest of all, memory with the smaller of both environments.
 
-A step is log-probs, loss, backward, clip and AdamW. Ours also publishes the weights for a generator: `call_s` includes
-that, `step_s` does not. They are written to a file, although a node on a GPU shares memory. `cpu_s` is the processor
-time of a call. Fractions of the peak are the floating-point operations of the tokens over time, relative to the fastest
-matrix product in the same process. `share_of_peak` counts completion tokens only.
+A step is log-probs, loss, backward, clip and AdamW. The learner also publishes the weights for a generator: `call_s`
+includes that, `step_s` does not. They are written to a file, although a node on a GPU shares memory. `cpu_s` is the
+processor time of a call. Fractions of the peak are the floating-point operations of the tokens over time, relative to
+the fastest matrix product in the same process. `share_of_peak` counts completion tokens only.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ VOCABULARIES = (8192, 32768)
 MAIN_CASE = "8192-full-float32"
 NUM_GROUPS, STEPS = 8, 3
 QUICK_GROUPS, QUICK_STEPS = 2, 1
-TRL_MICRO_BATCHES = (8, 2)  # completions; memory is held against both, speed against the faster
-PLAIN = "_plain"  # TRL once more with glibc as it comes: often slower, but smaller
+TRL_MICRO_BATCHES = (8, 2)  # completions; memory is compared with both, speed with the faster
+PLAIN = "_plain"  # TRL again with glibc's default settings: often slower, with less memory
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model trained in one way."""
+    """A model with a form of training."""
 
     shape: str
     vocab_size: int
@@ -63,7 +63,7 @@ class Case:
 
 
 def main() -> None:
-    """Runs the cases and prints the result."""
+    """Run the cases and print the result."""
     options = arguments()
     logging.disable_progress_bar()
     cases = {case.name: case for case in all_cases(options)}
@@ -94,9 +94,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, help=f"that count; {STEPS} if full, else {QUICK_STEPS}")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="ours; the learner's default unless given")
+    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="of this project; default: the learner's")
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=list(TRL_MICRO_BATCHES), metavar="N")
-    parser.add_argument("--ours-only", action="store_true", help="without TRL, which need not be installed then")
+    parser.add_argument("--ours-only", action="store_true", help="without TRL, which is not needed then")
     parser.add_argument("--recompute", action="store_true", help="gradient checkpointing on both sides")
     parser.add_argument("--kernels", choices=["auto", "plain", "compile", "liger"], default="auto", help="ours")
     parser.add_argument("--peak-tflops", type=float, help="the chip's own figure, instead of the measured product")
@@ -124,9 +124,9 @@ def all_cases(options: argparse.Namespace) -> list[Case]:
 
 
 def measure(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one case."""
+    """Return all figures of one case."""
     model = folder / "model"
-    stored = torch.float32 if case.device == "cpu" else torch.bfloat16  # both sides load it as they see fit
+    stored = torch.float32 if case.device == "cpu" else torch.bfloat16  # each side converts it when it loads it
     num_parameters = save_random_model(case.shape, model, dtype=stored, vocab_size=case.vocab_size, device=case.device)
     groups = with_logprobs(ragged_groups(num_groups=options.groups, vocab_size=case.vocab_size), str(model))
     batch = folder / "batch"
@@ -165,7 +165,7 @@ def measure(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, 
 
 
 def flops_a_token(model: Path, *, lora: bool) -> float:
-    """Forward and backward: 6 for each trained parameter, 4 for a frozen one, which has no gradient."""
+    """Return the operations per token, forward and backward: 6 per trained parameter, 4 per frozen one."""
     with torch.device("meta"):
         causal_lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
         own = sum(value.numel() for value in causal_lm.parameters())
@@ -180,7 +180,7 @@ def flops_a_token(model: Path, *, lora: bool) -> float:
 
 
 def side_figures(raw: dict[str, float], tokens: Counts, *, flops_a_token: float, peak_flops: float) -> dict[str, float]:
-    """One side's, with units in the names."""
+    """Return the figures of one side, with units in the names."""
     share = flops_a_token / raw["step_s"] / peak_flops
     once = tokens.completion_tokens + tokens.prompt_tokens_once
     return {
@@ -195,7 +195,7 @@ def side_figures(raw: dict[str, float], tokens: Counts, *, flops_a_token: float,
 
 
 def ratios(figures: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Ours against TRL's: above 1 is faster, below 1 is smaller."""
+    """Return the ratios to TRL. A speed above 1 is faster, a memory below 1 is smaller."""
     ours = figures["ours"]
     theirs = {name: side for name, side in figures.items() if name != "ours"}
     if not theirs:
@@ -211,7 +211,7 @@ def ratios(figures: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def result(measured: dict[str, dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    """The object that is printed: the main case's figures (or the first one's that ran), and every case."""
+    """Return the printed object: the figures of the main case, or of the first that ran, and of every case."""
     from importlib.metadata import version
 
     main_case = MAIN_CASE if MAIN_CASE in measured else next(iter(measured))
@@ -233,7 +233,7 @@ def result(measured: dict[str, dict[str, Any]], options: argparse.Namespace) -> 
 def beside_trl(
     measured: dict[str, dict[str, Any]], main: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, float]:
-    """The main case's ratios to TRL, and the worst of all cases."""
+    """Return the main case's ratios to TRL, and the worst of all cases."""
     largest = f"memory_ratio_to_trl_{max(options.trl_micro_batches)}"
     smallest = f"memory_ratio_to_trl_{min(options.trl_micro_batches)}"
     return {
@@ -248,7 +248,7 @@ def beside_trl(
 
 
 def table(measured: dict[str, dict[str, Any]]) -> str:
-    """For people."""
+    """Return a readable table."""
     lines = [f"{'case':24} {'side':12} {'step s':>8} {'tokens/s':>9} {'peak GB':>8} {'share':>6} {'real':>6}"]
     for name, case in measured.items():
         for side, figures in case.items():

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SHAPE = "12m-wide"
 GROUP_TOKENS, GROUP_SIZE, PROMPT_TOKENS = 1024, 6, 112
 MICRO_BATCH_TOKENS = GROUP_TOKENS + PROMPT_TOKENS
-BASE_GROUPS, BASE_VOCABULARY = 8, 8192  # what is held fixed while the other one grows
+BASE_GROUPS, BASE_VOCABULARY = 8, 8192  # the fixed value while the other one grows
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
 VOCABULARIES = (8192, 16384, 32768, 65536, 131072)
 QUICK_GROUPS, QUICK_VOCABULARIES = (1, 2, 3), (8192, 16384)
@@ -48,9 +48,9 @@ VALUES = {"step_s": "seconds a step", "peak_gb": "peak memory, GB"}
 
 
 def main() -> None:
-    """Measures both curves, draws them where asked to and prints the result."""
+    """Measure both curves, plot them if requested, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few small points: does it run?")
+    parser.add_argument("--quick", action="store_true", help="few small points, to check the program")
     parser.add_argument("--plot", type=Path, help="write the curves to this image")
     parser.add_argument("--steps", type=int, help=f"that count; {STEPS} unless given")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """The points of both curves; the one that they share is measured once."""
+    """Return the points of both curves. Their common point is measured once."""
     groups_axis = QUICK_GROUPS if options.quick else GROUPS
     base_groups = QUICK_GROUPS[0] if options.quick else BASE_GROUPS
     shared = [
@@ -90,7 +90,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[st
 def point(
     folder: Path, *, vocab_size: int, num_groups: int, base_groups: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """One size of step, in a separate process."""
+    """Measure one size of step in a separate process."""
     home = folder / f"{vocab_size}-{num_groups}"
     home.mkdir()
     model = folder / f"model-{vocab_size}"
@@ -121,7 +121,7 @@ def base(model: str, vocab_size: int, num_groups: int) -> tuple[TrainGroup, ...]
 
 
 def repeated(batch: Path, num_groups: int) -> tuple[TrainGroup, ...]:
-    """The groups of `batch` repeated, each time as new groups."""
+    """Return the groups of `batch` repeated, each time as new groups."""
     kinds = read_groups(batch.read_bytes())
     return tuple(
         msgspec.structs.replace(kinds[number % len(kinds)], group_id=str(number), advantage_key=str(number))
@@ -130,7 +130,7 @@ def repeated(batch: Path, num_groups: int) -> tuple[TrainGroup, ...]:
 
 
 def fit(sizes: list[float], values: list[float]) -> dict[str, float]:
-    """The least-squares line through a curve, and how well it fits."""
+    """Return the least-squares line through a curve, and figures of its fit."""
     slope, intercept = np.polyfit(sizes, values, 1)
     residuals = np.asarray(values) - (slope * np.asarray(sizes) + intercept)
     spread_of_values = float(((np.asarray(values) - np.mean(values)) ** 2).sum())
@@ -143,7 +143,7 @@ def fit(sizes: list[float], values: list[float]) -> dict[str, float]:
 
 
 def draw(curves: dict[str, list[dict[str, float]]], fits: dict[str, Any], path: Path) -> None:
-    """A panel for each curve and value, with its line."""
+    """Plot a panel with its line for each curve and value."""
     import matplotlib as mpl
 
     mpl.use("Agg")

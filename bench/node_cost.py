@@ -1,4 +1,4 @@
-"""What a node costs its owner beside generation and training: bandwidth, disk, and the daemon's share of a core.
+"""The cost of a node besides generation and training: bandwidth, disk, and the daemon's share of a core.
 
     python bench/node_cost.py                        3 nodes, 12 groups a minute received by each, 3 lengths; 4 minutes
     python bench/node_cost.py --tokens 300 --seconds 30
@@ -26,7 +26,7 @@ import numpy as np
 
 from ftis_node.lab.wire_probe import NUM_COMPLETIONS, loopback_bytes
 from gossip import swarm
-from nodes.hosts import call_all, say
+from nodes.hosts import call_all, log_line
 
 if TYPE_CHECKING:
     from nodes.hosts import Host
@@ -88,7 +88,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="nc-") as folder:
             work = measure(Path(folder), num_tokens, arguments.seconds, with_idle="idle" not in figures)
             figures |= asyncio.run(work)
-        say(f"{num_tokens} tokens: {figures[str(num_tokens)]}")
+        log_line(f"{num_tokens} tokens: {figures[str(num_tokens)]}")
     result = {"bench": "node_cost", "completions_per_group": NUM_COMPLETIONS, "by_tokens": figures}
     sys.stdout.write(json.dumps(result) + "\n")
 

@@ -1,4 +1,4 @@
-"""What the start of a node costs: processor time and resident memory of each of its processes.
+"""The cost of a node's start: processor time and resident memory of each of its processes.
 
     python bench/node_start.py [--runs 3] [--model FOLDER]
 
@@ -6,7 +6,7 @@ Each run starts `ftis-node join` alone on a new data directory with a tiny model
 both workers are ready. Processor time includes that of processes that have ended. `scoring` also holds the Python
 processes that multiprocessing adds.
 
-The baseline beside each run is one process that imports what a worker cannot do without: torch and the model's class
+The baseline of each run is a process that imports only what a worker needs: torch and the model's class
 in transformers. `cpu_ratio` is the processor time of a start divided by that of the baseline.
 
 Medians over the runs. The last line is JSON.

@@ -6,7 +6,7 @@ For each shape, with random weights, it prints the plan of `doctor` and runs a f
 generates a step's groups, lets the generator sleep if the plan says so, trains, and syncs the weights. Meanwhile the
 GPU's memory and load are read five times a second. Peak memory is compared with the plan's estimate.
 
-`step_s` is the step's own time, as its report has it. `train_s` also has the messages, publication and proof. No
+`step_s` is the time of the step in its report. `train_s` also has the messages, publication and proof. No
 checkpoint is written before the end: an update waits until the one before it is on disk, which is not the step's time.
 
 Without a GPU the same runs on the CPU with the shape `12m`, and memory is that of the two workers' processes. That
@@ -60,7 +60,7 @@ NEVER = 100_000  # steps between two checkpoints
 
 
 def main() -> None:
-    """Measures every shape and prints the result."""
+    """Measure every shape and print the result."""
     has_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["0.5b", "3b"] if has_gpu else ["12m"])
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One shape's figures."""
+    """Return the figures of one shape."""
     make_model(shape, folder / "model")
     settings = NodeSettings(model=str(folder / "model"), lora=options.lora, learner={"checkpoint_every_steps": NEVER})
     manifest = small_run(options.completion_tokens)
@@ -137,7 +137,7 @@ def make_model(shape: str, folder: Path) -> None:
 
 
 def small_run(completion_tokens: int) -> RunManifest:
-    """The paper's run with own groups alone and completions that all reach their limit, as random weights' do."""
+    """Return the paper's run with own groups only, in which all completions reach their limit."""
     manifest = load_manifest("gsm8k-ftis")
     total = PROMPT_TOKENS + completion_tokens
     sampling = manifest.sampling.model_copy(
@@ -151,7 +151,7 @@ def small_run(completion_tokens: int) -> RunManifest:
 
 
 def planned(settings: NodeSettings, manifest: RunManifest) -> MemoryPlan:
-    """What doctor would print here."""
+    """Return the plan that `doctor` prints."""
     gpus = tuple(device.memory_bytes for device in list_accelerators())[:1]
     machine = Machine(gpus, psutil.virtual_memory().available)
     return plan(read_shape(resolve_model(settings.model)), machine, settings, manifest)
@@ -164,7 +164,7 @@ async def one_round(
     arrangement: WorkerPlacement,
     number: int,
 ) -> dict[str, float]:
-    """Generate, train, hand over: seconds of each, and tokens a second."""
+    """Generate, train and hand over. Return the seconds of each, and tokens per second."""
     began = time.monotonic()
     prompts = np.random.default_rng(number).integers(5, 300, (manifest.step.own_groups, PROMPT_TOKENS)).tolist()
     num, tokens = manifest.sampling.group_size, manifest.sampling.max_completion_tokens
@@ -175,7 +175,7 @@ async def one_round(
     groups = [
         pack_train_group(of_result(f"{number}-{index}", *pair, [float(at % 2) for at in range(len(pair[1].tokens))]))
         for index, pair in enumerate(zip(prompts, results, strict=True))
-    ]  # every other completion right
+    ]  # every second completion is right
     reply = await learner.train(groups, step=number)
     trained = time.monotonic()
     if reply.weights is not None:
@@ -195,7 +195,7 @@ async def one_round(
 
 @contextmanager
 def sampled(pids: Callable[[], list[int | None]]) -> Iterator[list[tuple[int, float]]]:
-    """Bytes in use and load in percent, read again and again while the block runs."""
+    """Sample the bytes in use and the load in percent while the block runs."""
     read = read_gpu if torch.cuda.is_available() else lambda: read_processes(pids())
     samples: list[tuple[int, float]] = []
     is_over = threading.Event()
@@ -214,13 +214,13 @@ def sampled(pids: Callable[[], list[int | None]]) -> Iterator[list[tuple[int, fl
 
 
 def read_gpu() -> tuple[int, float]:
-    """The first GPU's, by nvidia-smi: torch in this process would take memory, too."""
+    """Return the values of the first GPU by nvidia-smi, because torch in this process would need GPU memory."""
     used, load = ask_driver("memory.used,utilization.gpu").split(",")
     return int(used) * MIB, float(load)
 
 
 def read_processes(pids: list[int | None]) -> tuple[int, float]:
-    """Resident memory of the workers, and the machine's load."""
+    """Return the resident memory of the workers and the machine's load."""
     total = 0
     for pid in pids:
         try:

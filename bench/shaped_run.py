@@ -1,4 +1,4 @@
-"""A node on random weights of a real size, as a user would run it: doctor, join, resume, export, load.
+"""A node with random weights of a real size, as a user runs it: doctor, join, resume, export, load.
 
     python bench/shaped_run.py --shape 3b --lora --out DIR [--engine torch|vllm] [--rank 16] [--model DIR]
 
@@ -87,13 +87,13 @@ print(f"loaded by {type(model).__name__}, {made.shape[1] - ids.input_ids.shape[1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
-    parser.add_argument("--out", type=Path, required=True, help="folder for all that is made; new or empty")
-    parser.add_argument("--model", type=Path, help="a folder made before, by bench/shaped_model.py")
+    parser.add_argument("--out", type=Path, required=True, help="folder of all outputs; new or empty")
+    parser.add_argument("--model", type=Path, help="a folder that bench/shaped_model.py made")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
-    parser.add_argument("--only", nargs="+", help="these parts alone, of a folder that has what they need")
-    parser.add_argument("--keep", action="store_true", help="leave the folder")
+    parser.add_argument("--only", nargs="+", help="only these parts, in a folder with the outputs of the earlier ones")
+    parser.add_argument("--keep", action="store_true", help="keep the folder")
     options = parser.parse_args()
     out = options.out.absolute()
     prepare(out, rank=options.rank)
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def prepare(out: Path, *, rank: int) -> None:
-    """The home with its settings, the run, and the reward as an installed package."""
+    """Write the home with its settings, the run, and the reward as an installed package."""
     (out / "home").mkdir(parents=True, exist_ok=True)
     (out / "home/node.toml").write_text(NODE_TOML.format(rank=rank, alpha=2 * rank))
     (out / "run.toml").write_text(RUN_TOML)
@@ -124,7 +124,7 @@ def prepare(out: Path, *, rank: int) -> None:
 
 
 def parts(out: Path, model: Path, options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    """The commands in order."""
+    """Return the commands in order."""
     home, way = ["--home", str(out / "home")], ["--lora"] if options.lora else ["--full"]
     join = [*NODE, "join", "--model", str(model), "--run", str(out / "run.toml"), *home, *way]
     join += ["--engine", options.engine, "--listen", "/ip4/127.0.0.1/tcp/0"]
@@ -141,7 +141,7 @@ def parts(out: Path, model: Path, options: argparse.Namespace) -> Iterator[tuple
 
 
 def measured(name: str, command: list[str], out: Path) -> dict[str, Any]:
-    """Run a command to its end: its exit code, seconds, and peaks by process."""
+    """Run a command to its end. Return its exit code, seconds, and peaks by process."""
     paths = [str(out / "packages"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     environment |= {"HF_HUB_OFFLINE": "1"}
@@ -189,7 +189,7 @@ def note_peaks(peaks: dict[str, dict[str, float]], pid: int) -> None:
             peak["hwm_gib"] = max(peak["hwm_gib"], kib["VmHWM"])
             peak["own_gib"] = max(peak["own_gib"], kib["RssAnon"] + kib["RssShmem"])
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError, KeyError):
-        return  # it ended meanwhile, or is a zombie
+        return  # it has ended, or is a zombie
 
 
 if __name__ == "__main__":

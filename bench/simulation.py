@@ -47,10 +47,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000, 10000])
     parser.add_argument("--minutes", type=float, default=5.0, help="virtual time")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shards", type=int, help="instead of what suits the swarm's size")
-    parser.add_argument("--most", type=int, default=600, help="nodes to simulate where shards do not touch")
-    parser.add_argument("--jobs", type=int, default=1, help="swarms side by side")
-    parser.add_argument("--read", type=Path, nargs="+", help="nothing is run: results of earlier runs, put together")
+    parser.add_argument("--shards", type=int, help="instead of the number for the swarm's size")
+    parser.add_argument("--most", type=int, default=600, help="nodes to simulate if shards do not interact")
+    parser.add_argument("--jobs", type=int, default=1, help="swarms at a time")
+    parser.add_argument("--read", type=Path, nargs="+", help="combine results of earlier runs, without a new run")
     parser.add_argument("--plot", type=Path)
     return parser.parse_args()
 
@@ -67,19 +67,19 @@ def settings_for(num_nodes: int, options: argparse.Namespace) -> SimulationSetti
 
 
 def run(settings: SimulationSettings) -> SimulationResult:
-    """One swarm, with a line on stderr for each minute of virtual time."""
+    """Simulate one swarm, with a line on stderr for each minute of virtual time."""
     begun = time.monotonic()
 
-    def tell(now: float) -> None:
+    def print_progress(now: float) -> None:
         if now % PROGRESS_S < 10.0:
             took_s = time.monotonic() - begun
             sys.stderr.write(f"{settings.num_nodes} nodes: {now:.0f} of {settings.end_s:.0f} s, {took_s:.0f} s here\n")
 
-    return simulate(settings, progress=tell)
+    return simulate(settings, progress=print_progress)
 
 
 def table(figures: list[SimulationResult]) -> str:
-    """The chief figures as rows."""
+    """Return the main figures as rows."""
     names = "nodes (simulated)  shards  read  kB/s in  out  memory kB  CPU ms/s  pulled %  at once %  full %  share\n"
     rows = [
         f"{one.num_nodes} ({one.num_simulated})  {one.num_shards}  {one.shards_read:.1f}"

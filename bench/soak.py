@@ -2,7 +2,7 @@
 
     python bench/soak.py --minutes 60 --plot docs/assets/soak.png
     python bench/soak.py --minutes 60 --rate 10 --plot docs/assets/soak-10x.png   # ten times the normal inbound groups
-    python bench/soak.py --read DIR/samples.csv --plot FILE   # another look at an earlier soak
+    python bench/soak.py --read DIR/samples.csv --plot FILE   # judge an earlier soak again
 
 It runs a bootstrap node and four nodes of `ftis-node join` with two different tiny models. Every few seconds it samples
 from outside: memory, descriptors and threads of each process, disk and rows of each home, event loop lag. After a
@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nodes.hosts import say
+from nodes.hosts import log_line
 from soaking.guests import guests
-from soaking.sampling import MACHINE, Point, Sampler, look_at_machine
+from soaking.sampling import MACHINE, Point, Sampler, sample_machine
 from soaking.swarm import swarm
 from soaking.verdicts import disturbances, findings_of, is_calm, markdown, per_minute, series_of, warm_up_minutes
 
@@ -60,9 +60,9 @@ COLUMNS, WIDTH, HEIGHT, DPI = 2, 5.6, 2.7, 110
 
 
 def main() -> None:
-    """Soaks, or reads an earlier soak; prints the table, then JSON."""
+    """Run a soak, or read an earlier one, and print the table, then JSON."""
     options = arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: the nodes are ended first
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C, so that the nodes are ended
     if options.read:
         with options.read.open() as file:
             points = [Point(float(row[0]), *row[1:4], float(row[4])) for row in list(csv.reader(file))[1:]]
@@ -94,22 +94,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--every-s", type=float, default=5.0, help="seconds between samples")
     parser.add_argument("--warm-up", type=float, help="minutes that are not judged (default: a third, at most ten)")
     parser.add_argument("--out", type=Path, help="folder for homes, logs and samples.csv (default: none is kept)")
-    parser.add_argument("--plot", type=Path, help="the picture's file")
-    parser.add_argument("--read", type=Path, help="nothing is run: the samples.csv of an earlier soak")
+    parser.add_argument("--plot", type=Path, help="file of the plot")
+    parser.add_argument("--read", type=Path, help="read the samples.csv of an earlier soak, without a new run")
     return parser.parse_args()
 
 
 async def soak(folder: Path, options: argparse.Namespace) -> list[Point]:
-    """Runs the swarm and looks at it. Everything it started has ended when it returns."""
+    """Run the swarm and sample it. All its processes have ended when it returns."""
     with swarm(folder, options.nodes) as (address, nodes), (folder / "samples.csv").open("w", newline="") as file:
         record = Record(nodes, csv.writer(file), every_s=options.every_s)
-        say(f"{options.nodes} nodes are at work; samples go to {file.name}")
+        log_line(f"{options.nodes} nodes are at work; samples go to {file.name}")
         async with AsyncExitStack() as stack:
             if options.rate > 1:
                 await record.until(min(BEFORE_GUESTS_MINUTES, options.minutes))
                 normal = per_minute(series_of(record.points), "foreign groups") or 0.0
                 extra_per_s = (options.rate - 1) * normal / options.nodes / 60
-                say(f"a node gets {normal / options.nodes:.0f} groups a minute; guests send {extra_per_s:.1f} a second")
+                log_line(
+                    f"a node gets {normal / options.nodes:.0f} groups a minute; guests send {extra_per_s:.1f} a second"
+                )
                 model = folder / "tiny-s"
                 await stack.enter_async_context(guests(folder, model, address, groups_per_s=extra_per_s))
             await record.until(options.minutes)
@@ -127,24 +129,24 @@ class Record:
         file.writerow(Point._fields)
 
     async def until(self, minute: float) -> None:
-        """Looks at all nodes again and again. Raises RuntimeError if one of them has ended."""
+        """Sample all nodes periodically until this minute. Raises RuntimeError if one of them has ended."""
         while (now := (time.monotonic() - self._began) / 60) < minute:
             for node in self._nodes:
                 if node.child.exit_code is not None:
                     raise RuntimeError(f"{node.name} ended with {node.child.exit_code}: {node.child.last_words()}")
-            looks = [asyncio.to_thread(sampler.look, round(now, 3)) for sampler in self._samplers]
-            for points in await asyncio.gather(*looks):
+            samples = [asyncio.to_thread(sampler.sample, round(now, 3)) for sampler in self._samplers]
+            for points in await asyncio.gather(*samples):
                 self.points += points
                 self._file.writerows(points)
-            about_machine = look_at_machine(round(now, 3))
+            about_machine = sample_machine(round(now, 3))
             self.points += about_machine
             self._file.writerows(about_machine)
             await asyncio.sleep(self._every_s)
 
 
 def summary(series: Sequence[Series], findings: Sequence[Finding], *, warm_up: float) -> dict[str, Any]:
-    """What the JSON line says: rates of all nodes together, and each quantity with its verdict."""
-    words = [finding.word for finding in findings if finding.series.who != MACHINE]
+    """Return the printed JSON object: rates of all nodes together, and each quantity with its verdict."""
+    verdicts = [finding.verdict for finding in findings if finding.series.who != MACHINE]
     rates = {
         f"{what.replace(' ', '_')}_per_minute": rate if rate is None else round(rate, 1)
         for what in ("steps", "own groups", "foreign groups", "refused groups")
@@ -155,9 +157,9 @@ def summary(series: Sequence[Series], findings: Sequence[Finding], *, warm_up: f
     )
     before = per_minute(series, "foreign groups", before=BEFORE_GUESTS_MINUTES)
     inbound = rates["foreign_groups_per_minute"]
-    counts = {f"num_{word}": words.count(word) for word in ("flat", "falls", "unclear", "grows")}
+    counts = {f"num_{verdict}": verdicts.count(verdict) for verdict in ("flat", "falls", "unclear", "grows")}
     return {
-        "flat": "grows" not in words and "unclear" not in words,
+        "flat": "grows" not in verdicts and "unclear" not in verdicts,
         "warm_up_minutes": round(warm_up, 1),
         "calm_share": round(calm_share(series, after=warm_up), 3),
         "restarts": round(restarts),
@@ -169,14 +171,14 @@ def summary(series: Sequence[Series], findings: Sequence[Finding], *, warm_up: f
 
 
 def calm_share(series: Sequence[Series], *, after: float) -> float:
-    """Of the judged time, how much the nodes had the machine for: by it lags and answers are judged."""
+    """Return the share of the judged time without disturbances by the host, in which lags and answers are judged."""
     minutes = [minute for one in series if one.who == MACHINE for minute in one.minutes if minute >= after]
     disturbed = disturbances(series)
     return sum(is_calm(minute, disturbed) for minute in minutes) / len(minutes) if minutes else 1.0
 
 
 def plot_soak(series: Sequence[Series], path: Path, *, warm_up: float, title: str) -> None:
-    """Writes the picture. The nodes' parts are sums over all nodes; the bootstrap node's lines are dotted."""
+    """Write the plot. Parts of nodes are sums over all nodes, and lines of the bootstrap node are dotted."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -202,7 +204,7 @@ def plot_soak(series: Sequence[Series], path: Path, *, warm_up: float, title: st
 
 
 def _rates(one: Series) -> tuple[Sequence[float], Sequence[float]]:
-    """What a count grew by in each of the soak's minutes."""
+    """Return the increase of a count in each minute of the soak."""
     if len(one.minutes) < 2:
         return [], []
     marks = np.arange(one.minutes[0], one.minutes[-1], 1.0)

@@ -35,14 +35,14 @@ COMMAND = (sys.executable, "-m", "ftis_node")
 
 
 class Taken(NamedTuple):
-    """Seconds by the clock on the wall, and of processors."""
+    """Wall time and processor time in seconds."""
 
     wall_s: float
     cpu_s: float
 
 
 def whole_process(*command: str, **environment: str) -> Taken:
-    """One run of a command, from start to end. Raises CalledProcessError if it fails."""
+    """Run a command from start to end, and return its times. Raises CalledProcessError if it fails."""
     started_at = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | environment)
     _, status, usage = os.wait4(process.pid, 0)
@@ -54,7 +54,7 @@ def whole_process(*command: str, **environment: str) -> Taken:
 
 
 def first_paint(*command: str) -> Taken | None:
-    """One run in a terminal until about all of its cells were sent; None if it ends before."""
+    """Run a command in a terminal until about all cells are sent. Return its times, or None if it ends before."""
     started_at = time.perf_counter()
     pid, terminal = pty.fork()
     if pid == 0:
@@ -78,7 +78,7 @@ def _wait_for_frame(terminal: int, *, deadline: float) -> bool:
             return False
         try:
             piece = os.read(terminal, 65536)
-        except OSError:  # its other end is closed: the program has ended
+        except OSError:  # the other end is closed, because the program has ended
             return False
         sent += piece
         if len(ESCAPES.sub(b"", sent).decode(errors="ignore")) >= COLUMNS * (ROWS - 1):
@@ -87,7 +87,7 @@ def _wait_for_frame(terminal: int, *, deadline: float) -> bool:
 
 
 def stopped_home(root: Path) -> str:
-    """A home as a stopped node leaves it, as far as these commands look."""
+    """Return a home of a stopped node, with the files that these commands read."""
     from ftis_node.telemetry.status import Status
 
     (root / "status.json").write_bytes(Status().to_json())
@@ -95,7 +95,7 @@ def stopped_home(root: Path) -> str:
 
 
 def log_reading_s(root: Path, num_mebibytes: int, *, has_snapshot: bool = True) -> float:
-    """Seconds to read what a start needs of a new event log of this size."""
+    """Return the seconds to read the part of a new event log of this size that a start needs."""
     from ftis_node.config.home import Home
     from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 
@@ -116,7 +116,7 @@ def log_reading_s(root: Path, num_mebibytes: int, *, has_snapshot: bool = True) 
 
 
 def medians(name: str, runs: list[Taken | None]) -> dict[str, float | None]:
-    """`<name>_s` and `<name>_cpu_s`, to the millisecond; None if no run came to its end."""
+    """Return `<name>_s` and `<name>_cpu_s`, rounded to milliseconds, or None if no run succeeded."""
     done = [run for run in runs if run is not None]
     wall_s = round(statistics.median(run.wall_s for run in done), 3) if done else None
     cpu_s = round(statistics.median(run.cpu_s for run in done), 3) if done else None
@@ -124,13 +124,13 @@ def medians(name: str, runs: list[Taken | None]) -> dict[str, float | None]:
 
 
 def main() -> None:
-    """Prints a line for each command, and all figures as JSON in the last one."""
+    """Print a line for each command, and all figures as JSON in the last one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9, help="runs of each command (default: 9)")
     num_runs = parser.parse_args().runs
     os.environ.pop(
         "PYTHONDONTWRITEBYTECODE", None
-    )  # installed programs are compiled, and so are these from the second run
+    )  # installed programs have compiled files, and these have them from the second run
     completion = {"COMP_WORDS": "ftis-node join --run ", "COMP_CWORD": "3", "_FTIS_NODE_COMPLETE": "complete_bash"}
     with tempfile.TemporaryDirectory() as folder:
         home = stopped_home(Path(folder))
@@ -143,7 +143,7 @@ def main() -> None:
         }
         figures: dict[str, float | None] = {}
         for name, run in benches.items():
-            run()  # the first one reads files that later ones find in memory
+            run()  # the first run reads files that are cached in memory later
             figures |= medians(name, [run() for _ in range(num_runs)])
             sys.stdout.write(f"{name:22} {figures[f'{name}_s']} s, {figures[f'{name}_cpu_s']} s of processors\n")
         for name, size, has_snapshot in (("log", 4, True), ("log", 64, True), ("whole_log", 64, False)):

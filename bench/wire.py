@@ -1,5 +1,4 @@
-"""Measurements of the wire form: bytes a token, packing against a plain copy, groups a second through validation to
-disk.
+"""Measurements of the wire form: bytes per token, packing against a plain copy, groups per second from bytes to disk.
 
 Groups have 12 completions of 300 tokens with Qwen-like ids. The worst case has ids uniform over the vocabulary
 (`*_bytes_per_token`). The other has ids by Zipf's law with log-probs mostly near 0, as in text
@@ -44,11 +43,11 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Group
 
 NUM_GROUPS = 300
-REPEATS, LOOPS = 100, 20  # many short ones: on a shared machine some of them are left alone
+REPEATS, LOOPS = 100, 20  # many short runs: on a shared machine some of them are undisturbed
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """The best of a few runs: the machine is shared."""
+    """Return the seconds of the fastest of a few runs, because other programs share the machine."""
     times = []
     for _ in range(REPEATS):
         started = time.perf_counter()
@@ -68,7 +67,7 @@ def make_groups(identity: Identity) -> list[Group]:
 
 
 def like_text(group: Group) -> Group:
-    """The same group with ids by Zipf's law, and three log-probs in five within 0.01 of certainty."""
+    """Return the group with ids by Zipf's law, and three of five log-probs within 0.01 of 0."""
     rng = np.random.default_rng(1)
     completions = []
     for completion in group.completions:
@@ -81,7 +80,7 @@ def like_text(group: Group) -> Group:
 
 
 def bytes_per_token(group: Group, identity: Identity, codec: str) -> float:
-    """Envelope and announcement."""
+    """Return the bytes of envelope and announcement per token."""
     envelope = seal_group(group, identity, codec=codec)
     data = envelope.to_bytes()
     announcement = announce_group(envelope, group, envelope_bytes=len(data)).to_bytes()
@@ -89,7 +88,7 @@ def bytes_per_token(group: Group, identity: Identity, codec: str) -> float:
 
 
 def copy_seconds(group: Group) -> float:
-    """The group's arrays into one buffer and out of it again."""
+    """Return the seconds to copy the group's arrays into one buffer and back."""
     completions = group.completions
     length = len(completions[0].token_ids)
     buffer = np.empty((2, group.num_tokens), dtype="<i4")
@@ -105,14 +104,14 @@ def copy_seconds(group: Group) -> float:
 
 
 def packing_seconds(group: Group, codec: str) -> tuple[float, float]:
-    """To pack a group, and to unpack it."""
+    """Return the seconds to pack and unpack a group."""
     body = pack_group(group, codec=codec)
     pack_s = seconds(lambda: [pack_group(group, codec=codec) for _ in range(LOOPS)]) / LOOPS
     return pack_s, seconds(lambda: [unpack_group(body) for _ in range(LOOPS)]) / LOOPS
 
 
-def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", per_commit: int = 64) -> float:
-    """Groups a second from signed bytes to an acknowledged row."""
+def validation_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", per_commit: int = 64) -> float:
+    """Return the groups per second from signed bytes to a committed row."""
     manifest = RunManifest(name="bench", task="gsm8k", wire={"codecs": tuple(CODECS)})
     sealed = [seal_group(replace(group, run_id=manifest.run_id), identity, codec=codec).to_bytes() for group in groups]
 
@@ -141,9 +140,9 @@ def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", 
         return asyncio.run(run(Path(folder)))
 
 
-def best_door_rate(groups: list[Group], identity: Identity, **how: object) -> int:
-    """The best of a few runs, each with a new buffer."""
-    return round(max(door_rate(groups, identity, **how) for _ in range(REPEATS)))
+def best_validation_rate(groups: list[Group], identity: Identity, **how: object) -> int:
+    """Return the best rate of a few runs, each with a new buffer."""
+    return round(max(validation_rate(groups, identity, **how) for _ in range(REPEATS)))
 
 
 def main() -> None:
@@ -166,9 +165,9 @@ def main() -> None:
         "copy_us": round(copy_s * 1e6, 1),
         "pack_ratio_to_copy": round(copy_s / packing_s, 3),
         "pack_ratio_to_memcpy": round(2 * memcpy_s / packing_s, 3),
-        "door_groups_per_s": best_door_rate(groups, identity),
-        "door_groups_per_s_lossless": best_door_rate(groups, identity, codec="lossless"),
-        "door_groups_per_s_one_a_commit": best_door_rate(groups, identity, per_commit=1),
+        "door_groups_per_s": best_validation_rate(groups, identity),
+        "door_groups_per_s_lossless": best_validation_rate(groups, identity, codec="lossless"),
+        "door_groups_per_s_one_a_commit": best_validation_rate(groups, identity, per_commit=1),
     }
     sys.stdout.write(json.dumps(result) + "\n")
 

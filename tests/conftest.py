@@ -1,4 +1,4 @@
-"""What every test may use: a signed group made by hand, the tiny models; and how the suite is divided and reported."""
+"""Shared helpers and fixtures: hand-made groups, trained tiny models, installed example packages; pytest hooks."""
 
 from __future__ import annotations
 
@@ -44,19 +44,22 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN_ID = "ab" * 16
 TOKENIZER = "cd" * 16
 
-# What an example takes is a matter of how busy the machine is.
+# No deadline: the time of an example depends on the load of the machine.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A folder for what a killed node leaves in the temporary one, removed at the end; workers and nodes inherit it."""
+    """Set a temporary folder for this test run, which workers and nodes inherit, and remove it at the end.
+
+    A killed node leaves files in it.
+    """
     if hasattr(config, "workerinput"):  # a worker of pytest-xdist
         return
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # `tmp_path` stays where it was
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # `tmp_path` keeps its place
     folder = tempfile.mkdtemp(prefix="ftis-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    # After multiprocessing's own folder in it, whose priority is -100.
+    # multiprocessing removes its folder inside with priority -100. This folder goes after it.
     multiprocessing.util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
 
 
@@ -88,7 +91,7 @@ def identity() -> Identity:
 
 
 def make_completion(*ids: int, reward: float = 0.0, versions: tuple[int, int] = (3, 3)) -> Completion:
-    """A completion of these ids, sampled by these versions; it stopped if it ends with EOS."""
+    """Make a completion with these token ids and policy versions; its finish reason is `STOP` if the last id is EOS."""
     return Completion(
         token_ids=np.array(ids, dtype=np.int32),
         logprobs=np.linspace(-0.1, -2.0, len(ids), dtype=np.float32),
@@ -100,7 +103,7 @@ def make_completion(*ids: int, reward: float = 0.0, versions: tuple[int, int] = 
 
 
 def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **changes: Any) -> Group:
-    """A group of two completions of the problem 5, one of them right; both were sampled by these versions."""
+    """Make a group of two completions of problem 5, with rewards 1 and 0, sampled by these policy versions."""
     group = Group.from_completions(
         run_id=RUN_ID,
         sender=identity.peer_id,
@@ -122,7 +125,7 @@ def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **chan
 
 
 def make_text_group(identity: Identity, **changes: Any) -> TextGroup:
-    """A group of two texts by a peer with another tokenizer; the first is right."""
+    """Make a group of two texts by a peer with another tokenizer; the first has reward 1."""
     group = TextGroup(
         run_id=RUN_ID,
         sender=identity.peer_id,
@@ -146,7 +149,7 @@ def make_text_group(identity: Identity, **changes: Any) -> TextGroup:
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The two tiny models with less than half of their training: right now and then."""
+    """Folders of the tiny models s and m by size, trained so briefly that only some of their answers are correct."""
     return copy_trained_models(tmp_path_factory.mktemp("tiny"))
 
 
@@ -163,7 +166,7 @@ def example_method(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_distribution(folder: Path, package: str, entry_points: str, *, version: str = "1.0") -> None:
-    """What pip leaves of a package that is installed in `folder`; its modules are the test's."""
+    """Write the metadata that pip writes for a package in `folder`; the test writes the package's modules."""
     info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -171,7 +174,7 @@ def write_distribution(folder: Path, package: str, entry_points: str, *, version
 
 
 def _installed(package: Path, folder: Path) -> Path:
-    """Install the package without an index into a folder below `folder`."""
+    """Install the package without an index and return the target, a folder in `folder`."""
     copy = shutil.copytree(package, folder / "source")  # building leaves files behind
     flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     target = folder / "target"

@@ -1,7 +1,7 @@
-"""`make coverage`: the lines and branches of each package that `make test` runs, and that both tiers run.
+"""Table of `make coverage`: lines and branches of each package in `make test`, and in both tiers together.
 
-Child processes count too: nodes, workers, commands. A killed process writes nothing, so figures are lower bounds. The
-last line is JSON. Data files stay in `.cache/coverage`.
+Child processes count too: nodes, workers, commands. A killed process writes no data, so the figures are lower bounds.
+The last line is JSON. Data files stay in `.cache/coverage`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Covered:
 
 
 def main() -> int:
-    """Runs both tiers and prints the table. Returns 1 where tests failed."""
+    """Run both tiers and print the table. Return 1 if tests failed."""
     shutil.rmtree(DATA, ignore_errors=True)
     DATA.mkdir(parents=True)
-    failed = [name for name, marked in TIERS.items() if _run_tests(name, marked)]
+    failed = [name for name, markers in TIERS.items() if _run_tests(name, markers)]
     quick = _by_package(_combine("quick", "test"))
     whole = _by_package(_combine("whole", *TIERS))
     sys.stdout.write(f"{'package':<12} {'make test':>10} {'with test-all':>14}  lines and branches\n")
@@ -51,21 +51,21 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _run_tests(name: str, marked: str) -> int:
-    """Runs a tier under coverage; returns pytest's exit code."""
-    pytest = ["pytest", "-q", "--numprocesses", os.environ.get("WORKERS", "logical"), "-m", marked]
+def _run_tests(name: str, markers: str) -> int:
+    """Run a tier under coverage and return pytest's exit code."""
+    pytest = ["pytest", "-q", "--numprocesses", os.environ.get("WORKERS", "logical"), "-m", markers]
     return _coverage(name, "run", "-m", *pytest).returncode
 
 
 def _combine(name: str, *tiers: str) -> Path:
-    """One data file of all processes of these tiers."""
+    """Combine the data of all processes of these tiers and return the file."""
     files = [str(path) for tier in tiers for path in DATA.glob(f"{tier}.*")]
     _coverage(name, "combine", "--keep", "--quiet", *files)
     return DATA / name
 
 
 def _by_package(data: Path) -> dict[str, Covered]:
-    """Counts by package, and of `all`."""
+    """Return the counts of each package, and of all packages under `all`."""
     report = data.with_suffix(".json")
     _coverage(data.name, "json", "--quiet", "-o", str(report))
     counts: dict[str, Covered] = defaultdict(Covered)

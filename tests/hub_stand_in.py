@@ -1,6 +1,6 @@
-"""A stand-in for the hub on loopback, with the answers that `huggingface_hub` expects from repositories.
+"""A stand-in for the Hugging Face hub on loopback, with the replies that `huggingface_hub` expects.
 
-It keeps what each commit holds and every byte that a client sent. Nothing here reaches the real hub.
+It records the files of each commit and every byte that a client sent. It never contacts the real hub.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGE = (".safetensors", ".parquet", "tokenizer.json")
 
 @dataclass
 class Repository:
-    """Branches with their files, and how it was made."""
+    """A repository: its visibility, its branches with their files, the summaries of its commits."""
 
     private: bool
     branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
@@ -35,7 +35,7 @@ class Repository:
 
 @dataclass
 class StandIn:
-    """State of the hub. `fail` maps a part of a path to the status that all such requests get."""
+    """State of the hub. `fail` maps a part of a path to the HTTP status of all requests with it."""
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -49,14 +49,14 @@ class StandIn:
 
     @property
     def sent(self) -> bytes:
-        """Every byte of every body, files in base64 decoded."""
+        """All bytes of all request bodies and uploaded objects, with files in base64 decoded too."""
         bodies = [body for _, _, _, body in self.requests]
         decoded = [base64.b64decode(text) for body in bodies for text in _encoded(body)]
         return b"\n".join([*bodies, *decoded, *self.objects.values()])
 
 
 def _encoded(body: bytes) -> Iterator[str]:
-    """Contents and samples of files in a body of JSON or of JSON lines."""
+    """Yield the contents and samples of files in a body of JSON or JSON lines, as base64."""
     for line in body.splitlines():
         try:
             document = json.loads(line)
@@ -75,10 +75,10 @@ def _application(hub: StandIn) -> web.Application:
     async def checked(request: web.Request, handler: Any) -> web.StreamResponse:
         body = await request.read()
         hub.requests.append((request.method, request.path, dict(request.headers), body))
-        for word, status in hub.fail.items():
-            if word in request.path:
-                return web.json_response({"error": f"the stand-in says {status}"}, status=status)
-        is_object = request.path.startswith("/objects/")  # a storage service, which knows no login
+        for part, status in hub.fail.items():
+            if part in request.path:
+                return web.json_response({"error": f"the stand-in fails with {status}"}, status=status)
+        is_object = request.path.startswith("/objects/")  # a storage service without a login
         if not is_object and request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": "Invalid credentials in Authorization header"}, status=401)
         return await handler(request)
@@ -93,12 +93,12 @@ def _application(hub: StandIn) -> web.Application:
 
     @routes.post("/api/repos/create")
     async def create(request: web.Request) -> web.Response:
-        asked = await request.json()
-        name = f"{asked['organization']}/{asked['name']}"
-        key = f"datasets/{name}" if asked.get("type") == "dataset" else name
+        wanted = await request.json()
+        name = f"{wanted['organization']}/{wanted['name']}"
+        key = f"datasets/{name}" if wanted.get("type") == "dataset" else name
         if key in hub.repositories:
             return web.json_response({"error": "You already created this repo", "url": f"{hub.url}/{key}"}, status=409)
-        hub.repositories[key] = Repository(private=asked.get("visibility") == "private")
+        hub.repositories[key] = Repository(private=wanted.get("visibility") == "private")
         return web.json_response({"url": f"{hub.url}/{key}"})
 
     @routes.get("/api/{kind:models|datasets}/{owner}/{name}")
@@ -132,8 +132,8 @@ def _application(hub: StandIn) -> web.Application:
         document = await request.json()
         metadata = yaml.safe_load(document["content"].split("---")[1])
         if metadata.get("license") == "no-such-license":
-            wrong = [{"message": '"license" must be one of [apache-2.0, mit, ...]'}]
-            return web.json_response({"error": "invalid", "errors": wrong, "warnings": []}, status=400)
+            errors = [{"message": '"license" must be one of [apache-2.0, mit, ...]'}]
+            return web.json_response({"error": "invalid", "errors": errors, "warnings": []}, status=400)
         return web.json_response({"errors": [], "warnings": []})
 
     @routes.post("/api/{kind:models|datasets}/{owner}/{name}/preupload/{branch}")
@@ -154,8 +154,8 @@ def _application(hub: StandIn) -> web.Application:
     @routes.post("/{path:.+}.git/info/lfs/objects/batch")
     async def batch(request: web.Request) -> web.Response:
         objects = (await request.json())["objects"]
-        answers = [{**entry, "actions": {"upload": {"href": f"{hub.url}/objects/{entry['oid']}"}}} for entry in objects]
-        return web.json_response({"transfer": "basic", "objects": answers})
+        replies = [{**entry, "actions": {"upload": {"href": f"{hub.url}/objects/{entry['oid']}"}}} for entry in objects]
+        return web.json_response({"transfer": "basic", "objects": replies})
 
     @routes.put("/objects/{oid}")
     async def put(request: web.Request) -> web.Response:
@@ -189,17 +189,17 @@ def _application(hub: StandIn) -> web.Application:
 
 
 def _name(request: web.Request) -> str:
-    place = request.match_info
-    return ("datasets/" if place["kind"] == "datasets" else "") + f"{place['owner']}/{place['name']}"
+    parts = request.match_info
+    return ("datasets/" if parts["kind"] == "datasets" else "") + f"{parts['owner']}/{parts['name']}"
 
 
 def _oid(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # as git names a file
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # git's hash of a file
 
 
 @contextmanager
 def running_stand_in() -> Iterator[StandIn]:
-    """A stand-in that serves in a separate thread."""
+    """Serve a stand-in in a separate thread until the block ends."""
     hub, loop = StandIn(), asyncio.new_event_loop()
     runner = web.AppRunner(_application(hub))
 

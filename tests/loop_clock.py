@@ -1,4 +1,4 @@
-"""The time of an event loop, moved by hand: limits and sleeps end by it alone, however busy the machine is."""
+"""A manual clock of an event loop: timeouts and sleeps depend on it alone, not on the load of the machine."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-TURNS = 20  # of the loop: what has waited for the time goes on
+ITERATIONS = 20  # of the loop: enough for the tasks whose time has come to run
 
 
 class LoopClock:
-    """The clock of the running loop, until the end of the test."""
+    """The manual clock of the running loop, until the test ends."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
         self._now = loop.time()
         patch.setattr(loop, "time", lambda: self._now)
 
-    async def passes(self, seconds: float) -> None:
-        """So much later; what was begun before begins to wait first."""
-        await self._turn()
+    async def advance(self, seconds: float) -> None:
+        """Advance the time. Tasks that are ready run before and after, so that a new task begins its wait first."""
+        await self._run_ready_tasks()
         self._now += seconds
-        await self._turn()
+        await self._run_ready_tasks()
 
-    async def _turn(self) -> None:
-        for _ in range(TURNS):
+    async def _run_ready_tasks(self) -> None:
+        for _ in range(ITERATIONS):
             await asyncio.sleep(0)

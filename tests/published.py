@@ -1,4 +1,4 @@
-"""Readers of published weights, for assertions."""
+"""Functions that read published weights, for assertions."""
 
 from __future__ import annotations
 

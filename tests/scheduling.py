@@ -1,4 +1,4 @@
-"""How pytest-xdist divides the tests: a file to a worker, and files that share running nodes to the same one."""
+"""How pytest-xdist divides the tests: a file runs on one worker, and files that share running nodes on the same one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class ByFile(LoadScopeScheduling):
-    """Gives each worker one file after the other, in the order of collection."""
+    """A scheduler that gives each worker one file after the other, in the order of collection."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
 
 def group_of(nodeid: str) -> str:
-    """What runs on one worker: the group of `SHARED` that the test is in, or else its file."""
+    """Return the group of `SHARED` that has the test, or else its file. A group runs on one worker."""
     file = nodeid.split("::", 1)[0]
     return next((name for name, paths in SHARED.items() if file.startswith(paths)), file)
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sorts tests: groups that take minutes begin at once, so that no worker waits at the end for another's."""
+    """Sort groups that take minutes to the front, so that no worker waits for another at the end."""
     order = {group: position for position, group in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))

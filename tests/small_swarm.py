@@ -1,11 +1,11 @@
-"""A small real swarm that files share: a bootstrap node and two nodes of unlike models that trained together.
+"""A small real swarm that test files share: a bootstrap node and two nodes of different size that trained together.
 
 It is for tests that only read. Both nodes have used their budgets of tokens and wait for groups, so they take no
-processor time from other tests. A test must not stop them or ban a member. `copied_home` gives the home of a stopped
+processor time from other tests. A test must not stop them or ban a member. `copied_home` makes the home of a stopped
 node.
 
 The swarm starts for the first test that uses it. It takes more than 2 GB of memory, so it stops before the first test
-of another group (tests/tiers.py); a later user starts a new one.
+of another group (tests/tiers.py). A later user starts a new swarm.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
-START_S = 500.0  # of both, on a busy machine
-PATIENCE_S = 600.0  # for the other node to start; later, with too few groups for a step, both are idle so long
-EVERY_OTHER_STEP = 2  # is evaluated, by the manifest
+START_S = 500.0  # for both nodes, on a busy machine
+FOREIGN_WAIT_S = 600.0  # until the other node starts; later, with too few groups for a step, both nodes are idle
+EVAL_EVERY_STEPS = 2  # in the manifest
 MIN_STEPS = 3
-BUDGET_TOKENS = 320  # of completions of three or four tokens each: five steps or so
+BUDGET_TOKENS = 320  # of completions of three or four tokens each: about five steps
 HF_TOKEN, WANDB_KEY = "hf_" + "Zq7" * 10, "f00d" * 10
 SWARM_SECRET = "5eC2e7" * 12
 
@@ -51,14 +51,14 @@ class SmallSwarm:
 
 
 @dataclass
-class Kept:
-    """The swarm that runs, if one does."""
+class SharedSwarm:
+    """The running swarm, if there is one."""
 
     swarm: SmallSwarm | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def running(self, folders: pytest.TempPathFactory, models: Mapping[str, Path]) -> SmallSwarm:
-        """The swarm; it is started where none runs."""
+        """Return the swarm, started if none runs."""
         if self.swarm is None:
             self.swarm = self._stack.enter_context(_running_swarm(folders.mktemp("swarm"), models))
         return self.swarm
@@ -68,33 +68,35 @@ class Kept:
         self._stack.close()
 
 
-KEPT = pytest.StashKey[Kept]()
+SHARED_SWARM = pytest.StashKey[SharedSwarm]()
 
 
 @pytest.fixture(scope="module")
 def small_swarm(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]
 ) -> SmallSwarm:
-    if KEPT not in pytestconfig.stash:
-        pytestconfig.stash[KEPT] = Kept()
-        pytestconfig.add_cleanup(pytestconfig.stash[KEPT].stop)  # of a run that was interrupted
-    return pytestconfig.stash[KEPT].running(tmp_path_factory, tiny_models)
+    if SHARED_SWARM not in pytestconfig.stash:
+        pytestconfig.stash[SHARED_SWARM] = SharedSwarm()
+        pytestconfig.add_cleanup(pytestconfig.stash[SHARED_SWARM].stop)  # if the test run is interrupted
+    return pytestconfig.stash[SHARED_SWARM].running(tmp_path_factory, tiny_models)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """Stops the swarm after the last test of a group."""
+    """Stop the swarm after the last test of a group."""
     try:
         yield
     finally:
-        if KEPT in item.config.stash and (nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid)):
-            item.config.stash[KEPT].stop()
+        if SHARED_SWARM in item.config.stash and (
+            nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid)
+        ):
+            item.config.stash[SHARED_SWARM].stop()
 
 
 @contextmanager
 def _running_swarm(folder: Path, models: Mapping[str, Path]) -> Iterator[SmallSwarm]:
-    """Ann is started with tokens in the environment, and with a umask that lets the group write."""
-    manifest = write_manifest(folder / "run.toml", foreign_wait_s=PATIENCE_S)
+    """Start both nodes; ann has tokens in the environment, and a umask that permits the group to write."""
+    manifest = write_manifest(folder / "run.toml", foreign_wait_s=FOREIGN_WAIT_S)
     secret = folder / "swarm.secret"
     secret.write_text(SWARM_SECRET)
     secret.chmod(0o600)
@@ -130,7 +132,7 @@ def _running_swarm(folder: Path, models: Mapping[str, Path]) -> Iterator[SmallSw
 
 
 def _has_settled(node: RunningNode) -> bool:
-    """Whether it has used its budget, has trained on groups of the other too, and has saved its status since."""
+    """Return whether the node used its budget, trained on foreign groups too, and saved its status after that."""
     path = Home(node.home).status
     if not path.exists():
         return False
@@ -144,7 +146,7 @@ def _has_settled(node: RunningNode) -> bool:
 
 
 def copied_home(node: RunningNode, target: Path) -> Home:
-    """A copy of a running node's home at one moment, as a killed node leaves it, but without the lock file."""
+    """Copy a running node's home at one moment: the home of a killed node, but without the lock file."""
     family = node.processes()
     for process in family:
         process.suspend()

@@ -1,4 +1,4 @@
-"""What the end of a test run says besides pytest's own: the time per package, and what was skipped and why."""
+"""Two tables at the end of a test run: the time per package, and the skipped tests by reason."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 def write_summary(reporter: TerminalReporter) -> None:
-    """Writes both tables."""
+    """Write both tables."""
     reports = [report for outcome in (*OUTCOMES, "") for report in reporter.getreports(outcome)]
     _write_packages(reporter, reports)
     _write_skips(reporter, reporter.getreports("skipped"))
 
 
 def make_sendable(report: pytest.TestReport) -> None:
-    """Escapes halves of surrogate pairs in what a test logged or failed with: pytest-xdist cannot send them."""
+    """Escape lone surrogates in the log and failure of a test: pytest-xdist cannot send them."""
     report.sections = [(title, _escaped(text)) for title, text in report.sections]
     if report.longrepr is not None and (text := str(report.longrepr)) != _escaped(text):
         report.longrepr = _escaped(text)
@@ -31,7 +31,7 @@ def _escaped(text: str) -> str:
 
 
 def package_of(nodeid: str) -> str:
-    """`replay` of `tests/replay/test_buffer.py::test_x`; `.` for the files of `tests/` itself."""
+    """Return `replay` for `tests/replay/test_buffer.py::test_x`, and `.` for a file directly in `tests/`."""
     parts = nodeid.split("::", 1)[0].split("/")
     return parts[1] if len(parts) > 2 else "."
 
@@ -59,6 +59,6 @@ def _write_skips(reporter: TerminalReporter, reports: list[pytest.TestReport]) -
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """The text of a skip, without the place where it was raised."""
+    """Return the text of a skip, without the place that raised it."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return reason.removeprefix("Skipped: ")

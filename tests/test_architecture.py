@@ -1,6 +1,6 @@
-"""The floors of the house: each room imports only rooms below it, and the command line stays light.
+"""The layers of the packages: each imports only lower layers, and the command line loads no heavy library.
 
-`docs/develop/architecture.md` has the same layers; a package that is missing in the table fails the test.
+`docs/develop/architecture.md` has the same layers. A package that is missing in the table fails a test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 BENCH = PACKAGE.parent / "bench"
-FLOORS = {
+LAYERS = {
     "errors": 0,
     "files": 0,
     "backoff": 0,
@@ -48,9 +48,9 @@ FLOORS = {
     "dashboard": 7,
     "cli": 8,
 }
-BASE = {"backoff", "documentation", "errors", "files", "plugins"}  # which all others may import
+BASE = {"backoff", "documentation", "errors", "files", "plugins"}  # every package may import these
 TOP_FILES = {"__init__", "__main__"}
-HEAVY_HOMES = {
+IMPORTERS = {  # by heavy library: the packages that may import it
     "torch": {"algorithms", "models", "workers", "generation", "learner", "lab", "integrations"},
     "trl": {"integrations"},
     "hivemind": {"gossip"},
@@ -66,7 +66,7 @@ HEAVY_HOMES = {
 
 @cache
 def _imports(path: Path) -> set[str]:
-    """Dotted names of the modules that a file imports, wherever in the file."""
+    """Return the dotted names of the modules that a file imports anywhere."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -78,50 +78,50 @@ def _imports(path: Path) -> set[str]:
     return names
 
 
-def _room(path: Path) -> str:
+def _package(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if _room(path) not in TOP_FILES]
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if _package(path) not in TOP_FILES]
 
 
-def test_every_room_has_its_floor() -> None:
-    assert {_room(path) for path in FILES} == set(FLOORS)
+def test_every_package_has_a_layer() -> None:
+    assert {_package(path) for path in FILES} == set(LAYERS)
 
 
-def _who_imports(is_wrong: Callable[[str, str], bool]) -> str:
-    """Line by line, what files import of which `is_wrong(room, name)` is true."""
+def _forbidden_imports(is_wrong: Callable[[str, str], bool]) -> str:
+    """Return one line for each import for which `is_wrong(package, name)` is true."""
     return "\n".join(
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in FILES
         for name in sorted(_imports(path))
-        if is_wrong(_room(path), name)
+        if is_wrong(_package(path), name)
     )
 
 
-def _is_not_below(room: str, name: str) -> bool:
+def _is_not_lower(package: str, name: str) -> bool:
     project, _, rest = name.partition(".")
     imported = rest.partition(".")[0]
-    if project != "ftis_node" or imported in {"", room, "__version__", *BASE}:
+    if project != "ftis_node" or imported in {"", package, "__version__", *BASE}:
         return False
-    return FLOORS.get(imported, FLOORS[room]) >= FLOORS[room]
+    return LAYERS.get(imported, LAYERS[package]) >= LAYERS[package]
 
 
-def _is_too_heavy(room: str, name: str) -> bool:
+def _is_too_heavy(package: str, name: str) -> bool:
     library = name.partition(".")[0]
-    return library in HEAVY_HOMES and room not in HEAVY_HOMES[library]
+    return library in IMPORTERS and package not in IMPORTERS[library]
 
 
-def test_rooms_import_only_rooms_below() -> None:
-    assert _who_imports(_is_not_below) == ""
+def test_packages_import_only_lower_layers() -> None:
+    assert _forbidden_imports(_is_not_lower) == ""
 
 
-def test_heavy_libraries_stay_in_their_rooms() -> None:
-    assert _who_imports(_is_too_heavy) == ""
+def test_heavy_libraries_are_imported_only_in_their_packages() -> None:
+    assert _forbidden_imports(_is_too_heavy) == ""
 
 
 def _cycle_of(files: dict[str, Path]) -> list[str]:
-    """One cycle among files, by module name, imports under TYPE_CHECKING included; empty if there is none."""
+    """Return one cycle of imports among files as module names, TYPE_CHECKING included; empty if there is none."""
     graph = {name: _modules_imported(path, files) - {name} for name, path in files.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -131,7 +131,7 @@ def _cycle_of(files: dict[str, Path]) -> list[str]:
 
 
 def _modules_imported(path: Path, files: dict[str, Path]) -> set[str]:
-    """Those of `files` from which a file imports; a package itself only for names that are no modules of it."""
+    """Return the names of `files` that a file imports; a package only for names that are not its modules."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -148,10 +148,12 @@ def _module(path: Path, root: Path) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-def test_no_cycle_between_files_type_only_imports_included() -> None:
+def test_no_cycle_between_files_with_type_only_imports() -> None:
     names = {_module(path, PACKAGE.parent): path for path in FILES}
-    by_room = {room: {name: path for name, path in names.items() if _room(path) == room} for room in FLOORS}
-    assert not {room: cycle for room, files in by_room.items() if (cycle := _cycle_of(files))}
+    by_package = {
+        package: {name: path for name, path in names.items() if _package(path) == package} for package in LAYERS
+    }
+    assert not {package: cycle for package, files in by_package.items() if (cycle := _cycle_of(files))}
 
 
 def test_no_cycle_between_files_of_the_benchmarks() -> None:
@@ -183,7 +185,7 @@ def _is_generated(files: list[str]) -> bool:
 
 
 SHARED_FILE_NAMES = {
-    "plugins": "objects of other packages: how they are found, and those of one package of ours",
+    "plugins": "objects of other packages: how they are found, and those of one package",
     "app": "the program: commands; screens",
     "base": "the protocols that the folder implements",
     "batch": "completions as tensors",
@@ -203,19 +205,19 @@ SHARED_FILE_NAMES = {
     "process": "one child process",
     "registry": "entries by name",
     "report": "a report: of a step, a trial, a run",
-    "settings": "settings of a package's own",
+    "settings": "the settings of one package",
     "status": "the status: record, loop, command",
     "supervisor": "restarts one child process",
     "tiny": "tiny models, and their command",
     "worker": "the worker's side of a process",
 }
-"""File names in use several times: each with its one duty."""
+"""File names that occur several times, each with its one purpose."""
 
 
-def test_a_file_name_is_repeated_only_for_the_same_duty() -> None:
+def test_a_file_name_is_repeated_only_for_the_same_purpose() -> None:
     counts = Counter(path.stem for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
     assert {name for name, count in counts.items() if count > 1} == SHARED_FILE_NAMES.keys(), (
-        "give a new file a name of its own, or name the duty that it shares; remove names that are used once"
+        "give a new file a unique name, or add the purpose that it shares; remove names that occur once"
     )
 
 
@@ -226,7 +228,7 @@ HEAVY = (
 NOT_FOR_HELP = (*HEAVY, "pydantic", "msgspec", "http.client", "sqlite3")  # typer reads options with pydantic
 LOADED = """
 import sys
-before = set(sys.modules)  # coverage.py loads some of its own
+before = set(sys.modules)  # coverage.py loads some libraries itself
 from ftis_node.cli.app import run
 for arguments, libraries in {commands!r}:
     code = run(arguments)
@@ -236,23 +238,23 @@ for arguments, libraries in {commands!r}:
 """
 
 
-def _run_in_turn(commands: list[tuple[list[str], tuple[str, ...]]]) -> subprocess.CompletedProcess[str]:
-    """A process that runs commands, as long as none of them and those before has loaded what stands beside it."""
+def _run_in_one_process(commands: list[tuple[list[str], tuple[str, ...]]]) -> subprocess.CompletedProcess[str]:
+    """Run commands in one process. It fails at the first command after which one of its libraries is loaded."""
     code = LOADED.format(commands=commands)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_no_heavy_library() -> None:
     light = [([option], NOT_FOR_HELP) for option in ("--version", "--help")]
-    done = _run_in_turn([*light, *(([command, "--help"], HEAVY) for command in ("join", "replay", "compare"))])
+    done = _run_in_one_process([*light, *(([command, "--help"], HEAVY) for command in ("join", "replay", "compare"))])
     assert done.returncode == 0, done.stderr
 
 
-def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_status_loads_no_heavy_library(tmp_path: Path) -> None:
     from ftis_node.telemetry.status import Status
 
     (tmp_path / "status.json").write_bytes(Status().to_json())
-    done = _run_in_turn([(["status", "--json", "--home", str(tmp_path)], HEAVY)])
+    done = _run_in_one_process([(["status", "--json", "--home", str(tmp_path)], HEAVY)])
     assert done.returncode == 0, done.stderr
     assert '"schema": 1' in done.stdout
 
@@ -260,7 +262,7 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
 NODE_FOLDERS = ("supervision", "storage", "peers", "training", "loops", "exchange", "http_api", "startup")
 """Folders of the daemon, lowest first: each imports only folders below it."""
 UPWARD = {"peers/operator_actions.py", "storage/export.py", "storage/identity_backup.py"}
-"""Files that still import a folder above their own. This list only gets shorter."""
+"""Files that still import a higher folder. Add no file to this list."""
 
 
 def _imports_upward(path: Path) -> bool:
@@ -269,7 +271,7 @@ def _imports_upward(path: Path) -> bool:
     return any(name.startswith(f"ftis_node.node.{each}.") for name in _imports(path) for each in above)
 
 
-def test_folders_of_the_node_import_only_folders_below() -> None:
+def test_folders_of_the_node_import_only_lower_folders() -> None:
     files = [path for path in FILES if path.parent.parent == PACKAGE / "node"]
     assert {path.parent.name for path in files} == set(NODE_FOLDERS)
     upward = {path.relative_to(PACKAGE / "node").as_posix() for path in files if _imports_upward(path)}
@@ -277,6 +279,6 @@ def test_folders_of_the_node_import_only_folders_below() -> None:
 
 
 def test_only_the_composition_root_has_all_components() -> None:
-    """A loop or a component is given what it uses, one argument each."""
+    """A loop or a component receives each part that it uses as a separate argument."""
     users = {path.relative_to(PACKAGE).as_posix() for path in FILES if "ftis_node.node.components" in _imports(path)}
     assert {user for user in users if not user.startswith(("node/startup/", "lab/"))} == {"node/daemon.py"}

@@ -1,6 +1,6 @@
-"""Nothing in a node grows without a bound: every queue has its size, every connection that is opened its time limit.
+"""Every queue in a node has a bound, and every connection is opened within a time limit.
 
-Read off the source, so that a new queue without a bound fails here. What may have none stands below, with its reason.
+The tests read the source, so a new queue without a bound fails. `UNBOUNDED` has the exceptions with their reasons.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
-ROOMS = (
+PACKAGES = (
     *("doctor", "evaluation", "gossip", "generation", "learner", "memory", "node", "records", "replay"),
     *("swarm", "tasks", "telemetry", "validation", "workers"),
 )
-FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
+FILES = sorted(path for name in PACKAGES for path in (PACKAGE / name).rglob("*.py"))
 SIZED_QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}
 CONNECTING = {"open_connection", "open_unix_connection"}
 UNBOUNDED = {
-    "generation/engines/torch_engine.py": "requests of the daemon, which has `groups_in_flight` and one load under way",
+    "generation/engines/torch_engine.py": "requests of the daemon, at most `groups_in_flight` and one load",
     "generation/engines/vllm_driver.py": "the same",
-    "doctor/doctor.py": "one answer for each check of the doctor",
-    "telemetry/tracking.py": "`offer` looks at its capacity first",
+    "doctor/doctor.py": "one result for each check of the doctor",
+    "telemetry/tracking.py": "`offer` checks the capacity first",
 }
 
 
@@ -36,14 +36,14 @@ def _name(call: ast.Call) -> str:
 
 
 def _bound(call: ast.Call, keyword: str, position: int) -> ast.expr | None:
-    """The argument that bounds; None where there is none, or where it says that there is none."""
+    """Return the argument that sets the bound; None if it is missing, 0 or None."""
     given = call.args[position] if len(call.args) > position else None
     found = next((each.value for each in call.keywords if each.arg == keyword), given)
     return None if isinstance(found, ast.Constant) and found.value in (0, None) else found
 
 
 def unbounded_queues(source: str) -> list[int]:
-    """The lines of queues without a bound."""
+    """Return the lines with queues without a bound."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     return [
         call.lineno
@@ -55,7 +55,7 @@ def unbounded_queues(source: str) -> list[int]:
 
 
 def unlimited_connects(source: str) -> list[int]:
-    """The lines where a connection is opened outside of any `async with asyncio.timeout(...)`."""
+    """Return the lines that open a connection outside of any `async with asyncio.timeout(...)`."""
 
     def walk(node: ast.AST, limited: bool) -> Iterator[int]:
         if isinstance(node, ast.AsyncWith):
@@ -77,7 +77,7 @@ def test_every_queue_has_a_bound() -> None:
     assert [name for name in UNBOUNDED if not found[name]] == [], "these need no exception any more"
 
 
-def test_every_connection_is_opened_within_a_limit() -> None:
+def test_every_connection_is_opened_within_a_time_limit() -> None:
     found = {str(path.relative_to(PACKAGE)): unlimited_connects(path.read_text()) for path in FILES}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
@@ -86,17 +86,17 @@ def test_every_connection_is_opened_within_a_limit() -> None:
     "source",
     ["asyncio.Queue()", "asyncio.Queue[int](0)", "Queue(maxsize=0)", "queue.SimpleQueue()", "deque()", "deque(rows)"],
 )
-def test_what_has_no_bound_is_found(source: str) -> None:
+def test_an_unbounded_queue_is_found(source: str) -> None:
     assert unbounded_queues(source) == [1]
 
 
 @pytest.mark.parametrize("source", ["asyncio.Queue(64)", "Queue(maxsize=capacity)", "deque(maxlen=8)", "deque([], 4)"])
-def test_what_has_a_bound_is_not(source: str) -> None:
+def test_a_bounded_queue_is_not_found(source: str) -> None:
     assert unbounded_queues(source) == []
 
 
-def test_a_connection_outside_of_a_limit_is_found() -> None:
-    bare = "async def f():\n    await asyncio.open_unix_connection(path)\n"
-    held = "async def f():\n    async with asyncio.timeout(3):\n        await asyncio.open_unix_connection(path)\n"
-    assert unlimited_connects(bare) == [2]
-    assert unlimited_connects(held) == []
+def test_a_connection_without_a_time_limit_is_found() -> None:
+    unlimited = "async def f():\n    await asyncio.open_unix_connection(path)\n"
+    limited = "async def f():\n    async with asyncio.timeout(3):\n        await asyncio.open_unix_connection(path)\n"
+    assert unlimited_connects(unlimited) == [2]
+    assert unlimited_connects(limited) == []

@@ -1,4 +1,4 @@
-"""No file of the repository names the host of a package registry. The pages have their tests in tests/documented/."""
+"""No file of the repository names the host of a package registry. Tests of the pages are in tests/documented/."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What no line of the package may do: unpickle, run what is not its own, or go to another process by a shell.
+"""Forbidden code in the package: unpickling, running foreign code, starting a shell.
 
-The first is looked for in the syntax trees, by the names of what would do it. The second is what a node promises of
-plug-ins and models: see also tests/models/test_model_loading.py.
+The first tests search the syntax trees for imports and calls by name. The others test plug-ins, options of vLLM and
+telemetry switches. tests/models/test_model_loading.py tests models.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ FORBIDDEN_CALLS = {
     ),
     *("joblib.load", "load_state_dict_from_url", "pandas.read_pickle", "run_path", "runpy.run_path"),
 }
-TRUST = {"trust_remote_code", "allow_pickle", "shell"}  # keywords that may be given, and then as False
+ALWAYS_FALSE = {"trust_remote_code", "allow_pickle", "shell"}  # keywords whose only allowed value is False
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """Each call with its dotted name, `torch.load`."""
+    """Yield each call with its dotted name, such as `torch.load`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node
 
 
 def faults(source: str) -> list[str]:
-    """What a file does that it must not."""
+    """Return the forbidden imports and calls of a file."""
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -61,14 +61,14 @@ def faults(source: str) -> list[str]:
             keys = [
                 (ast.unparse(key).strip("'\""), value) for key, value in zip(node.keys, node.values, strict=True) if key
             ]
-            found += [f"{key} in a table" for key, value in keys if key == "trust_remote_code" and _is_true(value)]
+            found += [f"{key} in a table" for key, value in keys if key == "trust_remote_code" and _may_be_true(value)]
     for name, call in calls(tree):
         if name in FORBIDDEN_CALLS:
             found.append(f"calls {name}")
         found += [
             f"{name}({keyword.arg}=...)"
             for keyword in call.keywords
-            if keyword.arg in TRUST and _is_true(keyword.value)
+            if keyword.arg in ALWAYS_FALSE and _may_be_true(keyword.value)
         ]
         if name.endswith(".from_pretrained") and name.startswith("Auto"):
             if not any(keyword.arg == "trust_remote_code" for keyword in call.keywords):
@@ -76,12 +76,12 @@ def faults(source: str) -> list[str]:
     return found
 
 
-def _is_true(value: ast.expr) -> bool:
-    """Whether a value is not plainly False, or a sentence on a reserved name."""
+def _may_be_true(value: ast.expr) -> bool:
+    """Return whether a value may be true: not the literal False, and no text that explains a reserved name."""
     return not (isinstance(value, ast.Constant) and (value.value is False or isinstance(value.value, str)))
 
 
-def test_no_file_unpickles_anything_or_runs_what_is_not_its_own() -> None:
+def test_no_file_unpickles_or_runs_foreign_code() -> None:
     found = {str(path.relative_to(PACKAGE)): faults(path.read_text()) for path in FILES}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
@@ -102,32 +102,32 @@ def test_no_file_unpickles_anything_or_runs_what_is_not_its_own() -> None:
         "{'trust_remote_code': True}",
     ],
 )
-def test_the_search_finds_each_of_them(source: str) -> None:
+def test_the_search_finds_each_kind(source: str) -> None:
     assert len(faults(source)) == 1
 
 
 @pytest.mark.parametrize(
     "option", ["trust_remote_code", "load_format", "code_revision", "hf_config_path", "hf_token", "download_dir"]
 )
-def test_settings_cannot_have_vllm_run_or_unpickle_what_came_with_a_model(option: str) -> None:
+def test_engine_options_cannot_make_vllm_run_or_unpickle_files_of_a_model(option: str) -> None:
     with pytest.raises(ConfigError, match=f"engine_options must not have '{option}'"):
         check_options([option])
 
 
 @pytest.mark.parametrize(("spec", "kind"), [("wonders", "task"), ("arithmetic@judge", "reward")])
-def test_a_plug_in_that_is_not_installed_is_refused_by_name_and_nothing_is_started_or_asked(
+def test_an_unknown_plug_in_is_refused_without_a_process_or_a_connection(
     spec: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **more: object) -> None:
         raise AssertionError(f"{arguments} {more}")
 
-    for place in ("subprocess.Popen.__init__", "socket.socket.connect", "socket.getaddrinfo"):
-        monkeypatch.setattr(place, refuse)
+    for function in ("subprocess.Popen.__init__", "socket.socket.connect", "socket.getaddrinfo"):
+        monkeypatch.setattr(function, refuse)
     with pytest.raises(TaskError, match=f"unknown {kind} '{spec.split('@')[-1]}': known are"):
         load_task(spec)
 
 
-def test_every_switch_goes_before_what_the_environment_says_and_reaches_children() -> None:
+def test_telemetry_switches_override_the_environment_and_reach_child_processes() -> None:
     code = (
         "import sys; from ftis_node.cli import app; app.run = lambda arguments: 0\n"
         "try: app.main()\nexcept SystemExit: pass\n"

@@ -1,4 +1,4 @@
-"""How the suite is divided, scheduled and reported."""
+"""The division, the schedule and the report of a test run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from tests import trained_models
 from tests.scheduling import group_of, longest_first
 from tests.summary import make_sendable, package_of
-from tests.tiers import ALL_SCENARIOS, KEPT, LONGEST_FIRST, MISSING, NEEDS, SHARED, mark
+from tests.tiers import ALL_SCENARIOS, LONGEST_FIRST, MISSING, NEEDS, SHARED, SMOKE, mark
 
 ROOT = Path(__file__).parents[1]
 
 
 class Item:
-    """A collected test, as far as marking goes."""
+    """The part of a collected test that marking uses."""
 
     def __init__(self, nodeid: str) -> None:
         self.nodeid = nodeid
@@ -35,10 +35,10 @@ def marked(*nodeids: str) -> dict[str, list[str]]:
 
 
 def test_every_path_of_the_table_is_a_test() -> None:
-    paths = [*ALL_SCENARIOS, *KEPT, *(path for paths in NEEDS.values() for path in paths)]
+    paths = [*ALL_SCENARIOS, *SMOKE, *(path for paths in NEEDS.values() for path in paths)]
     missing = [path for path in paths if not _exists(path)]
     assert missing == []
-    assert [path for path in (*SHARED, *(one for group in SHARED.values() for one in group)) if not path] == []
+    assert [path for group in SHARED.values() for path in group if not _exists(path)] == []
     groups = {*SHARED, *(path for path in LONGEST_FIRST if (ROOT / path).is_file())}
     assert set(LONGEST_FIRST) <= groups
 
@@ -52,28 +52,28 @@ def _exists(path: str) -> bool:
     return function.partition("[")[0] in names
 
 
-def test_a_scenario_is_marked_and_what_needs_vllm_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenarios_and_tests_that_need_vllm_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MISSING, "vllm", lambda: "")
     engine = "tests/generation/test_generation_vllm_engine.py::test_x"
-    got = marked("tests/attacks/test_http.py::test_x", "tests/replay/test_buffer.py::test_x", engine, *KEPT)
-    assert list(got.values()) == [["scenario"], [], ["scenario", "vllm"], ["vllm"]]
+    markers = marked("tests/attacks/test_http.py::test_x", "tests/replay/test_buffer.py::test_x", engine, *SMOKE)
+    assert list(markers.values()) == [["scenario"], [], ["scenario", "vllm"], ["vllm"]]
 
 
-def test_what_the_machine_lacks_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_whose_need_is_missing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MISSING, "vllm", lambda: "vLLM is not installed")
-    assert marked(*KEPT) == {KEPT[0]: ["vllm", "skip"]}
+    assert marked(*SMOKE) == {SMOKE[0]: ["vllm", "skip"]}
 
 
-def test_a_file_of_a_like_name_is_no_part_of_a_path() -> None:
+def test_a_path_does_not_match_a_longer_folder_name() -> None:
     assert marked("tests/attacks_of_others/test_x.py::test_x") == {"tests/attacks_of_others/test_x.py::test_x": []}
 
 
-def test_files_that_share_nodes_are_one_group_and_others_are_alone() -> None:
+def test_files_that_share_nodes_are_one_group_and_others_are_separate() -> None:
     assert group_of("tests/attacks/test_http.py::test_x") == group_of("tests/attacks/test_audit.py::test_y[1]")
     assert group_of("tests/replay/test_buffer.py::test_x[a::b]") == "tests/replay/test_buffer.py"
 
 
-def test_long_groups_come_first_and_the_order_of_the_others_stays() -> None:
+def test_long_groups_come_first_and_the_others_keep_their_order() -> None:
     nodeids = ["tests/b.py::one", "tests/a.py::one", "tests/attacks/test_http.py::one", "tests/b.py::two"]
     items: list[Any] = [Item(nodeid) for nodeid in nodeids]
     longest_first(items)
@@ -88,13 +88,13 @@ def test_the_package_of_a_test(nodeid: str, package: str) -> None:
     assert package_of(nodeid) == package
 
 
-def test_a_report_can_be_sent_whatever_was_logged() -> None:
+def test_a_report_with_lone_surrogates_can_be_sent() -> None:
     report: Any = SimpleNamespace(sections=[("log", "peer \ud800 æ")], longrepr="failed: \udcff")
     make_sendable(report)
     assert (report.sections, report.longrepr) == ([("log", "peer \\ud800 æ")], "failed: \\udcff")
 
 
-def test_a_changed_recipe_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_recipe_changes_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     known = trained_models._recipe_hash(0.4)
     assert known == trained_models._recipe_hash(0.4)
     assert known != trained_models._recipe_hash(0.5)

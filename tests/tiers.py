@@ -1,6 +1,6 @@
-"""Which tests `make test` leaves to `make test-all`, and which need more than a machine with Python.
+"""Tests that only `make test-all` runs, and tests that need more than a machine with Python.
 
-Paths are folders, files or test functions; a path marks all below it. `python -m tests.tiers` prints the table.
+Paths are folders, files or test functions. A path marks all tests below it. `python -m tests.tiers` prints the table.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 SCENARIOS: Final = (
     "tests/attacks",
     "tests/chaos/test_chaos.py",
-    "tests/chaos/test_observe.py",
+    "tests/chaos/test_observation.py",
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
     "tests/injection/test_full_node.py",
     "tests/integrations/test_trl_swarm.py",
     "tests/lab/experiment/test_compare_command.py",
-    "tests/bench/test_gpu_check.py::test_hand_over_runs_where_they_are_not_installed",
+    "tests/bench/test_gpu_check.py::test_hand_over_runs_without_vllm_and_hivemind",
     "tests/lab/test_hdee.py",
     "tests/lab/experiment/test_order_of_methods.py",
     "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
@@ -40,50 +40,51 @@ SCENARIOS: Final = (
     "tests/node/http_api/test_otlp_node.py",
     "tests/node/test_domain_processes.py",
     "tests/node/test_faults.py::test_a_thread_that_fails_ends_the_whole_node",
-    "tests/node/test_limits.py::test_a_full_home_pauses_the_node_and_room_lets_it_go_on",
+    "tests/node/test_limits.py::test_a_full_home_pauses_the_node_until_there_is_space",
     "tests/node/test_poisoned.py",
     "tests/node/test_roles.py",
     "tests/node/test_stop.py",
 )
-KEPT: Final = (
+SMOKE: Final = (
     "tests/generation/test_generation_vllm_engine.py::"
     "test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates[True]",
 )
-"""Of these `make test` runs all the same: the smoke test of vLLM, where it is installed."""
+"""Scenarios that `make test` runs too: the smoke test of vLLM, if it is installed."""
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm": (
         "tests/generation/test_generation_adapters.py::test_each_of_ten_versions_is_served_as_the_learner_computes_it",
-        "tests/generation/test_generation_adapters.py::test_what_is_in_flight_keeps_its_version_and_new_requests_get_the_new_one",
-        "tests/generation/test_generation_adapters.py::test_completions_are_cut_when_too_old_or_when_there_is_no_place_for_their_adapter",
-        "tests/generation/test_generation_adapters.py::test_the_old_version_goes_on_where_an_adapter_is_refused",
-        "tests/generation/test_generation_adapters.py::test_a_version_that_comes_a_second_time_is_loaded_again",
-        "tests/generation/test_generation_adapters.py::test_a_worker_that_was_killed_serves_the_newest_adapter_again",
-        "tests/generation/test_generation_sleep.py::test_vllm_in_its_worker_sleeps_and_wakes_both_ways",
+        "tests/generation/test_generation_adapters.py::test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_newest",
+        "tests/generation/test_generation_adapters.py::test_completions_are_aborted_when_too_old_or_without_an_adapter_slot",
+        "tests/generation/test_generation_adapters.py::test_a_refused_adapter_leaves_the_previous_version",
+        "tests/generation/test_generation_adapters.py::test_a_version_that_is_published_twice_is_loaded_again",
+        "tests/generation/test_generation_adapters.py::test_a_killed_worker_restarts_with_the_newest_adapter",
+        "tests/generation/test_generation_sleep.py::test_a_vllm_worker_sleeps_and_wakes_by_request_and_by_new_weights",
         "tests/generation/test_generation_vllm_engine.py",
         "tests/generation/test_generation_vllm_faults.py",
         "tests/generation/test_generation_vllm_shared.py",
         "tests/generation/test_generation_vllm_parts.py::test_vllm_knows_every_variable_that_is_set_for_it",
-        "tests/generation/test_generation_vllm_parts.py::test_vllm_divides_the_model_as_the_options_say",
+        "tests/generation/test_generation_vllm_parts.py::test_vllm_divides_the_model_by_the_options",
         "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
         "tests/node/test_vllm_node.py",
     ),
     "root": ("tests/network", "tests/learner/distributed/test_learner_hosts.py"),
     "node": ("tests/conformance/test_node_peer.py",),
     "gpu": (
-        "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_another_process_tensors",
+        "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_tensors_of_another_process",
         "tests/workers/test_page_locked.py::test_a_gpu_writes_and_reads_locked_pages",
-        "tests/workers/test_shared_weights.py::test_the_real_thing_between_two_processes_on_one_gpu",
+        "tests/workers/test_shared_weights.py::test_two_processes_share_weights_on_one_gpu",
         "tests/learner/model/test_learner_attention.py::test_attention_on_a_gpu_equals_masked_attention",
     ),
 }
 ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"], *NEEDS["node"])
 SHARED: Final[dict[str, tuple[str, ...]]] = {
-    "attacks": ("tests/attacks/",),  # one victim
+    "attacks": ("tests/attacks/",),  # they attack one node
     "swarm": (  # tests/small_swarm.py
         "tests/dashboard/test_real_home.py",
         "tests/documented/test_running.py",
         "tests/node/http_api/test_observe.py",
         "tests/node/training/test_tracking.py",
+        "tests/node/test_light_daemon.py",
         "tests/node/test_two_homes.py",
     ),
 }
@@ -94,13 +95,13 @@ LONGEST_FIRST: Final = (
     "swarm",
     "tests/lab/experiment/test_order_of_methods.py",
 )
-"""Groups that take minutes, so that no worker waits for the other at the end."""
+"""Groups that take minutes. They run first, so that no worker waits for another at the end."""
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Gives each test the markers of this table, and a skip where the machine lacks what it needs."""
+    """Give each test the markers of this table, and a skip if the machine lacks a need."""
     for item in items:
-        if _is_in(item.nodeid, ALL_SCENARIOS) and not _is_in(item.nodeid, KEPT):
+        if _is_in(item.nodeid, ALL_SCENARIOS) and not _is_in(item.nodeid, SMOKE):
             item.add_marker(pytest.mark.scenario)
         for need, paths in NEEDS.items():
             if _is_in(item.nodeid, paths):
@@ -110,7 +111,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 
 def _is_in(nodeid: str, paths: Iterable[str]) -> bool:
-    """Whether a test is one of these, or in one of these files or folders."""
+    """Return whether a test is one of these, or in one of these files or folders."""
     return any(nodeid == path or nodeid.startswith((f"{path}/", f"{path}::", f"{path}[")) for path in paths)
 
 
@@ -140,11 +141,11 @@ def _no_gpu() -> str:
 
 
 MISSING: Final[dict[str, Callable[[], str]]] = {"vllm": _no_vllm, "root": _no_root, "node": _no_node, "gpu": _no_gpu}
-"""Why this machine cannot run what has the need; empty where it can."""
+"""By need: why this machine cannot run a test that has it; empty if it can."""
 
 
 def main() -> int:
-    """Prints the table."""
+    """Print the table."""
     lines = ["left to `make test-all`:", *(f"    {path}" for path in SCENARIOS)]
     for name, paths in NEEDS.items():
         lines += [f"need {name}:", *(f"    {path}" for path in paths)]

@@ -1,6 +1,6 @@
 """Trained tiny models for the tests, made once per checkout and kept in `.cache/`.
 
-The folder's name is a hash of all that determines the weights, so a changed recipe makes new ones.
+The folder's name has a hash of everything that determines the weights, so a changed recipe makes new models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "models"
-TINY_SCALE = 0.4  # of the usual training: right often enough for a signal
+TINY_SCALE = 0.4  # of the usual training: enough correct answers for a signal
 RECIPE_FILES = (
     *("lab/tiny.py", "lab/tiny_sums.py", "lab/tiny_tokenizer.py", "lab/tiny_corpus.txt"),
     *("tasks/arithmetic.py", "tasks/problems.py"),
@@ -25,7 +25,7 @@ RECIPE_PACKAGES = ("torch", "transformers", "tokenizers")
 
 
 def trained_model(size: str, *, scale: float = TINY_SCALE) -> Path:
-    """The folder of a tiny model of that size, in the hub's format. Copy it before you change a file in it."""
+    """Return the folder of a tiny model, in the hub's format; make it if it is missing. Change only files of a copy."""
     folder = CACHE / f"{size}-{_recipe_hash(scale)}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
@@ -35,12 +35,12 @@ def trained_model(size: str, *, scale: float = TINY_SCALE) -> Path:
 
 
 def copy_trained_models(target: Path) -> dict[str, Path]:
-    """Copies of the models s and m in the folder `target`, by size."""
+    """Copy the models s and m into the folder `target` and return their folders by size."""
     return {size: Path(shutil.copytree(trained_model(size), target / size)) for size in ("s", "m")}
 
 
 def _make(size: str, folder: Path, *, scale: float) -> None:
-    from ftis_node.lab.tiny import make_tiny  # torch, which a checkout with a full cache need not load
+    from ftis_node.lab.tiny import make_tiny  # it loads torch, which a full cache makes unnecessary
 
     unfinished = folder.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Waits for what happens elsewhere: in another task, thread or process, which sets no event."""
+"""Wait for a condition that another task, thread or process makes true without setting an event."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def wait_until(condition: Callable[[], Any], *, within_s: float = WITHIN_S) -> A
 def _failure(condition: Callable[[], Any], within_s: float) -> str:
     try:
         source = inspect.getsource(condition).strip()
-    except (OSError, TypeError):  # a method of C, or code without a file
+    except (OSError, TypeError):  # a function in C, or code without a file
         source = repr(condition)
     return f"not within {within_s:g} s: {source}"

@@ -1,4 +1,4 @@
-"""What a GPU has to show, part by part: `bench/gpu_check.py` runs them.
+"""The parts of the checks that need a GPU. `bench/gpu_check.py` runs them.
 
     cases.py       the table of parts and their cases, each with its time limit
     running.py     one case in a process of its own; its figures; a part's file

@@ -1,4 +1,4 @@
-"""The table of parts: what each runs, in which cases, and how long a case may take."""
+"""The table of parts, their cases, and the time limit of each case."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PARTS = ("env", "contexts", "attention", "parity", "memory", "host", "learner", 
 NEED_VLLM = ("generate", "one_gpu")
 SHAPES = ("0.5b", "3b")
 SMALL_SHAPE, SMALL_TOKENS = "12m", 256
-SMALL_LIMIT_S = 300.0  # of any case of a small check, which a busy machine makes slow
-MODEL_S = 120.0  # of the first case of a shape, which makes its model
+SMALL_LIMIT_S = 300.0  # of any case of a small check, which is slow on a busy machine
+MODEL_S = 120.0  # of the first case of a shape, which creates its model
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a part is run. `peak_tflops` None: measured where a share of it is asked for."""
+    """Options of a part. If `peak_tflops` is None, it is measured when a share of it is needed."""
 
     device: Literal["cpu", "cuda"]
     small: bool = False
@@ -39,14 +39,14 @@ class Case:
     how: dict[str, Any]
 
     def run(self, options: Options) -> dict[str, Any]:
-        """The figures. Raises whatever goes wrong."""
+        """Return the figures. Raises any error of the measurement."""
         function = getattr(import_module(self.module), self.function)
         figures: dict[str, Any] = function(options, **self.how)
         return figures
 
 
 def cases_of(part: str, options: Options) -> list[Case]:
-    """The cases of `part`, in the order in which they run."""
+    """Return the cases of `part` in their order."""
     shapes = (SMALL_SHAPE,) if options.small else SHAPES
     made = {
         "env": _env,
@@ -88,7 +88,7 @@ def _memory(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape, lora, recompute, tokens in itertools.product(shapes, (False, True), (True, False), sizes):
         name = f"{shape}-{'lora' if lora else 'full'}-{'recomputed' if recompute else 'kept'}-{tokens}"
         how = {"shape": shape, "lora": lora, "recompute": recompute, "tokens": tokens}
-        # A checkpoint of all weights of 3B has 37 GB: one of each kind is enough.
+        # Only one case of each kind saves a checkpoint, which has 37 GB for all weights of 3B.
         how["saves"] = recompute and tokens == sizes[0]
         yield Case("memory", name, "gpu.steps", "memory", 90.0 + MODEL_S * how["saves"], how)
 

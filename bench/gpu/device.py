@@ -1,4 +1,4 @@
-"""A device's memory, time and rates: of the first GPU, or of the CPU where a check of the program itself is run."""
+"""Memory, time and rates of the first GPU, or of the CPU if only the program is checked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def synchronize(device: str) -> None:
 
 
 def seconds(work: Callable[[], object], device: str, *, rounds: int = 1) -> float:
-    """The fastest of `rounds`, after all that was queued before."""
+    """Return the seconds of the fastest of `rounds`, after all earlier work of the device."""
     best = math.inf
     for _ in range(rounds):
         synchronize(device)
@@ -48,7 +48,7 @@ def seconds(work: Callable[[], object], device: str, *, rounds: int = 1) -> floa
 
 
 def used_bytes(device: str, pid: int | None = None) -> int:
-    """Bytes in use: of the whole GPU, by nvidia-smi; on the CPU of process `pid` and its children, resident."""
+    """Return the bytes in use of the GPU, by nvidia-smi, or the resident bytes of process `pid` and its children."""
     if device == "cuda":
         return int(ask_driver("memory.used")) * MIB
     root = psutil.Process(pid)
@@ -56,13 +56,13 @@ def used_bytes(device: str, pid: int | None = None) -> int:
 
 
 def ask_driver(field: str) -> str:
-    """A field of the first GPU, by nvidia-smi: it takes no memory of it. Raises OSError or CalledProcessError."""
+    """Return a field of the first GPU by nvidia-smi, which uses no GPU memory. Raises OSError or CalledProcessError."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
     return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
 
 def reset_peak(device: str) -> int:
-    """Begin to measure; returns the bytes in use now, which `peak_bytes` takes off on the CPU."""
+    """Start a measurement. Return the bytes in use, which `peak_bytes` subtracts on the CPU."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return 0
@@ -71,14 +71,14 @@ def reset_peak(device: str) -> int:
 
 
 def peak_bytes(device: str, before: int) -> tuple[int, int]:
-    """Bytes that tensors took at most since `reset_peak`, and that the allocator held. On the CPU both are VmHWM's."""
+    """Return the peak bytes of tensors and of the allocator since `reset_peak`. On the CPU both are VmHWM's."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     return (peak := status_bytes("VmHWM") - before), peak
 
 
 def model_folder(shape: str, device: str) -> Path:
-    """A random model of `shape` in bfloat16, made by the first case that needs it."""
+    """Return the folder of a random model of `shape` in bfloat16. The first case that needs it creates it."""
     folder = MODELS / shape
     if not (folder / "whole").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def model_folder(shape: str, device: str) -> Path:
 
 
 def load_policy(options: Options, shape: str, *, dtype: Any = "bfloat16", lora: LoraSection | None = None) -> Policy:
-    """The random model of `shape`, as a learner loads it."""
+    """Return the random model of `shape` as a learner loads it."""
     folder = model_folder(shape, options.device)
     boot = LearnerBoot(
         model=str(folder),

@@ -46,7 +46,7 @@ GREEDY = SamplingSettings(temperature=0.0)
 
 
 class Sizes:
-    """How much is generated: little in a small check."""
+    """Numbers of prompts and tokens, which are small in a small check."""
 
     def __init__(self, options: Options) -> None:
         self.max_batch = 8 if options.small else 256
@@ -56,7 +56,7 @@ class Sizes:
 
 
 def served(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
-    """One worker: start, memory, versions of the whole model or of an adapter, sleep and wake; for a model the probe.
+    """Measure one worker: start, memory, versions of the model or of an adapter, sleep and wake; for a model the probe.
 
     The probe: log-probs of the engine's own samples by the learner, under the same weights; logits as large as real
     ones.
@@ -96,7 +96,7 @@ async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
 
 
 async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
-    """Sleep and wake as a node does; the tokens afterwards must be those from before."""
+    """Sleep and wake as a node does. The tokens of a prompt must be the same afterwards."""
     expected = await sample(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
     used, began = used_bytes(device, os.getpid()), time.monotonic()
     await client.sleep()
@@ -170,7 +170,7 @@ async def _worker(options: Options, shape: str, folder: Path, *, lora: bool) -> 
 
 
 def _planned(options: Options, shape: str, lora: bool) -> int:
-    """Weights, cache and the rest, as the plan has them."""
+    """Return the planned bytes of weights, cache and the rest."""
     sizes, model = Sizes(options), model_folder(shape, options.device)
     settings = NodeSettings(
         model=str(model), lora=lora, dtype="bfloat16", engine="vllm", generation={"max_batch": sizes.max_batch}
@@ -181,7 +181,7 @@ def _planned(options: Options, shape: str, lora: bool) -> int:
 
 
 def _change(policy: Policy) -> None:
-    """Every version has other weights than the one before."""
+    """Change the weights, so that every version differs from the one before."""
     with torch.no_grad():
         for value in policy.trainable().values():
             value.add_(1e-3 * torch.randn_like(value))

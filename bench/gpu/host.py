@@ -1,4 +1,4 @@
-"""`host`: what a step asks of the host's processor: the operations that it launches, and its time.
+"""`host`: the operations that the host's processor launches in a step, and its time.
 
 The model has the 24 layers and 290 tensors of Qwen2.5-0.5B, each of them tiny. So arithmetic takes little time, and
 what remains is Python and the launch of operations. On a GPU an operation takes the host 5 to 20 us. The attention
@@ -35,7 +35,7 @@ WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default")  # on a GPU
 
 
 class OperationCount(TorchDispatchMode):
-    """Counts operations of any device, and how often the host waits for the model's device."""
+    """A counter of operations, and of waits of the host for the model's device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class OperationCount(TorchDispatchMode):
 
 
 def step(options: Options) -> dict[str, Any]:
-    """Operations and milliseconds of a step of one micro-batch, by part; the fewest milliseconds of some steps."""
-    torch.set_num_threads(1)  # a second one adds time to the processor's, not to the work
+    """Return operations and milliseconds of a step of one micro-batch, by part. The fastest of some steps counts."""
+    torch.set_num_threads(1)  # a second thread adds processor time, but no work
     attention.BUCKET_PAIRS["cpu"] = attention.BUCKET_PAIRS["cuda"]
     folder = model_folder(SHAPE, options.device)
     made = even_groups(
@@ -78,7 +78,7 @@ def step(options: Options) -> dict[str, Any]:
 
 
 def marked(learner: Learner, groups: Sequence[TrainGroup], number: int, read: Callable[[], float]) -> dict[str, float]:
-    """Do a step. Returns the growth of `read` in each part."""
+    """Do a step, and return the increase of `read` in each part."""
     marks = [read()]
 
     def mark(*_: object) -> None:

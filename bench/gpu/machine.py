@@ -1,4 +1,4 @@
-"""`env`: what the machine is and how fast it copies and multiplies. `contexts`: bytes of processes without a model."""
+"""`env`: the machine, and its rates of copies and products. `contexts`: bytes of processes without a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DAEMON = "from ftis_node.models import list_accelerators\nlist_accelerators()\n"
 
 
 def machine(options: Options) -> dict[str, Any]:
-    """Driver, packages, sizes."""
+    """Return driver, packages and sizes."""
     found: dict[str, Any] = {"packages": {name: _version(name) for name in PACKAGES}, "cuda": torch.version.cuda}
     if options.device == "cuda":
         found |= {
@@ -49,13 +49,13 @@ def machine(options: Options) -> dict[str, Any]:
 
 
 def peak(options: Options) -> dict[str, Any]:
-    """A bfloat16 product's rate."""
+    """Return the rate of a bfloat16 product."""
     flops = matrix_peak(options.device, 512 if options.small else 8192, torch.bfloat16)
     return {"peak_tflops": round(flops / 1e12, 2)}
 
 
 def copies(options: Options) -> dict[str, Any]:
-    """GB/s between device and host: pageable, pinned, and a file in /dev/shm whose pages are registered."""
+    """Return the GB/s between device and host: pageable, pinned, and a file in /dev/shm whose pages are registered."""
     device, num_bytes = options.device, 16 << 20 if options.small else 2 * GIB
     there = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     hosts = {"pageable": torch.zeros(num_bytes, dtype=torch.uint8)}
@@ -79,7 +79,7 @@ def copies(options: Options) -> dict[str, Any]:
 
 
 def register(host: torch.Tensor, device: str) -> None:
-    """Page-lock memory that is there already. Raises RuntimeError if the driver refuses."""
+    """Page-lock existing memory. Raises RuntimeError if the driver refuses."""
     if device == "cuda":
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0))
 
@@ -90,12 +90,12 @@ def unregister(host: torch.Tensor, device: str) -> None:
 
 
 def bare(options: Options) -> dict[str, Any]:
-    """A process that multiplied two matrices: context, kernels, workspace of cuBLAS."""
+    """Return the bytes of a process that multiplied two matrices: context, kernels, workspace of cuBLAS."""
     return _taken_by(BARE, options)
 
 
 def daemon(options: Options) -> dict[str, Any]:
-    """A process that asked for the accelerators, as the node's does: no context is expected, 0 bytes."""
+    """Return the bytes of a process that listed the accelerators, as the daemon does. It has no context, so 0 bytes."""
     return _taken_by(DAEMON, options)
 
 

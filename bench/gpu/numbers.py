@@ -29,13 +29,13 @@ ATTENTION_TESTS = "tests/learner/model/test_learner_attention.py"
 COMPLETIONS = (20, 40, 90, 150, 200, 260)
 SMALL_COMPLETIONS = (6, 12, 20)
 PROMPT_TOKENS = 96
-VOCABULARY = 5000  # ids below it alone
+VOCABULARY = 5000  # only ids below it
 SEEDS, SMALL_SEEDS = 20, 3
 FLOAT32 = "float32, rows"
 
 
 def attention_tests(options: Options) -> dict[str, Any]:
-    """On a GPU the GPU's own test has to run, not to be skipped; on the CPU the others run."""
+    """Run the tests. On a GPU the test that needs it must run; on the CPU the others run."""
     chosen = "gpu" if options.device == "cuda" else "not gpu"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ATTENTION_TESTS, "-k", chosen]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
@@ -46,7 +46,7 @@ def attention_tests(options: Options) -> dict[str, Any]:
 
 
 def parity(options: Options, *, shape: str) -> dict[str, Any]:
-    """Packed rows and padded rows, against float32 and against each other."""
+    """Compare packed rows and padded rows with float32 and with each other."""
     groups = even_groups(
         num_groups=2,
         completion_tokens=SMALL_COMPLETIONS if options.small else COMPLETIONS,
@@ -79,7 +79,7 @@ def parity(options: Options, *, shape: str) -> dict[str, Any]:
 
 
 def layouts(options: Options, *, shape: str) -> dict[str, Any]:
-    """Which layout `choose_layout` takes, with other weights each time."""
+    """Return the layouts that `choose_layout` chooses, with different weights each time."""
     policy = _policy(options, shape, "bfloat16")
     taken: dict[str, int] = {}
     implementation = policy.causal_lm.config._attn_implementation
@@ -102,7 +102,7 @@ def _policy(options: Options, shape: str, dtype: Any) -> Policy:
 
 
 def _values_and_gradient(policy: Policy, micro_batches: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs in the batch's order, and the gradient of their mean to an early, a late and a wide weight."""
+    """Return log-probs in the batch's order, and the gradient of their mean by an early, a late and a wide weight."""
     (micro_batch,) = micro_batches
     names = policy.trainable()
     last = max(int(name.split(".")[2]) for name in names if name.startswith("model.layers."))

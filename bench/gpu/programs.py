@@ -1,4 +1,4 @@
-"""Parts that are other benches: `learner`, `one_gpu`, and throughput and hand-over of `generate`."""
+"""Parts that run other benches: `learner`, `one_gpu`, and throughput and hand-over of `generate`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from gpu.cases import Options
 
 BENCH = Path(__file__).parent.parent
-PRODUCT_TFLOPS = {"cuda": 989.0}  # of an H100 and an H200 in bfloat16, by their data sheet
+PRODUCT_TFLOPS = {"cuda": 989.0}  # of an H100 and an H200 in bfloat16, from their data sheet
 
 
 def learner(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
-    """Whole steps, beside TRL's where TRL is installed."""
+    """Measure whole steps, also those of TRL if it is installed."""
     trained = "lora" if lora else "full"
     case = f"8192-{trained}-float32" if options.small else f"{shape}-{trained}-bfloat16"
     command = [str(BENCH / "learner.py"), "--device", options.device, "--case", case]
@@ -41,7 +41,7 @@ def learner(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
 
 
 def one_gpu(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
-    """Both workers on the device, by turns or side by side as planned."""
+    """Run both workers on the device, in turns or together as planned."""
     steps = ["--steps", "2", "--completion-tokens", "16"] if options.small else ["--steps", "2"]
     command = [str(BENCH / "one_gpu.py"), "--shape", shape, *steps, *(["--lora"] if lora else [])]
     found = ask_program(command)[shape]
@@ -55,13 +55,13 @@ def one_gpu(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
 
 
 def throughput(options: Options, *, shape: str, max_batch: int, core: str) -> dict[str, Any]:
-    """Tokens a second of the worker and of raw vLLM, with as many completions as are decoded side by side."""
+    """Return the tokens per second of the worker and of raw vLLM, with `max_batch` completions at a time."""
     found = _generation(options, shape, "throughput", ["--max-batch", str(max_batch), "--engine-core", core])
     return {"gen_tokens_per_s": found["tokens_per_s"], **found, "max_batch": max_batch, "core": core}
 
 
 def engine_hand_over(options: Options, *, shape: str) -> dict[str, Any]:
-    """From a step's end to the first token of its version, by a real learner's worker."""
+    """Measure the time from a step's end to the first token of its version, with a learner worker."""
     found = _generation(options, shape, "hand-over", [])
     return {"publish_s": found["publish_ms"] / 1000, "load_s": found["load_ms"] / 1000, **found}
 

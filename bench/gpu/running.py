@@ -1,4 +1,4 @@
-"""Run each case in a separate process, so that a failure or a hang affects that case alone; and store its result.
+"""Run each case in a separate process, so that a failure or a hang affects only that case, and store its result.
 
 Processes are forked from a server that has imported torch and transformers once: on some machines that takes 14 s.
 """
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 BENCH = Path(__file__).parent.parent
 LOG_END = 2000  # characters of a failed case's output that are kept
-PRELOADED = ["gpu.steps", "gpu.numbers", "gpu.transfer"]  # imports alone: CUDA does not survive a fork
+PRELOADED = ["gpu.steps", "gpu.numbers", "gpu.transfer"]  # imports only, because CUDA does not work after a fork
 
 
 class OutOfTimeError(Exception):
-    """What is left of the piece's time does not suffice for the next case."""
+    """The remaining time is too short for the next case."""
 
 
 def run_part(part: str, options: Options, out: Path, *, ends_at: float) -> dict[str, Any]:
     """Run the cases of `part` that have no result in `out` yet, and write `out`/`part`.json.
 
-    Raises OutOfTimeError before a case that may take longer than until `ends_at`; what was done is kept.
+    Raises OutOfTimeError before a case that may not end by `ends_at`. Earlier results are kept.
     """
     results = []
     for case in cases_of(part, options):
@@ -64,7 +64,7 @@ def run_part(part: str, options: Options, out: Path, *, ends_at: float) -> dict[
 
 
 def run_case(case: Case, options: Options) -> dict[str, Any]:
-    """The figures of one case, with `ok` and `error`."""
+    """Return the figures of one case, with `ok` and `error`."""
     _set_import_path()
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(PRELOADED)
@@ -85,14 +85,14 @@ def run_case(case: Case, options: Options) -> dict[str, Any]:
 
 
 def _set_import_path() -> None:
-    """Let the server of processes, which ignores `sys.path`, and other benches find the modules here."""
+    """Set the import path of the process server, which ignores `sys.path`, and of other benches."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(BENCH) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(BENCH), str(BENCH.parent), *paths]))
 
 
 def _run_in_session(case: Case, options: Options, folder: Path) -> None:
-    """The case's process: a separate session, which `_end_session` ends with all its processes."""
+    """Run the case in a separate session, which `_end_session` ends with all its processes."""
     os.setsid()
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
@@ -108,7 +108,7 @@ def _run_in_session(case: Case, options: Options, folder: Path) -> None:
 
 
 def last_object(output: str) -> dict[str, Any] | None:
-    """The last line that is a JSON object; None without one."""
+    """Return the last line that is a JSON object, or None."""
     for line in reversed(output.splitlines()):
         if line.startswith("{"):
             try:
@@ -120,7 +120,7 @@ def last_object(output: str) -> dict[str, Any] | None:
 
 
 def ask_program(command: Sequence[str]) -> dict[str, Any]:
-    """What another bench prints last. Raises RuntimeError if it fails. It ends with this process's session."""
+    """Return the last JSON object that another bench prints. Raises RuntimeError if it fails."""
     done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False)
     found = last_object(done.stdout)
     if done.returncode or found is None:
@@ -129,7 +129,7 @@ def ask_program(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _end_session(process: BaseProcess) -> None:
-    """Kill the process, and workers that it left behind."""
+    """Kill the process and its remaining workers."""
     assert process.pid is not None
     with contextlib.suppress(ProcessLookupError):  # it has ended, or has no session yet
         os.killpg(process.pid, signal.SIGKILL)

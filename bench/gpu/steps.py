@@ -1,4 +1,4 @@
-"""`memory`: the learner's steps against its plan, with the seconds of what comes after a step."""
+"""`memory`: the learner's steps against its plan, with the seconds of publication, proof and checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NEVER = 100_000
 
 
 def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens: int, saves: bool) -> dict[str, Any]:
-    """Steps of one micro-batch of `tokens` positions; with `saves` a checkpoint after the last one."""
+    """Measure steps of one micro-batch of `tokens` positions, and with `saves` a checkpoint after the last."""
     folder = model_folder(shape, options.device)
     vocab_size = read_shape(resolve_model(str(folder))).vocab_size
     groups = filled(tokens, vocab_size)
@@ -78,7 +78,7 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
 def learner_boot(
     options: Options, folder: Path, *, home: str, weights: str, tokens: int, lora: bool = False, recompute: bool = False
 ) -> LearnerBoot:
-    """A learner in bfloat16 that writes no checkpoint, with plain kernels, as the memory plan counts."""
+    """Return the boot of a learner in bfloat16 that writes no checkpoint, with the plain kernels of the memory plan."""
     return LearnerBoot(
         model=str(folder),
         model_name=folder.name,
@@ -96,7 +96,7 @@ def learner_boot(
 
 
 def filled(tokens: int, vocab_size: int) -> tuple[TrainGroup, ...]:
-    """Groups that fill a micro-batch of `tokens` when they are packed, each prompt once."""
+    """Return groups that fill a packed micro-batch of `tokens`, with each prompt once."""
     prompt = min(128, tokens // 8)
     length = (tokens // GROUPS - prompt) // GROUP_SIZE
     made = even_groups(
@@ -106,7 +106,7 @@ def filled(tokens: int, vocab_size: int) -> tuple[TrainGroup, ...]:
 
 
 def one_step(learner: Learner, groups: Sequence[TrainGroup], step: int) -> dict[str, float]:
-    """Seconds of the step, of publishing the new weights, and of their proof; `cpu_s`: of the processor, for all three.
+    """Return the seconds of the step, of publication and of the proof; `cpu_s` is the processor time of all three.
 
     A step whose `cpu_s` is near its time is bound by the host: the GPU waits for operations.
     """
@@ -123,12 +123,12 @@ def one_step(learner: Learner, groups: Sequence[TrainGroup], step: int) -> dict[
 
     report = learner.train(groups, step=step, on_published=note).report
     if report.num_updates != 1 or report.out_of_memory:
-        raise RuntimeError(f"step {step} was not done as asked: {report}")
+        raise RuntimeError(f"step {step} was not done as requested: {report}")
     return {"step_s": report.duration_s, **times, "cpu_s": time.process_time() - began_s}
 
 
 def planned_bytes(folder: Path, boot: LearnerBoot) -> int:
-    """What the plan says of the tensors of this learner, without its context and the hand-over."""
+    """Return the planned bytes of this learner's tensors, without its context and the hand-over."""
     settings = NodeSettings(
         model=str(folder),
         lora=boot.lora is not None,

@@ -40,7 +40,7 @@ ANSWER_LIMIT_S = 90.0
 
 
 def tensors_of(shape: str, device: str) -> dict[str, Tensor]:
-    """Random tensors with the sizes of that model's, in bfloat16: 434 of them at 3B."""
+    """Return random bfloat16 tensors with the shapes of that model: 434 of them at 3B."""
     with torch.device("meta"):
         model = Qwen2ForCausalLM(Qwen2Config(**SHAPES[shape]))
     return {
@@ -49,7 +49,7 @@ def tensors_of(shape: str, device: str) -> dict[str, Tensor]:
 
 
 def file(options: Options, *, shape: str) -> dict[str, Any]:
-    """As published without anything of CUDA's: each part by itself, the median of three rounds."""
+    """Measure the parts of publishing by a plain file, each as the median of three rounds."""
     device, tensors = options.device, tensors_of(shape, options.device)
     targets = {name: torch.empty_like(value) for name, value in tensors.items()}
     num_bytes = sum(value.nbytes for value in tensors.values())
@@ -69,7 +69,7 @@ def file(options: Options, *, shape: str) -> dict[str, Any]:
 
 
 def registered(options: Options, *, shape: str) -> dict[str, Any]:
-    """Through one file in /dev/shm that both sides page-lock once; `register_s` is that."""
+    """Measure a transfer through one file in /dev/shm, which both sides page-lock once (`register_s`)."""
     device, tensors = options.device, tensors_of(shape, options.device)
     targets = {name: torch.empty_like(value) for name, value in tensors.items()}
     places, end = {}, 0
@@ -100,7 +100,7 @@ def registered(options: Options, *, shape: str) -> dict[str, Any]:
 
 
 def ipc(options: Options, *, shape: str) -> dict[str, Any]:
-    """Another process opens the storages once and copies from them twenty times; the sums of both sides are compared.
+    """Let another process open the storages once and copy from them twenty times, and compare the sums of both sides.
 
     `export_s` and `open_s` are for all tensors, `ipc_s` is one copy of all.
     """
@@ -118,7 +118,7 @@ def ipc(options: Options, *, shape: str) -> dict[str, Any]:
         wrong = [name for name, value in tensors.items() if checksum(value) != sums[name]]
         if wrong:
             raise RuntimeError(f"{len(wrong)} of {len(tensors)} tensors arrived with other values, such as {wrong[0]}")
-        here.send("done")  # the storages must live until the other side has closed them
+        here.send("done")  # the storages must exist until the other side has closed them
     finally:
         reader.join(10)
         reader.kill()
@@ -126,9 +126,9 @@ def ipc(options: Options, *, shape: str) -> dict[str, Any]:
 
 
 def _export(tensor: Tensor) -> tuple[Any, ...]:
-    """Plain bytes and numbers that name a tensor's storage in other processes, its offset there, and its form."""
+    """Return bytes and numbers that identify a tensor's storage in other processes, its offset and its shape."""
     storage = tensor.untyped_storage()
-    # On the CPU: the storage moves into shared memory, as it would not have to on a GPU.
+    # On the CPU the storage is moved to shared memory, which is not necessary on a GPU.
     shared = storage._share_cuda_() if tensor.is_cuda else storage._share_filename_cpu_()
     return tuple(shared), tensor.storage_offset(), tuple(tensor.shape)
 
@@ -144,7 +144,7 @@ def _open(handle: tuple[Any, ...], device: str) -> Tensor:
 
 
 def _read_shared(pipe: Connection, device: str) -> None:
-    """The other process: opens, copies, sums, and holds on until the owner is done."""
+    """Open, copy and sum in the other process, and wait until the owner is done."""
     if device == "cuda":
         torch.cuda.init()
         torch.ones(1, device=device)
@@ -175,7 +175,7 @@ def _answer(pipe: Connection, reader: Any) -> dict[str, Any]:
 
 
 def _fetch(host: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Into fresh pageable memory, one tensor after the other."""
+    """Copy the tensors to new pageable memory, one after the other."""
     host.update({name: value.cpu() for name, value in tensors.items()})
 
 
@@ -185,7 +185,7 @@ def _copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> 
 
 
 def _same(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Raises RuntimeError if a value was lost on the way."""
+    """Raise RuntimeError if a value changed."""
     wrong = [name for name, value in ones.items() if checksum(value) != checksum(others[name])]
     if wrong:
         raise RuntimeError(f"{len(wrong)} of {len(ones)} tensors arrived with other values, such as {wrong[0]}")

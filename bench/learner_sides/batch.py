@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = (64, 160)
 COMPLETION_TOKENS = (20, 384)
-SKEW = 1.75  # 1 would be evenly spread over that range; the mean is 152 tokens
+SKEW = 1.75  # 1 would spread lengths evenly over the range; the mean is 152 tokens
 GROUP_SIZE = 12
 NOISE_NATS = 0.02
 FIRST_WORD = 5  # smaller ids are special
@@ -44,7 +44,7 @@ FIRST_WORD = 5  # smaller ids are special
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of a batch. `padded`: positions of one matrix that holds all prompts on the left, completions right."""
+    """Numbers of tokens of a batch. `padded` counts the positions of a matrix of padded prompts and completions."""
 
     completion_tokens: int
     prompt_tokens: int
@@ -53,12 +53,12 @@ class Counts:
 
     @property
     def real_tokens(self) -> int:
-        """Each completion with its prompt."""
+        """Return the tokens of all completions, each with its prompt."""
         return self.completion_tokens + self.prompt_tokens
 
 
 def ragged_groups(*, num_groups: int, vocab_size: int) -> tuple[UnpackedGroup, ...]:
-    """Groups of twelve; log-probs are still to be filled in."""
+    """Return groups of twelve completions without log-probs."""
     random = np.random.default_rng(0)
     low, high = COMPLETION_TOKENS
     quantiles = random.permutation(np.linspace(0, 1, num_groups * GROUP_SIZE)).reshape(num_groups, GROUP_SIZE)
@@ -73,7 +73,7 @@ def ragged_groups(*, num_groups: int, vocab_size: int) -> tuple[UnpackedGroup, .
 def even_groups(
     *, num_groups: int, completion_tokens: Sequence[int], prompt_tokens: int, vocab_size: int
 ) -> tuple[UnpackedGroup, ...]:
-    """Groups that are all of the same lengths, so that work grows with their number exactly."""
+    """Return groups of equal lengths, so that work is proportional to their number."""
     random = np.random.default_rng(0)
     lengths = list(completion_tokens)
     return tuple(_group(number, prompt_tokens, lengths, random, vocab_size) for number in range(num_groups))
@@ -97,7 +97,7 @@ def _group(
 
 @torch.no_grad()
 def with_logprobs(groups: tuple[UnpackedGroup, ...], model: str) -> tuple[TrainGroup, ...]:
-    """The groups with the model's own log-probs, a row at a time, and noise."""
+    """Return the groups with log-probs of the model, computed row by row, plus noise."""
     random = np.random.default_rng(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with quiet_library_logging():
@@ -114,7 +114,7 @@ def with_logprobs(groups: tuple[UnpackedGroup, ...], model: str) -> tuple[TrainG
 
 
 def with_flat_logprobs(groups: Sequence[UnpackedGroup], vocab_size: int) -> tuple[TrainGroup, ...]:
-    """The groups with the log-probs that a model without knowledge gives them: without a forward pass."""
+    """Return the groups with the log-probs of a uniform distribution, without a forward pass."""
     return tuple(
         pack_train_group(filled(group, np.full(group.tokens.num_tokens, -np.log(vocab_size)))) for group in groups
     )
@@ -129,7 +129,7 @@ def _logprobs(causal_lm: torch.nn.Module, prompt: NDArray[np.int32], ids: NDArra
 async def sample(
     client: GenerationClient, prompt: Sequence[int], *, num: int, tokens: int, sampling: SamplingSettings | None = None
 ) -> GenerationResult:
-    """`num` completions of a prompt that no end token ends before `tokens`."""
+    """Sample `num` completions of `tokens` tokens, which no end token shortens."""
     request = GenerateRequest(
         prompt_ids=tuple(prompt),
         num_completions=num,
@@ -141,7 +141,7 @@ async def sample(
 
 
 def of_result(name: str, prompt: Sequence[int], result: GenerationResult, rewards: Sequence[float]) -> UnpackedGroup:
-    """The group that a generator has sampled."""
+    """Return the group of a sampled result."""
     return UnpackedGroup(
         group_id=name,
         advantage_key=name,
@@ -155,12 +155,12 @@ def of_result(name: str, prompt: Sequence[int], result: GenerationResult, reward
 
 
 def memory_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for published weights, in memory where there is a file system for it, as a node has."""
+    """Return a folder for published weights, in memory if possible, as in a node."""
     return tempfile.TemporaryDirectory(dir=MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None)
 
 
 def count(groups: Sequence[TrainGroup]) -> Counts:
-    """How many tokens there are."""
+    """Count the tokens."""
     unpacked = [unpack_train_group(group) for group in groups]
     prompts = [len(group.prompt_ids) for group in unpacked for _ in range(len(group.tokens))]
     completions = [int(length) for group in unpacked for length in group.tokens.lengths]
@@ -173,6 +173,6 @@ def count(groups: Sequence[TrainGroup]) -> Counts:
 
 
 def spread(total: int, parts: int) -> list[int]:
-    """`total` tokens over `parts` completions of rising length."""
+    """Divide `total` tokens over `parts` completions of increasing length."""
     edges = [round(total * (number / parts) ** 1.5) for number in range(parts + 1)]
     return [high - low for low, high in pairwise(edges)]

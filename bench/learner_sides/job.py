@@ -1,4 +1,4 @@
-"""What one side is asked to do. It travels as JSON from the bench to the side's process."""
+"""The job of one side, sent as JSON from the bench to the side's process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, worker_environment
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 
-LEARNING_RATE = 1e-6  # so small that the behaviour log-probs stay true for the steps of a bench
+LEARNING_RATE = 1e-6  # so small that the behaviour log-probs remain nearly valid during a bench
 MAX_GRAD_NORM = 1.0
-LORA = LoraSection()  # the F-TIS paper's, on both sides
+LORA = LoraSection()  # that of the F-TIS paper, on both sides
 
 
 class Job(msgspec.Struct, frozen=True):
     """Steps on one batch with one model.
 
-    `batch` is a file of groups (see `write_groups`), `folder` the side's own. `micro_batch` is in completions for TRL,
-    in tokens for us (0: the learner's default). `recompute` is gradient checkpointing, `kernels` are ours.
-    `keeps_freed_blocks`: glibc as a
-    node sets it for its learner on a CPU, else as it comes.
+    `batch` is a file of groups (see `write_groups`), `folder` that of the side. `micro_batch` is in completions for
+    TRL, in tokens for the learner (0: its default). `recompute` is gradient checkpointing, `kernels` are the learner's.
+    `keeps_freed_blocks`: glibc's settings are those of a node's learner on a CPU, else the defaults.
     """
 
     model: str
@@ -38,7 +37,7 @@ class Job(msgspec.Struct, frozen=True):
     keeps_freed_blocks: bool = True
 
     def boot(self, weights_dir: str) -> LearnerBoot:
-        """The learner for it. It writes no checkpoint within a bench."""
+        """Return the learner's boot. It writes no checkpoint during a bench."""
         boot = LearnerBoot(
             model=self.model,
             model_name="bench",
@@ -59,17 +58,17 @@ class Job(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(boot, micro_batch_tokens=self.micro_batch) if self.micro_batch else boot
 
     def environment(self) -> dict[str, str]:
-        """What the node gives its learner's process; both sides get it."""
+        """Return the environment that a node gives its learner's process, for both sides."""
         given = worker_environment(self.boot(""))
         left_out = () if self.keeps_freed_blocks else KEEPS_FREED_BLOCKS
         return {name: value for name, value in given.items() if name not in left_out}
 
 
 def write_groups(groups: tuple[TrainGroup, ...]) -> bytes:
-    """The bytes of a batch file."""
+    """Return the bytes of a batch file."""
     return msgspec.msgpack.encode(groups)
 
 
 def read_groups(data: bytes) -> tuple[TrainGroup, ...]:
-    """What `write_groups` was given."""
+    """Return the groups of a batch file."""
     return msgspec.msgpack.decode(data, type=tuple[TrainGroup, ...])

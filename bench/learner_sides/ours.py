@@ -1,4 +1,4 @@
-"""Our side: the `Learner` that the learner's worker holds, in a separate thread as there.
+"""The side of this project: a `Learner` in a separate thread, as in the learner's worker.
 
 A step's `step_s` is the report's `duration_s`: batch, forward, loss, backward, clip, AdamW. `call_s` also holds the
 publication of the new weights and their proof, which TRL's step has no counterpart for.
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import peft  # noqa: F401  here and not when a LoRA case first asks for it: what is imported is not the step's memory
+import peft  # noqa: F401  imported before a LoRA case needs it, so that it is not memory of the step
 
 from ftis_node.learner.core import Learner
 from learner_sides.batch import memory_folder
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def serve(job: Job, groups: tuple, weights: str) -> None:
-    """Steps on the same groups until the input ends."""
+    """Train steps on the same groups until the input ends."""
     serving = Serving(job)
     learner = Learner(job.boot(weights))
     serving.ready()

@@ -1,6 +1,6 @@
 """Handle of a side's process: it takes a step on command and reports the time.
 
-Sides that take turns step by step meet the same noise of the machine. Where they would not fit in memory side by side,
+Sides that alternate step by step run under the same load of the machine. If they do not fit in memory together,
 one runs after the other.
 """
 
@@ -28,7 +28,7 @@ END_WAIT_S = 60
 
 
 class Side:
-    """One process; a context manager. Raises SystemExit with its log's end if it fails."""
+    """A side's process, as a context manager. Raises SystemExit with the end of its log if it fails."""
 
     def __init__(self, kind: str, job: Job) -> None:
         folder = Path(job.folder)
@@ -60,7 +60,7 @@ class Side:
             self._process.wait()
 
     def ask(self, what: str) -> dict[str, Any]:
-        """Send `step` or `peak`; return the side's figures."""
+        """Send `step` or `peak`, and return the side's figures."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(what + "\n")
@@ -78,7 +78,7 @@ class Side:
 
 
 def take_turns(sides: Mapping[str, tuple[str, Job]], *, steps: int, together: bool) -> dict[str, dict[str, float]]:
-    """Each side's figures over `steps` steps after one that does not count: medians, and the memory's peak.
+    """Return each side's medians over `steps` steps after one that does not count, and its peak memory.
 
     `sides` maps a name to a kind and its job. `together`: they take turns, in alternating order.
     """

@@ -24,12 +24,12 @@ PRODUCTS = 10
 
 
 class Serving:
-    """Make it when everything is imported and nothing is loaded."""
+    """The protocol's state. Create it after all imports and before the model is loaded."""
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.threads)
         self._device = job.device
-        # Libraries print what they like: this process's output is kept for answers alone.
+        # Libraries may print, so the standard output is reserved for answers.
         self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         reset_peak()
@@ -38,31 +38,31 @@ class Serving:
 
     def ready(self) -> None:
         """Report that the model is loaded."""
-        self._tell({"ready": True})
+        self._send({"ready": True})
 
     def wait_for_step(self) -> bool:
-        """Returns at the next `step`; False at the end. In between it measures the machine's peak where asked to."""
+        """Wait for the next `step`. Return False at the end of the input. Meanwhile answer requests for the peak."""
         for line in iter(sys.stdin.readline, ""):
             if line.strip() == "step":
                 return True
             size, dtype = (2048, torch.float32) if self._device == "cpu" else (8192, torch.bfloat16)
-            self._tell({"peak_flops": matrix_peak(self._device, size, dtype)})
+            self._send({"peak_flops": matrix_peak(self._device, size, dtype)})
         return False
 
     def begin(self) -> None:
-        """A step begins."""
+        """Note the begin of a step."""
         self._settle()
         self._began = time.perf_counter(), time.process_time()
 
     def end(self, *, step_s: float | None = None) -> None:
-        """Report the step's figures; `step_s` is given if the caller waited for more than the step itself."""
+        """Report the step's figures. Give `step_s` if the caller's time contains more than the step."""
         self._settle()
         call_s, cpu_s = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         figures = {"step_s": call_s if step_s is None else step_s, "call_s": call_s, "cpu_s": cpu_s}
-        self._tell(figures | {"peak_bytes": self._peak_bytes()})
+        self._send(figures | {"peak_bytes": self._peak_bytes()})
 
     def _settle(self) -> None:
-        """Wait for a GPU to have done what it was given."""
+        """Wait for the GPU."""
         if self._device == "cuda":
             torch.cuda.synchronize()
 
@@ -71,13 +71,13 @@ class Serving:
             return torch.cuda.max_memory_allocated()
         return status_bytes("VmHWM") - self._start_bytes
 
-    def _tell(self, figures: dict[str, Any]) -> None:
+    def _send(self, figures: dict[str, Any]) -> None:
         self._answers.write(json.dumps(figures) + "\n")
         self._answers.flush()
 
 
 def reset_peak() -> None:
-    """Let the high-water mark start again from the present size; some sandboxes forbid it, then it keeps its past."""
+    """Reset the high-water mark to the current size. Some sandboxes forbid it; then the mark is not reset."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError as error:
@@ -93,7 +93,7 @@ def status_bytes(field: str) -> int:
 
 @torch.no_grad()
 def matrix_peak(device: str, size: int, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of the fastest of a few products of two square matrices."""
+    """Return the floating-point operations per second of the fastest of a few products of square matrices."""
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(PRODUCTS):

@@ -1,6 +1,6 @@
 """TRL's side: its `GRPOTrainer` in its own training loop, which gets prepared completions instead of generating.
 
-Only `_generate_and_score_completions` is replaced. Its result is as TRL's own would be for the same completions. It has
+Only `_generate_and_score_completions` is replaced. Its result is what TRL would return for the same completions. It has
 prompts padded on the left, completions on the right, masks, advantages and the number of completion tokens. The
 rest is TRL's: shuffling, cutting into micro-batches, autocast, loss, metrics, backward, clip, fused AdamW.
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 class PreparedTrainer(GRPOTrainer):
-    """A trainer whose completions are there already."""
+    """A trainer with prepared completions."""
 
     prepared: dict[str, torch.Tensor]
 
@@ -66,7 +66,7 @@ class PreparedTrainer(GRPOTrainer):
 
 
 class StepByStep(TrainerCallback):
-    """Wait for its turn before each step, and report the step's time."""
+    """A callback that waits for a request before each step and reports the step's time."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -81,7 +81,7 @@ class StepByStep(TrainerCallback):
 
 
 def settings(job: Job, groups: Sequence[TrainGroup]) -> GRPOConfig:
-    """One optimizer step on the whole batch, `job.micro_batch` completions at a time."""
+    """Return the settings of one optimizer step on the whole batch, with micro-batches of `job.micro_batch`."""
     num_completions = sum(len(group.rewards) for group in groups)
     assert num_completions % job.micro_batch == 0, "TRL takes micro-batches that divide the batch"
     return GRPOConfig(
@@ -106,7 +106,7 @@ def settings(job: Job, groups: Sequence[TrainGroup]) -> GRPOConfig:
 
 
 def adapter() -> LoraConfig:
-    """The adapter that our side trains."""
+    """Return the adapter that the other side trains."""
     return LoraConfig(
         r=LORA.rank,
         lora_alpha=LORA.alpha,
@@ -117,7 +117,7 @@ def adapter() -> LoraConfig:
 
 
 def prepare(groups: Sequence[TrainGroup], *, padding_id: int) -> dict[str, torch.Tensor]:
-    """What `_generate_and_score_completions` returns, for these groups."""
+    """Return the result of `_generate_and_score_completions` for these groups."""
     unpacked = [unpack_train_group(group) for group in groups]
     rows = [(group.prompt_ids, ids) for group in unpacked for ids in group.tokens.ids_of_each()]
     prompt_ids, prompt_mask = padded([prompt for prompt, _ in rows], padding_id, left=True)
@@ -135,7 +135,7 @@ def prepare(groups: Sequence[TrainGroup], *, padding_id: int) -> dict[str, torch
 
 
 def padded(arrays: Sequence[NDArray[np.int32]], padding_id: int, *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, `[N, longest]` int64."""
+    """Return ids and mask, `[N, longest]` int64."""
     width = max(map(len, arrays))
     ids = np.full((len(arrays), width), padding_id, dtype=np.int64)
     mask = np.zeros_like(ids)
@@ -146,7 +146,7 @@ def padded(arrays: Sequence[NDArray[np.int32]], padding_id: int, *, left: bool) 
 
 
 def no_reward(completions: list[Any], **_: Any) -> list[float]:
-    """Never called: rewards came with the completions."""
+    """Return zeros. TRL does not call it, because rewards are prepared with the completions."""
     return [0.0] * len(completions)
 
 

@@ -1,1 +1,1 @@
-"""The nodes that benchmarks run: real ones, slowed ones, and the plain calls that they are compared with."""
+"""Nodes of benchmarks: in separate processes, slowed ones, and plain calls as a baseline."""

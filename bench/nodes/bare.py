@@ -1,7 +1,7 @@
-"""The plainest way between the same p2pds, for `bench/gossip.py` to compare with: hivemind's own RPC, nothing checked.
+"""Plain calls between the same p2pds, as a baseline of `bench/gossip.py`: hivemind's RPC without checks.
 
-A body is a protobuf message in answer to its id: no announcement, no signature, no frame of ours, no disk. For latency
-a message of an announcement's size goes over a gossipsub topic, and each receiver requests the body.
+A body is a protobuf message in reply to its id: no announcement, no signature, no frame of this project, no disk. For
+latency a message of an announcement's size goes over a gossipsub topic, and each receiver requests the body.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTROL_TIMEOUT_S = 20.0
 
 
 class BareNode:
-    """Hands out bodies by their number, and calls for those of others."""
+    """A node that serves bodies by their number, and requests those of others."""
 
     def __init__(self, peer_id: str, control_path: Path) -> None:
         self.peer_id = peer_id
@@ -40,14 +40,14 @@ class BareNode:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, peer_ids: Sequence[str]) -> None:
-        """Registers the call, and reads the topic. `peer_ids`: all nodes."""
+        """Register the call and subscribe to the topic. `peer_ids` are those of all nodes."""
         self._others = [peer_id for peer_id in peer_ids if peer_id != self.peer_id]
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._control_path}"))
         await self._p2p.add_protobuf_handler(NAME, self._give, Body)
         self._tasks.append(asyncio.create_task(self._listen()))
 
     async def close(self) -> None:
-        """Leaves p2pd as it was."""
+        """Unregister the call and unsubscribe."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -55,14 +55,14 @@ class BareNode:
         await self._p2p.shutdown()
 
     async def call(self, peer_id: str, number: int) -> bytes:
-        """One body."""
+        """Request one body."""
         request = Body(data=number.to_bytes(4, "big"))
         answer = await self._p2p.call_protobuf_handler(PeerID.from_base58(peer_id), NAME, request, Body)
         self.received_bytes += len(answer.data)
         return answer.data
 
     async def call_for_all(self) -> None:
-        """Every body of every other node, many calls at a time, peers in turn. All hold as many as this one."""
+        """Request all bodies of all other nodes, many at a time, peers in turn. All nodes have the same number."""
         pending = iter([(peer_id, number) for number in range(len(self.bodies)) for peer_id in self._others])
 
         async def work() -> None:
@@ -72,7 +72,7 @@ class BareNode:
         await asyncio.gather(*(work() for _ in range(CALLS_IN_FLIGHT)))
 
     async def announce(self, number: int) -> None:
-        """Says on the topic that a body is there."""
+        """Announce a body on the topic."""
         message = f"{self.peer_id} {number} {time.monotonic()}".encode().ljust(ANNOUNCEMENT_BYTES)
         await self._control.publish(TOPIC, message)
 

@@ -1,6 +1,6 @@
-"""The nodes of `bench/gossip.py`, a few of them in each process, as the processes of real nodes would share the cores.
+"""The nodes of `bench/gossip.py`, a few in each process, which share the cores like processes of nodes.
 
-The parent calls methods of `Nodes` by name over a pipe, one at a time, and gets what they return.
+The parent calls methods of `Nodes` by name over a pipe, one at a time, and receives their results.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NUM_TOKENS = 674  # of each of 12 completions: 64 KiB
-WINDOW = 16  # a node is at most so many groups ahead of what it stored of each other one
+WINDOW = 16  # the most groups that a node publishes before it has stored as many of each other one
 NUM_TARGET_MEMBERS = 8
 CHECK_S = 60.0  # a node's own default
-SURVIVAL_CHECK_S = 10.0  # of a swarm in which nodes come and go all the time
+SURVIVAL_CHECK_S = 10.0  # of a swarm with constant churn
 MEASURED_NODES = 8
 AWAY_S = 2.0
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
 class Stored(NamedTuple):
-    """A node stored a group. `at` by the machine's monotonic clock, the same in all processes."""
+    """A node stored a group. `at` is in seconds of the machine's monotonic clock, which all processes share."""
 
     group: bytes
     sender: str
@@ -58,7 +58,7 @@ class Stored(NamedTuple):
 
 
 class Member:
-    """One node through its lives, what it stored and what it published."""
+    """One node over its restarts, with the groups that it stored and published."""
 
     def __init__(self, folder: Path, *, num_nodes: int, num_tokens: int) -> None:
         self.identity = Identity.generate()
@@ -100,7 +100,7 @@ class Member:
         return gossip.addresses[0]
 
     def bare(self) -> BareNode:
-        """The plain calls on the same p2pd."""
+        """Return the plain calls on the same p2pd."""
         return BareNode(self.peer_id, self._home.sockets / "net" / CONTROL_NAME)
 
     async def publish(self) -> None:
@@ -109,7 +109,7 @@ class Member:
         await self.node.publish(group)
 
     async def take_part(self, number: int) -> None:
-        """Publishes `number` groups and returns when the same number of each other node is stored."""
+        """Publish `number` groups and wait until the same number of each other node is stored."""
         before, num_others = self.num_foreign, self._num_nodes - 1
         for sent in range(number):
             await self._until_foreign(before + (sent - WINDOW) * num_others)
@@ -123,7 +123,7 @@ class Member:
 
     def _on_event(self, event: str, fields: dict[str, Any]) -> None:
         if event == "refused":
-            say(f"{self.peer_id[-6:]} refuses: {fields['reason']} {fields['detail']}")
+            log_line(f"{self.peer_id[-6:]} refuses: {fields['reason']} {fields['detail']}")
         if event == "admitted":
             stored = Stored(fields["group"], fields["sender"], self.peer_id, fields["num_tokens"], time.monotonic())
             self.stored.append(stored)
@@ -132,7 +132,7 @@ class Member:
 
 
 class Nodes:
-    """The nodes of one process, and what the parent may have them do."""
+    """The nodes of one process, with the methods that the parent calls."""
 
     def __init__(self, folders: list[Path], *, num_nodes: int, num_tokens: int) -> None:
         self._members = [Member(folder, num_nodes=num_nodes, num_tokens=num_tokens) for folder in folders]
@@ -140,7 +140,7 @@ class Nodes:
         self._publishing: asyncio.Future[Any] | None = None
 
     async def start(self, peers: tuple[str, ...], first: int, count: int) -> list[str]:
-        """Starts some of the nodes; their addresses."""
+        """Start some of the nodes, and return their addresses."""
         return await asyncio.gather(*(member.start(peers) for member in self._members[first : first + count]))
 
     async def num_members(self) -> list[int]:
@@ -150,11 +150,11 @@ class Nodes:
         return [member.peer_id for member in self._members]
 
     async def publish_evenly(self, seconds: float, period_s: float) -> None:
-        """Each node publishes once a period."""
+        """Let each node publish once per period."""
         await _evenly(self._members, seconds, period_s, lambda member, turn: member.publish())
 
     async def our_round(self, number: int, within_s: float) -> bool:
-        """Every node publishes `number` groups and stores those of all others; whether that was done in time."""
+        """Let every node publish `number` groups and store those of all others. Return whether it ended in time."""
         try:
             async with asyncio.timeout(within_s):
                 await asyncio.gather(*(member.take_part(number) for member in self._members))
@@ -163,12 +163,12 @@ class Nodes:
         return True
 
     async def cpu_s(self) -> tuple[float, float]:
-        """Seconds of CPU so far: this process's, its p2pds'."""
+        """Return the processor seconds so far, of this process and of its p2pds."""
         p2pds = [psutil.Process(member.node.gossip.process_id).cpu_times() for member in self._members]
         return time.process_time(), sum(times.user + times.system for times in p2pds)
 
     async def written_bytes(self) -> int:
-        """Bytes that this process has made the kernel write to disks."""
+        """Return the bytes that this process has written to disks."""
         return psutil.Process().io_counters().write_bytes
 
     async def envelope_bytes(self) -> int:
@@ -200,14 +200,14 @@ class Nodes:
         return [latency for node in self._bare for latency in node.latencies_s]
 
     async def begin_publishing(self, number: int, period_s: float) -> None:
-        """Lets every node publish in its own time, also while some of them are away."""
+        """Let every node publish independently, also while some are stopped."""
         self._publishing = asyncio.gather(*(self._publish(member, number, period_s) for member in self._members))
 
     async def end_publishing(self) -> None:
         await self._publishing
 
     async def kill(self, at: int, peers: tuple[str, ...], whole: bool) -> str:
-        """Kill the p2pd of a node, which the node restarts itself; or close the `whole` node and starts it again."""
+        """Kill the p2pd of a node, which restarts it, or close the `whole` node and start it again."""
         member = self._members[at]
         os.kill(member.node.gossip.process_id, signal.SIGKILL)
         if whole:
@@ -243,7 +243,7 @@ async def _evenly(nodes: list[Any], seconds: float, period_s: float, work: Any) 
 
 
 class Host:
-    """The parent's end of one process of nodes."""
+    """The parent's connection to one process of nodes."""
 
     def __init__(self, folders: list[Path], *, num_nodes: int, num_tokens: int = NUM_TOKENS) -> None:
         context = multiprocessing.get_context("spawn")
@@ -254,12 +254,12 @@ class Host:
         theirs.close()
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """What the method of `Nodes` returns. Raises EOFError if the process has died."""
+        """Call the method of `Nodes` and return its result. Raises EOFError if the process has died."""
         self._pipe.send((name, arguments))
         return await asyncio.to_thread(self._pipe.recv)
 
     async def end(self) -> None:
-        """Closes the nodes and waits for the process."""
+        """Close the nodes and wait for the process."""
         self._pipe.close()
         await asyncio.to_thread(self._process.join)
 
@@ -282,12 +282,12 @@ async def _serve(pipe: Any, nodes: Nodes) -> None:
 
 
 async def call_all(hosts: list[Host], name: str, *arguments: Any) -> list[Any]:
-    """The same call to all processes at once."""
+    """Call the same method in all processes at the same time."""
     return await asyncio.gather(*(host.call(name, *arguments) for host in hosts))
 
 
 def merged(stored: list[list[Stored]]) -> dict[bytes, list[Stored]]:
-    """By group."""
+    """Return the stored groups of all processes by group."""
     groups: dict[bytes, list[Stored]] = defaultdict(list)
     for item in (item for part in stored for item in part):
         groups[item.group].append(item)

@@ -17,7 +17,7 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TURN_S = 0.1  # runs and is stopped once in this time; a cgroup's usual period
+TURN_S = 0.1  # one turn of running and stopping; the usual period of a cgroup
 
 
 class Slowed:
@@ -27,7 +27,7 @@ class Slowed:
     """
 
     def __init__(self, pids: Sequence[int], factor: float) -> None:
-        """Counts from now on. Raises psutil.NoSuchProcess."""
+        """Start the count. Raises psutil.NoSuchProcess."""
         self._roots = [psutil.Process(pid) for pid in pids]
         self._factor = factor
         self._runs_since = time.monotonic()
@@ -35,11 +35,11 @@ class Slowed:
 
     @property
     def speed(self) -> float:
-        """The share of the time that they ran, 1 before the first turn."""
+        """Return the share of time in which they ran, 1 before the first turn."""
         return self._ran_s / (self._ran_s + self._stopped_s) if self._ran_s else 1.0
 
     def take_turns(self, seconds: float) -> None:
-        """For about so long. Descendants that begin meanwhile are slowed by the next call."""
+        """Slow the processes for about this time. Descendants that start meanwhile are slowed by the next call."""
         until = time.monotonic() + seconds
         family = list(self._roots)
         for root in self._roots:
@@ -49,7 +49,7 @@ class Slowed:
             self._take_turn(family)
 
     def _take_turn(self, family: list[psutil.Process]) -> None:
-        """Lets them run, then stops them until the share is right again; they run afterwards whatever happens."""
+        """Let them run, then stop them until the share is right. They run afterwards, also after an error."""
         time.sleep(max(0.0, self._runs_since + TURN_S / self._factor - time.monotonic()))
         try:
             _send(family, signal.SIGSTOP)
@@ -63,7 +63,7 @@ class Slowed:
 
 
 def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
-    """To those that are still there."""
+    """Send a signal to the processes that still exist."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)

@@ -1,9 +1,9 @@
-"""`make results`: make the tables of docs/research/results.md again by `ftis-node compare`. The last line is JSON.
+"""`make results`: make the tables of docs/research/results.md again with `ftis-node compare`. The last line is JSON.
 
     python bench/results/run.py [TABLE ...] [--quick] [--jobs N] [--out results-out] [--publish]
 
-Tables run side by side, one core each: `--jobs` of them, by default as many as there are cores. The tiny models that
-they share are made first. What is made already in the folder is not made again. A table's output is in `logs`.
+Tables run in parallel, one core each: `--jobs` of them, by default one per core. The tiny models that they share are
+made first. Results that exist in the folder are not made again. A table's output is in `logs`.
 
 Quick: the first seed of each table, and of the widest tables a part of the methods or delays (`tables.py`).
 `--publish` copies each table, its curves and its plots to docs/results/.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tables import TABLES  # the file beside this one
+from tables import TABLES  # in this folder
 
 from ftis_node.lab.demo import children
 from ftis_node.lab.experiment.pairs import make_models, tiny_models
@@ -39,7 +39,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A table in the making, by the command that makes it."""
+    """A running command that makes a table."""
 
     name: str
     child: ChildProcess
@@ -49,7 +49,7 @@ class Running:
 def main() -> int:
     """Return 0, or the exit code of the first command that failed."""
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the commands on the way
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and stops the commands
     began = time.monotonic()
     names = options.tables or list(TABLES)
     make_all_models(names, options)
@@ -81,14 +81,14 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make the tables of docs/research/results.md again.")
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"default: all. {', '.join(TABLES)}")
     parser.add_argument("--quick", action="store_true", help="the first seed of each table, and a part of the widest")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="tables side by side")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="tables at a time")
     parser.add_argument("--out", type=Path, default=Path("results-out"))
     parser.add_argument("--publish", action="store_true", help="copy tables, curves and plots to docs/results/")
     options = parser.parse_args()
     if unknown := set(options.tables) - set(TABLES):
         parser.error(f"no table {min(unknown)!r}: use {', '.join(TABLES)}")
     if options.jobs < 1:
-        parser.error("--jobs is a number from 1 on")
+        parser.error("--jobs must be at least 1")
     if options.quick and options.publish:
         parser.error("--quick makes parts of tables, which are not published: leave out one of the two")
     return options
@@ -118,7 +118,7 @@ def _start(commands: ChildProcesses, name: str, options: argparse.Namespace) -> 
 
 
 def _end(table: Running, options: argparse.Namespace) -> int:
-    """Show and publish a table that is made. Return the exit code of its command."""
+    """Print and publish a finished table. Return the exit code of its command."""
     code = table.child.exit_code or 0
     if code:
         sys.stderr.write(f"{table.name} failed with exit code {code}: {table.child.last_words()}\n")
@@ -131,7 +131,7 @@ def _end(table: Running, options: argparse.Namespace) -> int:
 
 
 def processor_seconds(table: Path) -> float:
-    """Return the processor time of a table's trials, which other programs on the machine hardly change."""
+    """Return the processor time of a table's trials, which other programs of the machine hardly change."""
     trials = json.loads((table / "results.json").read_bytes())["trials"]
     return round(sum(trial["processor_seconds"] for trial in trials), 1)
 

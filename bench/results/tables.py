@@ -35,7 +35,7 @@ class Table:
         return 1 if quick else self.model_seeds
 
     def arguments(self, out: str, *, quick: bool) -> list[str]:
-        """Return the arguments of `ftis-node`. Quick: the first seed of the first models alone."""
+        """Return the arguments of `ftis-node`. Quick: only the first seed of the first models."""
         options = [*self.options.split(), *(self.quick.split() if quick else [])]
         seeds = ["--seeds", str(1 if quick else self.seeds)]
         if (number := self.num_model_seeds(quick=quick)) > 1:

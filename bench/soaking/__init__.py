@@ -1,1 +1,1 @@
-"""The parts of `bench/soak.py`: a real swarm, guests that send more, samples, slopes, the plot and the table."""
+"""The parts of `bench/soak.py`: a swarm, guests that send more, samples, slopes and the table."""

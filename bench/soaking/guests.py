@@ -1,7 +1,7 @@
-"""Honest members without a model, which send a multiple of what the swarm's own nodes do.
+"""Honest members without a model, which send a multiple of the groups of the swarm's nodes.
 
-Each has an identity, a p2pd and groups in good form: prompts of the run's task, one right answer, babble beside it,
-true rewards. A node pulls, judges, stores and evicts them like any other; it learns from some. The guests share the
+Each has an identity, a p2pd and valid groups: prompts of the run's task, one right answer, random completions,
+true rewards. A node pulls, validates, stores and evicts them like others, and trains on some. The guests share the
 process of the soak and never pull anything.
 """
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NUM_GUESTS = 4
-NUM_HELD = 2048  # envelopes that a guest can still give
-NUM_TOLD = 256  # announcements that it repeats when asked what it has
+NUM_HELD = 2048  # envelopes that a guest keeps
+NUM_TOLD = 256  # announcements in a reply to a query
 NUM_TOKENS = 12
 TURN_S = 0.25
 
 
 class Guest:
-    """One member. `num_sent` groups were announced."""
+    """One member. It has announced `num_sent` groups."""
 
     def __init__(self, folder: Path, maker: GroupMaker, address: str) -> None:
         self._identity, self._maker, self.num_sent = Identity.generate(), maker, 0
@@ -50,15 +50,15 @@ class Guest:
         self._gossip.serve(self._lookup, answer=self._answer)
 
     async def start(self) -> None:
-        """Joins. Raises what `Gossip.start` raises."""
+        """Join the swarm. Raises the errors of `Gossip.start`."""
         await self._gossip.start()
 
     async def close(self) -> None:
-        """Leaves."""
+        """Leave the swarm."""
         await self._gossip.close()
 
     async def send(self, groups_per_s: float) -> None:
-        """Announces groups at that rate, a few at a time, until canceled."""
+        """Announce groups at that rate, a few at a time, until canceled."""
         due, looked_at = 0.0, time.monotonic()
         while True:
             await asyncio.sleep(TURN_S)
@@ -90,7 +90,7 @@ class Guest:
 
 @asynccontextmanager
 async def guests(folder: Path, model: Path, address: str, *, groups_per_s: float) -> AsyncIterator[list[Guest]]:
-    """Guests at work, together at that rate."""
+    """Start guests that send at that rate together."""
     maker = GroupMaker(model, load_manifest(str(folder / "run.toml")))
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         present = [Guest(folder / f"guest-{number}", maker, address) for number in range(NUM_GUESTS)]

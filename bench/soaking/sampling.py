@@ -35,7 +35,7 @@ LOOP_ROUNDS = 100_000
 
 
 class Point(NamedTuple):
-    """One figure. `minute` since the soak began; `quantity` carries its unit."""
+    """One figure. `minute` counts from the start of the soak, and `quantity` contains the unit."""
 
     minute: float
     node: str
@@ -45,16 +45,16 @@ class Point(NamedTuple):
 
 
 class Sampler:
-    """Looks at one node; remembers which processes it has had."""
+    """A sampler of one node, with the processes that the node has had."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lives: dict[str, set[int]] = defaultdict(set)
         self._cpu_s: dict[int, float] = {}
-        self._looked_at = 0.0
+        self._sampled_at = 0.0
 
-    def look(self, minute: float) -> list[Point]:
-        """All figures of the node now. A process that ends meanwhile is passed over."""
+    def sample(self, minute: float) -> list[Point]:
+        """Return all current figures of the node. A process that ends meanwhile is skipped."""
         figures = [*self._processes(), *self._disk(), *self._rows()]
         if self._node.has_port:
             figures += self._answers()
@@ -63,7 +63,7 @@ class Sampler:
     def _processes(self) -> Iterator[tuple[str, str, float]]:
         sums: dict[tuple[str, str], float] = defaultdict(float)
         now = time.monotonic()
-        since_s, self._looked_at = now - self._looked_at, now
+        since_s, self._sampled_at = now - self._sampled_at, now
         for process in self._node.processes():
             try:
                 role = role_of(process, daemon=self._node.child.process.pid)
@@ -85,7 +85,7 @@ class Sampler:
             yield "lives", role, len(pids)
 
     def _disk(self) -> Iterator[tuple[str, str, float]]:
-        """Bytes of each file or folder of the home, SQLite's and the turned-over ones with the first of their name."""
+        """Return the bytes of each file or folder of the home. Files of SQLite and rotated ones count for the first."""
         sums: dict[str, float] = defaultdict(float)
         for path in _listed(self._node.home.root):
             sums[path.name.split(".")[0]] += disk_bytes(path) / MEBI
@@ -118,7 +118,7 @@ class Sampler:
         yield "done", "refused groups", sum(status["swarm"]["groups_refused"].values())
 
 
-def look_at_machine(minute: float) -> list[Point]:
+def sample_machine(minute: float) -> list[Point]:
     """Return the machine's speed: the processor time of a constant loop, and the time that the host took away.
 
     The latter is the fraction of the time since the last call that the host of a virtual machine gave to others (Linux;
@@ -133,7 +133,7 @@ def look_at_machine(minute: float) -> list[Point]:
 
 
 def role_of(process: psutil.Process, *, daemon: int) -> str:
-    """What a process of a node is. Raises psutil.NoSuchProcess where it is gone."""
+    """Return the role of a process of a node. Raises psutil.NoSuchProcess if it has ended."""
     if process.pid == daemon:
         return "daemon"
     command = " ".join(process.cmdline())
@@ -141,7 +141,7 @@ def role_of(process: psutil.Process, *, daemon: int) -> str:
 
 
 def disk_bytes(path: Path) -> int:
-    """What a file, or all files under a folder, take on the disk; those that vanish meanwhile count nothing."""
+    """Return the disk use of a file or folder. Files that are deleted meanwhile do not count."""
     if path.is_dir() and not path.is_symlink():
         return sum(disk_bytes(entry) for entry in _listed(path))
     try:

@@ -31,18 +31,18 @@ MINUTES = 60.0  # slopes are given per hour
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What still counts as flat, an hour: this share of the level, or this much in the quantity's own unit."""
+    """Bounds of `flat` per hour: a share of the level, or an amount in the unit of the quantity."""
 
     share: float = 0.02
     amount: float = 0.0
-    coarse_share: float = 0.25  # an interval wider than this on either side says nothing
+    coarse_share: float = 0.25  # an interval that is wider on either side gives no verdict
 
     def small(self, level: float) -> float:
-        """Growth an hour below which a figure of this level is flat."""
+        """Return the growth per hour below which a figure of this level is flat."""
         return max(self.share * abs(level), self.amount)
 
     def coarse(self, level: float) -> float:
-        """Half width of an interval that is too wide for a verdict."""
+        """Return the half width above which an interval is too wide for a verdict."""
         return max(self.coarse_share * abs(level), 4 * self.amount)
 
 
@@ -56,7 +56,7 @@ class Trend:
     high: float
     num_points: int
 
-    def word(self, bounds: Bounds) -> str:
+    def verdict(self, bounds: Bounds) -> str:
         """Return the verdict: `grows`, `falls`, `flat` or `unclear`.
 
         `flat`: no significant growth, or one too small to matter. `unclear`: the samples are too few or too noisy.
@@ -71,7 +71,7 @@ class Trend:
 
 
 def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend | None:
-    """The trend of a series; None for one that is too short to have one."""
+    """Return the trend of a series, or None if it is too short."""
     if len(values) < LEAST_POINTS:
         return None
     times, points = condensed(np.asarray(minutes, float), np.asarray(values, float))
@@ -85,13 +85,13 @@ def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend | None:
 
 
 def sen_slope(times: Floats, points: Floats) -> float:
-    """The median of all pairs' slopes; in the points' unit a unit of `times`."""
+    """Return the median of the slopes of all pairs of points."""
     first, second = np.triu_indices(len(times), k=1)
     return float(np.median((points[second] - points[first]) / (times[second] - times[first])))
 
 
 def condensed(times: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """At most MOST_POINTS medians of stretches of equal length, in the order of time."""
+    """Return at most MOST_POINTS medians of intervals of equal length, in order of time."""
     stretches = np.array_split(np.argsort(times, kind="stable"), min(MOST_POINTS, len(times)))
     return (
         np.array([np.median(times[stretch]) for stretch in stretches]),
@@ -100,7 +100,7 @@ def condensed(times: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def drawn_blocks(residuals: Floats, rng: np.random.Generator) -> Floats:
-    """As many residuals, in blocks of neighbors that begin anywhere; the series goes round as a ring."""
+    """Return as many residuals, in blocks with random starts. The series is treated as a ring."""
     length = math.ceil(len(residuals) / NUM_BLOCKS)
     starts = rng.integers(len(residuals), size=NUM_BLOCKS)
     places = (starts[:, None] + np.arange(length)[None, :]).ravel()[: len(residuals)]

@@ -1,4 +1,4 @@
-"""A bootstrap node and real nodes of `ftis-node join` on this machine, as their operators would start them.
+"""A bootstrap node and nodes of `ftis-node join` on this machine.
 
 Nodes alternate between two different tiny models, with the torch engine, one thread for each worker and small groups.
 The learner goes through a step in tiny pieces. So a step takes about a second, as does the generation of its groups.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.demo import ChildProcess, ChildProcesses
 
-START_LIMIT_S = 900.0  # of a machine that others load
+START_LIMIT_S = 900.0  # on a loaded machine
 POLL_INTERVAL_S = 0.5
 ASK_LIMIT_S = 30.0
 ENVIRONMENT = {
@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "FTIS_LIMITS__EVENT_FILE_BYTES": str(256 << 10),
     "FTIS_LIMITS__LOG_FILE_BYTES": str(256 << 10),
 }
-MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the part of their usual training: nobody looks at what they learn
+MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the share of their usual training, because accuracy does not matter
 # A step waits fifteen seconds for more foreign groups than its peers make, then starts. So normal traffic needs a tenth
 # of two cores, and the figures would show nodes that get faster or slower.
 MANIFEST = RunManifest(
@@ -61,35 +61,35 @@ micro_batch_tokens = 64
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One running node, looked at from outside."""
+    """One running node, observed from outside."""
 
     name: str
     child: ChildProcess
     home: Home
 
     def processes(self) -> list[psutil.Process]:
-        """The node and everything it started."""
+        """Return the node's process and its descendants."""
         daemon = psutil.Process(self.child.process.pid)
         return [daemon, *daemon.children(recursive=True)]
 
     @property
     def has_port(self) -> bool:
-        """Whether it can be asked: a bootstrap node never can."""
+        """Return whether it has a local port, unlike a bootstrap node."""
         return self.home.running_url() is not None
 
     def ask(self, path: str) -> bytes:
-        """One GET of its local port. Raises OSError if it does not answer."""
+        """Send a GET request to its local port. Raises OSError if it does not answer."""
         with urlopen(f"{self.home.running_url()}{path}", timeout=ASK_LIMIT_S) as answer:
             return bytes(answer.read())
 
     def status(self) -> dict[str, Any]:
-        """As `status --json`."""
+        """Return its status, as `status --json`."""
         document: dict[str, Any] = json.loads(self.ask("/status"))
         return document
 
 
 def make_models(folder: Path) -> list[Path]:
-    """The tiny models; those of an earlier soak in the same folder are taken again."""
+    """Return the tiny models. Those of an earlier soak in the same folder are used again."""
     paths = [folder / f"tiny-{size}" for size in MODELS]
     for (size, scale), path in zip(MODELS.items(), paths, strict=True):
         if not (path / "config.json").exists():
@@ -99,7 +99,7 @@ def make_models(folder: Path) -> list[Path]:
 
 @contextmanager
 def swarm(folder: Path, num_nodes: int) -> Iterator[tuple[str, list[Node]]]:
-    """The bootstrap node's address; the bootstrap node first, then the others, all of them at work."""
+    """Yield the bootstrap node's address and all running nodes, with the bootstrap node first."""
     os.environ.update(ENVIRONMENT)
     manifest = folder / "run.toml"
     manifest.write_text(MANIFEST.to_toml())

@@ -43,13 +43,13 @@ BY_THEMSELVES = {"bootstrap", MACHINE}
 MEANS = {"answer_ms", "answer_bytes", "lag_ms"}
 TIMED = {"answer_ms", "lag_ms"}
 DISTURBED_PERCENT, DISTURBED_MINUTES = 5.0, 1.5  # lags are those of the last minute
-FIXED_MIB = 0.5  # files smaller than this on all nodes together are put together as `other`
+FIXED_MIB = 0.5  # files that are smaller than this over all nodes count as `other`
 WARM_UP_SHARE, WARM_UP_MINUTES = 1 / 3, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One quantity of one part over the whole soak: summed, or averaged, over the nodes that have it."""
+    """One quantity of one part over the soak, summed or averaged over the nodes that have it."""
 
     who: str
     quantity: str
@@ -60,26 +60,26 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A series, its trend after the warm-up, and what that comes to."""
+    """A series, its trend after the warm-up, and the verdict."""
 
     series: Series
     trend: Trend
-    word: str
+    verdict: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For the JSON line."""
+        """Return the finding for the JSON line."""
         figures = {name: round(float(getattr(self.trend, name)), 4) for name in ("level", "slope", "low", "high")}
         where = {"who": self.series.who, "quantity": self.series.quantity, "part": self.series.part}
-        return where | figures | {"verdict": self.word}
+        return where | figures | {"verdict": self.verdict}
 
 
 def warm_up_minutes(minutes: float) -> float:
-    """What is left out at the beginning: the first third, at most ten minutes."""
+    """Return the minutes that are excluded at the start: the first third, at most ten."""
     return min(WARM_UP_SHARE * minutes, WARM_UP_MINUTES)
 
 
 def series_of(points: Iterable[Point]) -> list[Series]:
-    """The samples as series, small files put together; moments at which a node is missing are left out."""
+    """Return the samples as series, with small files combined, without moments at which a node is missing."""
     at_moments: dict[tuple[str, str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     points = list(points)
     largest: dict[str, float] = defaultdict(float)
@@ -102,7 +102,7 @@ def _merged(quantity: str, moments: dict[float, list[float]]) -> tuple[list[floa
 
 
 def findings_of(series: Sequence[Series], *, after: float) -> list[Finding]:
-    """What is bounded, judged from minute `after` on; series that are too short are left out."""
+    """Return the findings of bounded series from minute `after`, without series that are too short."""
     disturbed = disturbances(series)
     found = []
     for one in series:
@@ -113,12 +113,12 @@ def findings_of(series: Sequence[Series], *, after: float) -> list[Finding]:
         is_enough = 2 * len(judged) >= len(late)
         known = _trend(judged if is_enough else late)
         if known is not None:
-            found.append(Finding(one, known, known.word(BOUNDS[one.quantity]) if is_enough else "unclear"))
+            found.append(Finding(one, known, known.verdict(BOUNDS[one.quantity]) if is_enough else "unclear"))
     return found
 
 
 def disturbances(series: Iterable[Series]) -> list[float]:
-    """The minutes at which the host had taken much of the time since the look before."""
+    """Return the minutes at which the host had taken much of the time since the sample before."""
     return [
         minute
         for one in series
@@ -129,7 +129,7 @@ def disturbances(series: Iterable[Series]) -> list[float]:
 
 
 def is_calm(minute: float, disturbed: Iterable[float]) -> bool:
-    """Whether none of these minutes is this one, or lies shortly before it."""
+    """Return whether none of these minutes is at this one or shortly before it."""
     return not any(minute - DISTURBED_MINUTES <= other <= minute for other in disturbed)
 
 
@@ -140,7 +140,7 @@ def _trend(samples: Sequence[tuple[float, float]]) -> Trend | None:
 def per_minute(
     series: Sequence[Series], part: str, *, after: float = 0.0, before: float = float("inf")
 ) -> float | None:
-    """How fast a count (`done`) of all nodes rose between two minutes."""
+    """Return the rate per minute of a count (`done`) of all nodes between two minutes."""
     for one in series:
         if (one.quantity, one.part) == ("done", part):
             late = [(m, v) for m, v in zip(one.minutes, one.values, strict=True) if after <= m <= before]
@@ -150,11 +150,11 @@ def per_minute(
 
 
 def markdown(findings: Sequence[Finding]) -> str:
-    """The table for the documentation."""
+    """Return the table for the documentation."""
     rows = ["| of | quantity | part | level | an hour | 95 % interval | verdict |", "|---|---|---|--:|--:|---|---|"]
     for finding in findings:
         known, one = finding.trend, finding.series
         interval = f"{known.low:+.2f} to {known.high:+.2f}"
         figures = f"{known.level:.1f} | {known.slope:+.2f} | {interval}"
-        rows.append(f"| {one.who} | {one.quantity} | {one.part} | {figures} | {finding.word} |")
+        rows.append(f"| {one.who} | {one.quantity} | {one.part} | {figures} | {finding.verdict} |")
     return "\n".join(rows) + "\n"

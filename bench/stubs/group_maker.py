@@ -1,4 +1,4 @@
-"""Groups in good form for a run, as a peer without a model makes them: one right answer beside random tokens."""
+"""Valid groups of a run by a peer without a model: one right answer and completions of random tokens."""
 
 from __future__ import annotations
 

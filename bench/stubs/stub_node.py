@@ -1,4 +1,4 @@
-"""A node without a model: real network, loops, validation and buffer; groups are supplied by the caller.
+"""A node without a model, with real network, loops, validation and buffer. The caller supplies groups.
 
 It measures the costs and failures of a swarm with many nodes on one machine. It has no engine and no learner, and every
 completion scores 0.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROMPT_IDS = [0]
-FINGERPRINT = "0" * 32  # the fingerprint in groups of `random_group`
+FINGERPRINT = "0" * 32  # the fingerprint in groups of `stub_group`
 UNBOUNDED = 1 << 30
 
 
@@ -178,7 +178,7 @@ class StubNode:
         self._runner: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Join the swarm and run the loops. Raises what `Gossip.start` raises."""
+        """Join the swarm and run the loops. Raises the errors of `Gossip.start`."""
         self.wiring.serve_peers()
         await self.gossip.start()
         self._runner = asyncio.create_task(self._run(), name="light-node")
@@ -189,7 +189,7 @@ class StubNode:
         await self.wiring.scored.put(replace(group, created_at=time.time()))
 
     async def close(self) -> None:
-        """Leave the swarm and close the buffer. Raises what a loop raised."""
+        """Leave the swarm and close the buffer. Raises the error of a loop."""
         async with self._stack:
             await self.gossip.close()
             if self._runner is not None:

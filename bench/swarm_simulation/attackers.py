@@ -55,7 +55,7 @@ class Sybil(Peer):
 
 
 class Leech(SimulatedNode):
-    """Pulls everything as fast as it is served, generates nothing and confirms nothing."""
+    """Pulls every group as fast as possible, generates none and confirms none."""
 
     role = Role.LEECH
     confirms = False

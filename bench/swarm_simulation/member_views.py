@@ -1,4 +1,4 @@
-"""Members of a shard as nodes see them in the directory."""
+"""Members of a shard as listed in the directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MemberViews:
         """Start with views that contain all members."""
         self.views = (frozenset(self._left_at),) * NUM_VIEWS
 
-    def look(self, *, now: float) -> None:
+    def start_period(self, *, now: float) -> None:
         """Start a new period."""
         lapsed = [
             peer for peer, left_at in self._left_at.items() if left_at is not None and self._is_over(left_at, now)

@@ -20,7 +20,7 @@ from ftis_node.swarm.rate_limits import ShareCap, TokenBucket
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
 from swarm_simulation.settings import NUM_VIEWS
-from swarm_simulation.shard_reader import FIRST_LOOK_S, ShardReader
+from swarm_simulation.shard_reader import FIRST_INTERVAL_S, ShardReader
 from swarm_simulation.transfers import RequestingPeer
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ class SimulatedNode(RequestingPeer):
         super().__init__(world, peer_id)
         settings = world.settings
         self.view = world.random.randrange(NUM_VIEWS)  # view of its shard's members
-        self.heard: dict[str, SequenceTracker] = {}
+        self.trackers: dict[str, SequenceTracker] = {}
         self.unconfirmed = RetryQueue[bytes](first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
         self.shard_reader = ShardReader(self)
         self.ready: dict[bytes, Candidate] = {}  # remote groups in the buffer
         self.held: dict[bytes, AnnouncedGroup] = {}  # pulled and still fresh
-        self.num_heard = 0
+        self.num_announcements = 0
         self.announcement_bytes = 0.0  # received and forwarded
         self.num_steps = self.num_full_steps = 0
         self.top_share = 0.0  # maximum use of its buffer cap by one peer
@@ -62,8 +62,8 @@ class SimulatedNode(RequestingPeer):
         super().begin()
         events, settings, random = self.world.events, self.world.settings, self.world.random
         self.shard_reader.begin()
-        events.after(FIRST_LOOK_S, self._look_at_shards)
-        self._look_at_demand()
+        events.after(FIRST_INTERVAL_S, self._adjust_shards)
+        self._check_demand()
         events.after(random.random() * settings.tick_s, self.tick)
         events.after(random.random() * settings.directory_s, self.directory)
         if not self.pulls_all:
@@ -73,7 +73,7 @@ class SimulatedNode(RequestingPeer):
         """End the warm-up."""
         self.traffic.reset()
         self.announcement_bytes = self.policy_s = 0.0
-        self.num_heard = self.num_steps = self.num_full_steps = 0
+        self.num_announcements = self.num_steps = self.num_full_steps = 0
 
     def publish(self, *, is_valid: bool) -> AnnouncedGroup:
         """Announce a group and wait for its confirmation."""
@@ -91,17 +91,17 @@ class SimulatedNode(RequestingPeer):
 
     def receive(self, group: AnnouncedGroup, call: AnnouncementEvent, now: float) -> None:
         """Handle an announcement, received directly or in an answer."""
-        self.num_heard += 1
+        self.num_announcements += 1
         sender = group.sender
         record = self.peer_table.records.get(sender)
         if sender == self.peer_id or (record is not None and record.is_banned(now=now)):
             return
-        heard = self.heard.get(sender)
-        if heard is None:
-            heard = self.heard[sender] = SequenceTracker(at=now)
-        elif group.number > heard.highest + 1:
+        tracker = self.trackers.get(sender)
+        if tracker is None:
+            tracker = self.trackers[sender] = SequenceTracker(at=now)
+        elif group.number > tracker.highest + 1:
             self.senders_with_gaps[sender] = None
-        heard.note(group.number, at=now)
+        tracker.note(group.number, at=now)
         if group.id in self.held:
             return
         is_assigned = self._demand.takes_assigned and call.concerns(self.shard) and self.is_assigned(call)
@@ -121,7 +121,7 @@ class SimulatedNode(RequestingPeer):
             if (wait_s := self._pull_bytes.wait_s(settings.group_bytes, now=now)) > 0:
                 self.wake(max(wait_s, settings.gather_s))
                 return
-            self._look_at_demand()
+            self._check_demand()
             request = self.queue.next_request(
                 most=settings.pull_batch,
                 need=self._demand.need,
@@ -173,8 +173,8 @@ class SimulatedNode(RequestingPeer):
             if group_id in self.own:
                 self.world.announce(self.own[group_id], attempt=attempt)
         for sender in self.senders_with_gaps:
-            if self.heard[sender].gaps and not self.peer_table.is_banned(sender, now=now):
-                self.ask(sender, self.heard[sender])
+            if self.trackers[sender].gaps and not self.peer_table.is_banned(sender, now=now):
+                self.ask(sender, self.trackers[sender])
         self.senders_with_gaps.clear()
         self.world.events.after(self.world.settings.tick_s, self.tick)
 
@@ -186,21 +186,21 @@ class SimulatedNode(RequestingPeer):
         self.recorded_number = self.last_number
         members = world.member_views[self.shard].views[self.view]
         for peer_id in sorted(members):  # sorted, so that a seed gives the same run in any process
-            heard = self.heard.get(peer_id)
+            tracker = self.trackers.get(peer_id)
             member = world.peers.get(peer_id)
-            if heard is not None and member is not None and member.recorded_number > heard.highest:
-                heard.note_tail(member.recorded_number)
+            if tracker is not None and member is not None and member.recorded_number > tracker.highest:
+                tracker.note_tail(member.recorded_number)
                 self.senders_with_gaps[peer_id] = None
         world.count_directory(self.traffic, num_members=len(members))
         self._drop_expired(now)
-        self.shard_reader.look(self.num_heard)
+        self.shard_reader.adjust(self.num_announcements)
         world.events.after(world.settings.directory_s, self.directory)
 
-    def _look_at_shards(self) -> None:
+    def _adjust_shards(self) -> None:
         if not self.is_gone:
-            self.shard_reader.look(self.num_heard)
+            self.shard_reader.adjust(self.num_announcements)
 
-    def _look_at_demand(self) -> None:
+    def _check_demand(self) -> None:
         if self.pulls_all:
             return
         settings = self.world.settings
@@ -247,8 +247,8 @@ class SimulatedNode(RequestingPeer):
         settings = self.world.settings
         oldest = now - settings.max_age_s
         self.queue.drop_older(oldest)
-        for peer_id in [peer_id for peer_id, heard in self.heard.items() if heard.at < oldest]:
-            del self.heard[peer_id]
+        for peer_id in [peer_id for peer_id, tracker in self.trackers.items() if tracker.at < oldest]:
+            del self.trackers[peer_id]
             self.senders_with_gaps.pop(peer_id, None)
         for group_id in [group_id for group_id, group in self.held.items() if group.created_at < oldest]:
             del self.held[group_id]

@@ -1,4 +1,4 @@
-"""The participants of a simulated swarm: those of the start, and churn."""
+"""The participants of a simulated swarm: those at the start, and churn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Population:
         self._num_made = 0
 
     def start(self) -> None:
-        """Create the participants of the start, who have known each other for long."""
+        """Create the participants of the start, which already know each other."""
         world = self._world
         num_attackers = round(world.settings.num_nodes * world.settings.attackers_share)
         num_honest = world.settings.num_nodes - num_attackers

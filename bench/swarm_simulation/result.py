@@ -108,7 +108,7 @@ def make_result(world: World) -> SimulationResult:
         first_pull_s=_latencies(pulled),
         full_steps_share=sum(node.num_full_steps for node in nodes) / max(1, sum(node.num_steps for node in nodes)),
         top_share_of_cap=max(node.top_share for node in honest_nodes(world)),
-        heard_per_s=fmean(node.num_heard for node in nodes) / seconds,
+        heard_per_s=fmean(node.num_announcements for node in nodes) / seconds,
         shards_read=fmean(len(node.shard_reader.shards) for node in nodes),
         received_bytes_per_s={kind.name.lower(): fmean(received[kind]) for kind in Kind},
         sent_bytes_per_s={kind.name.lower(): fmean(sent[kind]) for kind in Kind},
@@ -140,7 +140,7 @@ def _entries(world: World, node: SimulatedNode) -> dict[str, int]:
     """Return the number of entries in each policy's state."""
     return {
         "wants": len(node.queue),
-        "heard": len(node.heard),
+        "trackers": len(node.trackers),
         "unconfirmed": len(node.unconfirmed),
         "members": len(world.member_views[node.shard].views[node.view]),
         "reputations": len(node.peer_table.records),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-SHARDS_UP_TO: Final = {8: 1500, 16: 3000, 32: 6000, 64: 1 << 30}  # nodes; docs/develop/testing.md says why
+SHARDS_UP_TO: Final = {8: 1500, 16: 3000, 32: 6000, 64: 1 << 30}  # nodes; docs/develop/testing.md explains why
 
-NUM_VIEWS: Final = 3  # nodes see the directory 0, 1 or 2 periods late
+NUM_VIEWS: Final = 3  # nodes receive changes of the directory 0, 1 or 2 periods late
 
 
 def shards_for(num_nodes: int) -> int:
@@ -59,7 +59,7 @@ class SimulationSettings:
 
     # parameters of the policies
     with_assignment: bool = True
-    small_swarm: int = 16  # up to this many other members all groups are pulled
+    small_swarm: int = 16  # with up to this many other members, all groups are pulled
     announcements_per_s: float = 50.0  # budget of announcements
     max_wants: int = 256
     first_wait_s: float = 10.0  # before an unconfirmed group is announced again

@@ -9,18 +9,18 @@ from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable
 if TYPE_CHECKING:
     from swarm_simulation.transfers import RequestingPeer
 
-FIRST_LOOK_S = 10.0
+FIRST_INTERVAL_S = 10.0
 
 
 class ShardReader:
     """Shard selection of one node. `shards` are those that it reads now."""
 
-    __slots__ = ("_heard_before", "_looked_at", "_node", "shards")
+    __slots__ = ("_announcements_before", "_adjusted_at", "_node", "shards")
 
     def __init__(self, node: RequestingPeer) -> None:
         self._node = node
-        self._heard_before = 0
-        self._looked_at = 0.0
+        self._announcements_before = 0
+        self._adjusted_at = 0.0
         self.shards: frozenset[int] = frozenset()
 
     def begin(self) -> None:
@@ -28,22 +28,22 @@ class ShardReader:
         settled.
         """
         world = self._node.world
-        self._looked_at = world.events.now
+        self._adjusted_at = world.events.now
         self._read(min(FIRST_SHARDS, world.settings.num_simulated_shards) if world.events.now else 1)
 
-    def look(self, num_heard: int) -> None:
+    def adjust(self, num_announcements: int) -> None:
         """Read more or fewer shards, by the announcements received since the last call."""
         world = self._node.world
-        passed_s = world.events.now - self._looked_at
-        if passed_s < FIRST_LOOK_S:
+        passed_s = world.events.now - self._adjusted_at
+        if passed_s < FIRST_INTERVAL_S:
             return
         count = num_affordable(
-            (num_heard - self._heard_before) / passed_s,
+            (num_announcements - self._announcements_before) / passed_s,
             num_read=len(self.shards),
             num_shards=min(world.settings.num_shards, world.settings.num_simulated_shards),
             budget_per_s=world.settings.announcements_per_s,
         )
-        self._heard_before, self._looked_at = num_heard, world.events.now
+        self._announcements_before, self._adjusted_at = num_announcements, world.events.now
         if count != len(self.shards):
             self._read(count)
 

@@ -1,4 +1,4 @@
-"""Bytes of one entry of each policy's state in this interpreter, measured by creating many."""
+"""Bytes of one entry of each policy's state in this interpreter, measured on many of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entry_bytes() -> dict[str, int]:
     """Return the bytes by kind of entry, including the ids in it."""
     makers: dict[str, Callable[[], object]] = {
         "wants": _wants,
-        "heard": lambda: {_peer(number): SequenceTracker(at=1.0 + number) for number in range(NUM_MADE)},
+        "trackers": lambda: {_peer(number): SequenceTracker(at=1.0 + number) for number in range(NUM_MADE)},
         "unconfirmed": _unconfirmed,
         "members": lambda: frozenset(_peer(number) for number in range(NUM_MADE)),
         "reputations": _reputations,

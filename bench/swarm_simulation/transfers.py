@@ -131,23 +131,23 @@ class RequestingPeer(Peer, ABC):
                 delay_s = self.link.latency_s + peer.link.latency_s
                 self.world.events.after(delay_s, peer.confirmed, group_ids)
 
-    def ask(self, sender: str, heard: SequenceTracker) -> None:
+    def ask(self, sender: str, tracker: SequenceTracker) -> None:
         """Query a sender for missing sequence numbers."""
         settings, events = self.world.settings, self.world.events
-        source, gaps = self.world.peers.get(sender), heard.gaps
+        source, gaps = self.world.peers.get(sender), tracker.gaps
         if source is None:
             for gap in gaps:
-                heard.note_query(gap, is_final=False)
+                tracker.note_query(gap, is_final=False)
             return
         self.send(source, Kind.QUESTIONS, settings.request_bytes)
-        events.after(2 * (self.link.latency_s + source.link.latency_s), self._answered, source, heard, gaps)
+        events.after(2 * (self.link.latency_s + source.link.latency_s), self._answered, source, tracker, gaps)
 
-    def _answered(self, source: Peer, heard: SequenceTracker, gaps: tuple[SequenceGap, ...]) -> None:
+    def _answered(self, source: Peer, tracker: SequenceTracker, gaps: tuple[SequenceGap, ...]) -> None:
         if self.is_gone:
             return
         if source.is_gone or source.role is Role.SILENT:
             for gap in gaps:
-                heard.note_query(gap, is_final=False)
+                tracker.note_query(gap, is_final=False)
             self.senders_with_gaps[source.peer_id] = None
             return
         answer = source.answer([(gap.first, gap.last) for gap in gaps])
@@ -157,4 +157,4 @@ class RequestingPeer(Peer, ABC):
             if group.call is not None:
                 self.receive(group, group.call, self.world.events.now)
         for gap in gaps:
-            heard.note_query(gap, is_final=True)
+            tracker.note_query(gap, is_final=True)

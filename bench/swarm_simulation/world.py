@@ -1,4 +1,4 @@
-"""The simulated swarm: what all participants have, and how announcements spread.
+"""The simulated swarm: the state of all participants, and the delivery of announcements.
 
 An announcement is one event: all readers of its shard receive it at the same time, after a random delay. Each reader
 loses it with the same probability. Everything else happens between two peers.
@@ -101,7 +101,7 @@ class World:
     def list_members(self) -> None:
         """Start a new period of the directory."""
         for views_of_shard in self.member_views:
-            views_of_shard.look(now=self.events.now)
+            views_of_shard.start_period(now=self.events.now)
         for shard, readers in enumerate(self.readers[: self.settings.num_simulated_shards]):
             self._num_readers[shard] = len(readers)
         self.events.after(self.settings.listing_period_s, self.list_members)

@@ -1,4 +1,4 @@
-"""The bench of wall time with nodes of unlike speeds: what slows a node, the run's settings, and figures by hand."""
+"""The bench of wall time with nodes of different speeds: slowed processes, settings of the run, computed figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import pytest
 import clock
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from nodes import slowed
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,12 +27,11 @@ SIGNAL_LIMIT_S = 60.0
 
 
 @pytest.fixture
-def family() -> Iterator[list[psutil.Process]]:
-    """A process and its child."""
+def processes() -> Iterator[list[psutil.Process]]:
+    """A parent process and its child."""
     with subprocess.Popen([sys.executable, "-c", PARENT]) as started:
         root = psutil.Process(started.pid)
-        while not root.children():
-            time.sleep(0.01)
+        wait_until(root.children, within_s=SIGNAL_LIMIT_S)
         found = [root, *root.children()]
         yield found
         for process in reversed(found):
@@ -41,13 +40,16 @@ def family() -> Iterator[list[psutil.Process]]:
 
 
 class Clock:
-    """Time that passes by sleeping alone, `late` seconds longer than asked: every second sleep is a stop."""
+    """A clock that only `sleep` advances, by `late` seconds more than asked.
 
-    def __init__(self, family: list[psutil.Process], *, late: float = 0.0, breaks_at: int | None = None) -> None:
-        self._family = family
+    It asserts that the processes run during each odd sleep and are stopped during each even one.
+    """
+
+    def __init__(self, processes: list[psutil.Process], *, late: float = 0.0, interrupt_at: int | None = None) -> None:
+        self._processes = processes
         self._now = 0.0
         self._late = late
-        self._breaks_at = breaks_at
+        self._interrupt_at = interrupt_at
         self.sleeps = 0
 
     def monotonic(self) -> float:
@@ -55,60 +57,59 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.sleeps += 1
-        expect(self._family, stopped=self.sleeps % 2 == 0)
-        if self.sleeps == self._breaks_at:
+        wait_for_state(self._processes, stopped=self.sleeps % 2 == 0)
+        if self.sleeps == self._interrupt_at:
             raise KeyboardInterrupt
         self._now += seconds + self._late
 
 
-def expect(family: list[psutil.Process], *, stopped: bool) -> None:
-    """Fails where they are not all stopped, or all running, soon: a signal takes a moment."""
-    deadline = time.monotonic() + SIGNAL_LIMIT_S
-    while any((each.status() == psutil.STATUS_STOPPED) != stopped for each in family):
-        assert time.monotonic() < deadline, [each.status() for each in family]
-        time.sleep(0.001)
+def wait_for_state(processes: list[psutil.Process], *, stopped: bool) -> None:
+    """Wait until all processes are stopped, or all run: a signal takes a moment."""
+    wait_until(
+        lambda: all((each.status() == psutil.STATUS_STOPPED) == stopped for each in processes), within_s=SIGNAL_LIMIT_S
+    )
 
 
-def test_a_slow_process_and_its_child_run_their_share(
-    family: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+def test_a_slowed_process_and_its_child_run_for_their_share_of_time(
+    processes: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passing = Clock(family)
-    monkeypatch.setattr(slowed, "time", passing)
-    slow = slowed.Slowed([family[0].pid], 4)
+    clock_of_sleeps = Clock(processes)
+    monkeypatch.setattr(slowed, "time", clock_of_sleeps)
+    slow = slowed.Slowed([processes[0].pid], 4)
     assert slow.speed == 1.0
     slow.take_turns(1.0)
-    assert passing.sleeps == pytest.approx(2 * 10, abs=2)
+    assert clock_of_sleeps.sleeps == pytest.approx(2 * 10, abs=2)
     assert slow.speed == pytest.approx(0.25)
-    expect(family, stopped=False)
+    wait_for_state(processes, stopped=False)
 
 
-def test_what_a_turn_took_too_long_is_made_up_for(
-    family: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+def test_a_turn_that_took_too_long_is_compensated(
+    processes: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slowed, "time", Clock(family, late=0.02))
-    slow = slowed.Slowed([family[0].pid], 4)
+    monkeypatch.setattr(slowed, "time", Clock(processes, late=0.02))
+    slow = slowed.Slowed([processes[0].pid], 4)
     slow.take_turns(4.0)
     assert slow.speed == pytest.approx(0.25, abs=0.005)
 
 
-def test_nothing_stays_stopped_where_the_bench_is_cut_short(
-    family: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+def test_no_process_stays_stopped_after_an_interrupt(
+    processes: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slowed, "time", Clock(family, breaks_at=4))
+    monkeypatch.setattr(slowed, "time", Clock(processes, interrupt_at=4))
     with pytest.raises(KeyboardInterrupt):
-        slowed.Slowed([family[0].pid], 2).take_turns(1.0)
-    expect(family, stopped=False)
+        slowed.Slowed([processes[0].pid], 2).take_turns(1.0)
+    wait_for_state(processes, stopped=False)
 
 
-def test_a_process_may_end_while_it_is_slowed(family: list[psutil.Process], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_may_end_while_it_is_slowed(processes: list[psutil.Process], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slowed, "time", Clock([]))
-    slow = slowed.Slowed([family[0].pid], 2)
-    for process in reversed(family):
+    slow = slowed.Slowed([processes[0].pid], 2)
+    for process in reversed(processes):
         process.kill()
         slow.take_turns(0.5)
-    family[0].wait(SIGNAL_LIMIT_S)
+    processes[0].wait(SIGNAL_LIMIT_S)
     slow.take_turns(0.5)
-    assert slow.speed == pytest.approx(0.5), "the turns go on without the process"
+    assert slow.speed == pytest.approx(0.5), "the turns continue without the process"
 
 
 def options(slow: float) -> Namespace:
@@ -116,14 +117,14 @@ def options(slow: float) -> Namespace:
     return Namespace(**settings, steps=6, seeds=1, patience=1.5, fill=True)
 
 
-def test_the_run_of_unlike_nodes_does_not_wait_for_the_slow_one() -> None:
-    usual, unlike = (parse_manifest(clock._manifest(options(slow), own=4), source="run").step for slow in (1.0, 4.0))
-    assert (usual.own_groups, usual.foreign_groups) == (unlike.own_groups, unlike.foreign_groups) == (4, 4)
+def test_the_run_of_nodes_of_different_speeds_does_not_wait_for_the_slow_one() -> None:
+    usual, different = (parse_manifest(clock._manifest(options(slow), own=4), source="run").step for slow in (1.0, 4.0))
+    assert (usual.own_groups, usual.foreign_groups) == (different.own_groups, different.foreign_groups) == (4, 4)
     assert (usual.foreign_wait_s, usual.backfill_with_own) == (load_manifest(clock.PRESET).step.foreign_wait_s, False)
-    assert (unlike.foreign_wait_s, unlike.backfill_with_own) == (1.5, True)
+    assert (different.foreign_wait_s, different.backfill_with_own) == (1.5, True)
 
 
-def test_evaluations_take_the_problems_asked_for_else_the_presets() -> None:
+def test_evaluations_use_the_number_of_problems_of_the_options_or_the_preset() -> None:
     parsed = options(1.0)
     assert parse_manifest(clock._manifest(parsed, own=8), source="run").eval.limit == 300
     parsed.eval_problems = 0
@@ -131,25 +132,25 @@ def test_evaluations_take_the_problems_asked_for_else_the_presets() -> None:
     assert parse_manifest(clock._manifest(parsed, own=8), source="run").eval.limit == usual != 300
 
 
-def test_a_course_ends_with_the_steps_asked_for(tmp_path: Path) -> None:
-    trail = tmp_path / "events.jsonl"
-    assert clock.evaluations_of(trail) == clock.curve_of(trail, [], last_step=6) == []
+def test_a_course_ends_with_the_last_step(tmp_path: Path) -> None:
+    event_log = tmp_path / "events.jsonl"
+    assert clock.evaluations_of(event_log) == clock.curve_of(event_log, [], last_step=6) == []
     events = [
         {"event": "eval", "step": 5 * k, "time": 100.0 + 10 * k, "pass_at_1": 0.1 * k, "duration_s": 4.0}
         for k in range(3)
     ]
     events += [{"event": "step", "step": step, "foreign_groups": step} for step in (1, 2, 9)]
-    trail.write_text("".join(json.dumps(event) + "\n" for event in events))
-    pauses = clock.evaluations_of(trail)
+    event_log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    pauses = clock.evaluations_of(event_log)
     assert pauses == [(96.0, 100.0), (106.0, 110.0), (116.0, 120.0)]
-    course = clock.course_of(trail, 0.25, pauses, last_step=6)
-    assert course == clock.Course([(0.0, 0.0), (6.0, 0.1)], foreign_groups=1.5, speed=0.25, step_s=1.2)
-    assert clock.has_reached(trail, 10) and not clock.has_reached(trail, 11)
-    peers = [(90.0, 101.0), (104.0, 107.0), (109.0, 130.0)]  # 1 s before the node's own pause, 2 s in it
-    assert clock.course_of(trail, 1.0, pauses + peers, last_step=6).curve == [(0.0, 0.0), (3.0, 0.1)]
+    course = clock.node_run(event_log, 0.25, pauses, last_step=6)
+    assert course == clock.NodeRun([(0.0, 0.0), (6.0, 0.1)], foreign_groups=1.5, speed=0.25, step_s=1.2)
+    assert clock.has_reached(event_log, 10) and not clock.has_reached(event_log, 11)
+    peers = [(90.0, 101.0), (104.0, 107.0), (109.0, 130.0)]  # 1 s before the node's pause, 2 s in it
+    assert clock.node_run(event_log, 1.0, pauses + peers, last_step=6).curve == [(0.0, 0.0), (3.0, 0.1)]
 
 
-def test_figures_say_the_speeds_and_what_was_never_reached(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_have_the_speeds_and_null_for_what_was_not_reached(capsys: pytest.CaptureFixture[str]) -> None:
     assert clock.seconds_to([(0.0, 0.2), (10.0, 0.4)], 0.3) == pytest.approx(5.0)
     seconds = {"alone": [10.0, 0.0, 10.0], "with_peer": [5.0, 0.0, math.inf]}
     found = {"m": {f"{side}_s_to_{share}": taken for side, taken in seconds.items() for share in clock.SHARES}}

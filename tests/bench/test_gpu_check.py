@@ -1,4 +1,4 @@
-"""The program that checks a GPU: its parts are those of the documents, and a case that fails costs itself alone."""
+"""The program that checks a GPU has the documented parts, and a case that fails does not affect others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 
 SMALL = Options("cpu", small=True)
-# Answers for one case, fails for the next, and hangs in the last.
+# A case that succeeds, one that fails, and one that hangs.
 MODULE = """import subprocess, sys
 def case(options, *, name, runs):
     with open(runs, "a") as file:
@@ -37,7 +37,7 @@ def case(options, *, name, runs):
         child.wait()
     return {"figure": 7}
 """
-# As on a machine without them: neither a search nor an import finds them.
+# Hide packages as on a machine without them: neither `find_spec` nor an import finds them.
 BLOCKED = """import importlib.machinery as machinery
 find = machinery.PathFinder.find_spec
 def find_spec(name, path=None, target=None):
@@ -58,15 +58,15 @@ assert not {"vllm", "hivemind"} & set(sys.modules)
 
 @pytest.fixture
 def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    """Of `env`, by a module of a few lines."""
+    """The cases of the part `env`, from a small module."""
     (tmp_path / "fake_measurements.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    made = [
+    fakes = [
         Case("env", name, "fake_measurements", "case", limit_s, {"name": name, "runs": str(tmp_path / "runs")})
         for name, limit_s in (("machine", 60.0), ("peak", 60.0), ("copies", 5.0))
     ]
-    monkeypatch.setattr(running, "cases_of", lambda part, options: made)
-    return made
+    monkeypatch.setattr(running, "cases_of", lambda part, options: fakes)
+    return fakes
 
 
 def _blocked(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,7 @@ def _blocked(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_parts_are_those_of_the_documents() -> None:
+def test_the_parts_equal_those_of_the_page() -> None:
     page = (ROOT / "docs/research/performance.md").read_text()
     table = page.split("<!-- parts of gpu_check -->")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (yes|no) \|", table, re.MULTILINE)
@@ -84,26 +84,26 @@ def test_the_parts_are_those_of_the_documents() -> None:
 
 
 @pytest.mark.parametrize("options", [SMALL, Options("cuda")])
-def test_every_part_has_cases_of_names_of_their_own_that_fit_into_a_piece(options: Options) -> None:
+def test_every_part_has_cases_with_distinct_names_and_a_time_limit(options: Options) -> None:
     for part in PARTS:
         found = cases_of(part, options)
         assert found and len({case.name for case in found}) == len(found)
         assert all(case.part == part and case.limit_s < 540 for case in found)
 
 
-def test_a_case_that_fails_or_hangs_costs_itself_alone(cases: list[Case], tmp_path: Path) -> None:
+def test_a_case_that_fails_or_hangs_does_not_affect_others(cases: list[Case], tmp_path: Path) -> None:
     found = running.run_part("env", SMALL, tmp_path, ends_at=time.monotonic() + 1000)
     by_name: dict[str, Any] = {case["case"]: case for case in found["cases"]}
     assert [by_name[name]["ok"] for name in ("machine", "peak", "copies")] == [True, False, False]
     assert (found["ok"], by_name["machine"]["figure"]) == (False, 7)
     assert "no such instruction" in by_name["peak"]["error"]
     assert by_name["copies"]["error"] == "took longer than 5 s"
-    with contextlib.suppress(psutil.NoSuchProcess):  # its own child is ended, too
+    with contextlib.suppress(psutil.NoSuchProcess):  # the case's child is killed too
         assert psutil.Process(int((tmp_path / "runs.pid").read_text())).status() == psutil.STATUS_ZOMBIE
     assert json.loads((tmp_path / "env.json").read_text()) == found
 
 
-def test_what_was_measured_is_kept_and_no_case_begins_that_may_not_end(cases: list[Case], tmp_path: Path) -> None:
+def test_results_are_kept_and_a_case_begins_only_with_enough_time(cases: list[Case], tmp_path: Path) -> None:
     with pytest.raises(running.OutOfTimeError, match="env machine may take 60 s"):
         running.run_part("env", SMALL, tmp_path, ends_at=time.monotonic() + 30)
     runs = tmp_path / "runs"
@@ -113,13 +113,13 @@ def test_what_was_measured_is_kept_and_no_case_begins_that_may_not_end(cases: li
     assert runs.read_text().split() == ["machine", "peak", "copies"]
 
 
-def test_parts_without_vllm_import_neither_it_nor_hivemind(tmp_path: Path) -> None:
+def test_parts_without_vllm_import_neither_vllm_nor_hivemind(tmp_path: Path) -> None:
     done = _blocked(tmp_path, "-c", IMPORTS)
     assert done.returncode == 0, done.stderr
-    assert _blocked(tmp_path, "-c", "import vllm").returncode == 1, "the block itself"
+    assert _blocked(tmp_path, "-c", "import vllm").returncode == 1, "the packages are hidden"
 
 
-def test_hand_over_runs_where_they_are_not_installed(tmp_path: Path) -> None:
+def test_hand_over_runs_without_vllm_and_hivemind(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = _blocked(
         tmp_path, str(BENCH / "gpu_check.py"), "handover", "--device", "cpu", "--small", "--out", str(out),

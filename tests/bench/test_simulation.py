@@ -1,4 +1,4 @@
-"""Swarms in virtual time: what scale rests on, in small; each claim fails where its cause is taken away."""
+"""Small swarms in virtual time meet the claims about scale; a claim fails if the mechanism behind it is off."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_small_swarm_with_attackers_meets_the_claims(small: SimulationResult) 
     assert small.full_steps_share > 0.97
 
 
-def test_traffic_and_memory_are_those_of_a_swarm_three_times_as_large(small: SimulationResult) -> None:
+def test_traffic_and_memory_per_node_hardly_grow_with_the_swarm(small: SimulationResult) -> None:
     larger = simulate(replace(SMALL, num_nodes=120, num_shards=4, num_simulated_shards=2, announcements_per_s=10.0))
     assert larger.num_simulated < 80
     assert larger.pulled_share > 0.99
@@ -45,28 +45,28 @@ def test_traffic_and_memory_are_those_of_a_swarm_three_times_as_large(small: Sim
     assert larger.memory_bytes < 1.5 * small.memory_bytes
 
 
-def test_without_duties_many_groups_find_nobody() -> None:
-    calm = replace(SMALL, attackers_share=0.0)
-    assert simulate(calm).pulled_share > 0.995
-    assert simulate(replace(calm, with_assignment=False)).pulled_share < 0.9
+def test_without_assignment_many_groups_are_not_pulled() -> None:
+    honest = replace(SMALL, attackers_share=0.0)
+    assert simulate(honest).pulled_share > 0.995
+    assert simulate(replace(honest, with_assignment=False)).pulled_share < 0.9
 
 
-def test_without_announcing_again_losses_and_attackers_cost_groups() -> None:
-    alone = replace(SMALL, first_wait_s=1e6, attackers_share=0.3)
+def test_without_repeated_announcements_losses_and_attackers_cost_groups() -> None:
+    announced_once = replace(SMALL, first_wait_s=1e6, attackers_share=0.3)
     assert simulate(replace(SMALL, attackers_share=0.3)).pulled_share > 0.95
-    assert simulate(alone).pulled_share < 0.85
+    assert simulate(announced_once).pulled_share < 0.85
 
 
-def test_the_same_seed_gives_the_same_swarm_and_another_another(small: SimulationResult) -> None:
+def test_the_same_seed_gives_the_same_swarm_and_another_seed_another_swarm(small: SimulationResult) -> None:
     assert simulate(SMALL).without_clock() == small.without_clock()
     assert simulate(replace(SMALL, seed=1)).without_clock() != small.without_clock()
 
 
 def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
-    """Also where sets of texts and bytes have another order."""
-    shown = "print(simulate(replace(SMALL, attackers_share=0.3)).without_clock())"
-    script = f"from dataclasses import replace; from tests.bench.test_simulation import SMALL, simulate; {shown}"
-    said = {
+    """Another hash seed changes the order of sets of texts and bytes."""
+    output = "print(simulate(replace(SMALL, attackers_share=0.3)).without_clock())"
+    script = f"from dataclasses import replace; from tests.bench.test_simulation import SMALL, simulate; {output}"
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", script],
             env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -76,45 +76,45 @@ def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
         ).stdout
         for seed in ("0", "1", "3")
     }
-    assert len(said) == 1
+    assert len(outputs) == 1
 
 
-def test_who_serves_garbage_is_banned_and_no_honest_peer_is() -> None:
+def test_peers_that_serve_invalid_groups_are_banned_and_honest_ones_are_not() -> None:
     figures = simulate(replace(SMALL, num_nodes=12, minutes=5.0, attackers_share=0.25))
     assert figures.bans_share["garbage"] > 0.9
     assert figures.bans_share["honest"] == 0.0
 
 
-def test_the_short_cut_to_duties_is_the_policy() -> None:
+def test_the_fast_assignment_equals_the_policy() -> None:
     random = Random(3)
-    everybody = [f"peer-{number}" for number in range(14)]
-    num_on_duty = 0
+    peers = [f"peer-{number}" for number in range(14)]
+    num_assigned = 0
     for attempt in range(300):
-        views = tuple(frozenset(random.sample(everybody, random.randint(0, 13))) for _ in range(3))
-        group_id, sender = random.randbytes(32), everybody[0]
+        views = tuple(frozenset(random.sample(peers, random.randint(0, 13))) for _ in range(3))
+        group_id, sender = random.randbytes(32), peers[0]
         call = AnnouncementEvent(group_id, sender, views, shard=0, attempt=attempt % 5, num_bytes=1.0)
         for view, members in enumerate(views):
-            for peer in everybody[1:]:
+            for peer in peers[1:]:
                 expected = is_assigned(group_id, peer, members - {sender}, attempt=attempt % 5)
                 assert call.is_assigned(peer, view=view) == expected
-                num_on_duty += expected
-    assert num_on_duty > 300
+                num_assigned += expected
+    assert num_assigned > 300
 
 
-def test_who_has_left_is_known_for_a_while_and_a_newcomer_is_not() -> None:
+def test_a_member_that_left_stays_in_views_for_a_while_and_a_new_one_enters_later() -> None:
     world = World(replace(SMALL, leave_share_per_hour=0.0))
     Population(world).start()
     views_of_shard = world.member_views[0]
-    views_of_shard.leave("somebody", now=0.0)
-    views_of_shard.join("newcomer")
-    assert all("newcomer" not in view for view in views_of_shard.views)
+    views_of_shard.leave("former", now=0.0)
+    views_of_shard.join("new")
+    assert all("new" not in view for view in views_of_shard.views)
     world.events.run_until(50.0)
-    assert all({"newcomer", "somebody"} <= view for view in views_of_shard.views)
+    assert all({"new", "former"} <= view for view in views_of_shard.views)
     world.events.run_until(SMALL.record_lives_s + 65.0)
-    assert all("somebody" not in view for view in views_of_shard.views)
+    assert all("former" not in view for view in views_of_shard.views)
 
 
-def test_events_come_in_the_order_of_time_then_of_entry() -> None:
+def test_events_run_in_the_order_of_time_and_then_of_entry() -> None:
     events, seen = Events(), []
     for delay_s, name in ((2.0, "late"), (1.0, "first"), (1.0, "second"), (9.0, "never")):
         events.after(delay_s, seen.append, name)
@@ -123,7 +123,7 @@ def test_events_come_in_the_order_of_time_then_of_entry() -> None:
     assert events.now == 5.0
 
 
-def test_shards_for_a_swarm_keep_their_members_within_bounds() -> None:
+def test_the_number_of_shards_grows_with_the_swarm() -> None:
     assert [shards_for(size) for size in (10, 1000, 2000, 5000, 10000)] == [8, 8, 16, 32, 64]
     assert simulated_shards_for(10000, 64, most_nodes=1000) == 6
     assert simulated_shards_for(100, 8, most_nodes=1000) == 8

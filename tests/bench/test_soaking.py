@@ -1,4 +1,4 @@
-"""What the soak says of series that one knows: growth is seen, noise and saw teeth are not taken for it."""
+"""The soak test's verdicts on known series: growth is detected, noise and saw teeth are not reported as growth."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from soak import summary
-from soaking.sampling import MACHINE, Point, look_at_machine
+from soaking.sampling import MACHINE, Point, sample_machine
 from soaking.slopes import Bounds, sen_slope, trend
 from soaking.verdicts import findings_of, series_of, warm_up_minutes
 
@@ -14,33 +14,33 @@ MINUTES = np.arange(0.0, 50.0, 0.5)
 
 
 def _noise(size: float, seed: int = 0) -> np.ndarray:
-    """Neighbors are alike, as samples of memory are."""
+    """Return noise whose neighbors are correlated, as in samples of memory."""
     drawn = np.random.default_rng(seed).normal(size=len(MINUTES))
     return size * np.convolve(drawn, np.ones(4) / 2, mode="same")
 
 
 def test_the_slope_is_the_median_of_all_pairs() -> None:
     peaked = np.array([0.0, 2.0, 4.0, 6.0, 100.0])
-    assert sen_slope(np.arange(5.0), peaked) == 2.0, "six pairs of ten have it"
+    assert sen_slope(np.arange(5.0), peaked) == 2.0, "six of ten pairs have this slope"
 
 
 @pytest.mark.parametrize(
-    ("values", "word"),
+    ("values", "verdict"),
     [
         (500 + _noise(5), "flat"),
         (500 + 60 * MINUTES / 60 + _noise(5), "grows"),
         (500 - 60 * MINUTES / 60 + _noise(5), "falls"),
         (100 + 20 * (MINUTES % 7) / 7, "flat"),
-        (500 + 5 * MINUTES / 60, "flat"),  # surely, but a hundredth an hour
-        (500 + 10 * np.floor(MINUTES / 10), "grows"),  # by steps
+        (500 + 5 * MINUTES / 60, "flat"),  # significant, but a hundredth per hour
+        (500 + 10 * np.floor(MINUTES / 10), "grows"),  # in steps
         (500 + _noise(400), "unclear"),
         (np.full(len(MINUTES), 7.0), "flat"),
     ],
 )
-def test_the_word_for_a_series(values: np.ndarray, word: str) -> None:
-    known = trend(MINUTES.tolist(), values.tolist())
-    assert known is not None
-    assert known.word(Bounds()) == word, known
+def test_the_verdict_on_a_series(values: np.ndarray, verdict: str) -> None:
+    found_trend = trend(MINUTES.tolist(), values.tolist())
+    assert found_trend is not None
+    assert found_trend.verdict(Bounds()) == verdict, found_trend
 
 
 def test_nodes_are_summed_and_the_warm_up_is_left_out() -> None:
@@ -48,33 +48,33 @@ def test_nodes_are_summed_and_the_warm_up_is_left_out() -> None:
         return [Point(float(m), node, "rss_mib", "daemon", 100 + 20 * min(m, 10) + leak * m) for m in MINUTES]
 
     assert warm_up_minutes(50) == 10
-    for leak, word in ((0.0, "flat"), (1.0, "grows")):
+    for leak, verdict in ((0.0, "flat"), (1.0, "grows")):
         (series,) = series_of([*points("node-0", 0.0), *points("node-1", leak)])
         (found,) = findings_of([series], after=warm_up_minutes(50))
-        assert (found.word, round(found.trend.slope)) == (word, round(60 * leak))
+        assert (found.verdict, round(found.trend.slope)) == (verdict, round(60 * leak))
 
 
-def test_a_machine_that_becomes_slower_shows_and_is_not_held_against_the_nodes() -> None:
+def test_a_machine_that_becomes_slower_is_reported_but_not_as_a_fault_of_nodes() -> None:
     slower = [Point(float(minute), MACHINE, "loop_ms", "", 30 + minute) for minute in MINUTES]
     steady = [Point(float(minute), "node-0", "rss_mib", "daemon", 100.0) for minute in MINUTES]
     found = findings_of(series := series_of([*slower, *steady]), after=10)
-    assert {(one.series.who, one.word) for one in found} == {(MACHINE, "grows"), ("nodes", "flat")}
-    said = summary(series, found, warm_up=10)
-    assert (said["flat"], said["num_grows"], said["num_flat"]) == (True, 0, 1)
-    assert said["calm_share"] == 1.0
-    looked = {point.quantity: point.value for point in look_at_machine(0.0)}
-    assert looked.keys() == {"loop_ms", "stolen_percent"}
-    assert looked["loop_ms"] > 0
+    assert {(one.series.who, one.verdict) for one in found} == {(MACHINE, "grows"), ("nodes", "flat")}
+    report = summary(series, found, warm_up=10)
+    assert (report["flat"], report["num_grows"], report["num_flat"]) == (True, 0, 1)
+    assert report["calm_share"] == 1.0
+    machine = {point.quantity: point.value for point in sample_machine(0.0)}
+    assert machine.keys() == {"loop_ms", "stolen_percent"}
+    assert machine["loop_ms"] > 0
 
 
-@pytest.mark.parametrize(("num_disturbed", "word"), [(20, "flat"), (60, "unclear"), (0, "grows")])
-def test_lags_are_not_judged_while_the_host_has_the_machine(num_disturbed: int, word: str) -> None:
-    """They grow with what the host takes: in the last of 40 minutes, or in most of them."""
+@pytest.mark.parametrize(("num_disturbed", "verdict"), [(20, "flat"), (60, "unclear"), (0, "grows")])
+def test_lags_are_not_judged_while_the_host_takes_processor_time(num_disturbed: int, verdict: str) -> None:
+    """Lags grow with the time that the host takes, in the last of 40 minutes or in most of them."""
     host = [
         Point(float(m), MACHINE, "stolen_percent", "", 9.0 * (i >= 100 - num_disturbed)) for i, m in enumerate(MINUTES)
     ]
     lags = [Point(float(m), "node-0", "lag_ms", "mean", 3.0 + (m - 10 if m >= 40 else 0)) for m in MINUTES]
     if not num_disturbed:
         lags = [point._replace(value=3.0 + point.minute) for point in lags]
-    found = {one.series.quantity: one.word for one in findings_of(series_of([*host, *lags]), after=10)}
-    assert found["lag_ms"] == word
+    found = {one.series.quantity: one.verdict for one in findings_of(series_of([*host, *lags]), after=10)}
+    assert found["lag_ms"] == verdict

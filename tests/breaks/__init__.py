@@ -1,1 +1,1 @@
-"""Do the tests notice? Small defects, made in a copy of the tree one by one: `python -m tests.breaks`."""
+"""Known faults as patches, applied one by one to a copy of the tree to see whether a test fails."""

@@ -1,7 +1,7 @@
-"""The list of breaks: a patch each, `tests/breaks/PACKAGE/[FOLDER/]NAME.patch`: what it breaks, and who should notice.
+"""The known faults, one patch each: `tests/breaks/PACKAGE/[FOLDER/]NAME.patch` with a header of two lines.
 
-Break: one sentence, what is broken and what that does to a user
-Tests: paths that pytest takes, with spaces between them
+Break: one sentence: the fault and its effect for a user
+Tests: paths for pytest, separated by spaces
 diff --git ...
 """
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 SENTENCE, TESTS, DIFF = "Break: ", "Tests: ", "diff --git "
-MANY = 8  # names that one error lists
+MAX_NAMES = 8  # in one error
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """One defect. `package` is the folder of ftis_node that it is in, `tests` are paths from the root."""
+    """One fault. `package` is its folder of ftis_node, `tests` are paths from the root."""
 
     path: Path
     sentence: str
@@ -32,7 +32,7 @@ class Break:
 
     @property
     def package(self) -> str:
-        """The name of the folder in this one."""
+        """The first folder of the path below tests/breaks."""
         return self.path.relative_to(FOLDER).parts[0]
 
     @property
@@ -42,13 +42,13 @@ class Break:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that the patch changes, from the root."""
+        """The files that the patch changes, as paths from the root."""
         lines = self.path.read_text().splitlines()
         return tuple(line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/"))
 
 
 def read_break(path: Path) -> Break:
-    """The break in a patch. Raises ValueError where the header lacks a line."""
+    """Read a patch. Raises ValueError if its header lacks a line."""
     header = path.read_text().partition(DIFF)[0].splitlines()
     found = {key: [line.removeprefix(key) for line in header if line.startswith(key)] for key in (SENTENCE, TESTS)}
     for key, values in found.items():
@@ -58,15 +58,17 @@ def read_break(path: Path) -> Break:
 
 
 def all_breaks() -> list[Break]:
-    """The whole list, by package and name."""
+    """Return all faults, sorted by package and name."""
     return [read_break(path) for path in sorted(FOLDER.rglob("*.patch"))]
 
 
 def chosen(breaks: Sequence[Break], names: Sequence[str]) -> list[Break]:
-    """Those named, by `package/name` or `package`; all where nothing is. Raises UsageError for a name that is none."""
+    """Return the faults named by `package/name` or `package`, or all. Raises UsageError for an unknown name."""
     known = {name for one in breaks for name in (one.name, one.package)}
     if unknown := [name for name in names if name not in known]:
         packages = sorted({one.package for one in breaks})
         near = [one.name for one in breaks if one.package == unknown[0].partition("/")[0]] or packages
-        raise UsageError(f"no break {unknown[0]!r}; known: {', '.join(near[:MANY])}{', ...' * (len(near) > MANY)}")
+        raise UsageError(
+            f"no break {unknown[0]!r}; known: {', '.join(near[:MAX_NAMES])}{', ...' * (len(near) > MAX_NAMES)}"
+        )
     return [one for one in breaks if not names or one.name in names or one.package in names]

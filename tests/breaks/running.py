@@ -1,4 +1,4 @@
-"""The tests concerned by a break, in a process of their own, and what came out."""
+"""Run the tests of a fault in a separate process, and read their outcome."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
     from tests.breaks.tree import Tree
 
-LIMIT_S = 1800.0  # of one run; single tests have the suite's own limit
+LIMIT_S = 1800.0  # of one run; the suite limits each test
 MAX_DETAIL = 200  # characters
 FAILED, PASSED, NONE_CHOSEN = 1, 0, 5  # pytest's exit codes
-TEST = r"(?:[\w.-]+/)*[\w.-]+\.py(?:::\w+)*(?:\[.*?\])?"  # no line of a log that was captured
+TEST = r"(?:[\w.-]+/)*[\w.-]+\.py(?:::\w+)*(?:\[.*?\])?"  # matches no line of a captured log
 SUMMARY = re.compile(rf"^(FAILED|ERROR|PASSED) ({TEST})(?: - .*)?$", re.MULTILINE)
 IN_MAKE_TEST, SCENARIOS = "not scenario", "scenario"
 
 
 class Result(StrEnum):
-    """What the tests said."""
+    """The result of the tests of a fault."""
 
     CAUGHT = "caught"
     SURVIVED = "survived"
@@ -35,7 +35,7 @@ class Result(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """`test` is the one that failed, `detail` for people."""
+    """A result with the test that failed, and a detail as text."""
 
     result: Result
     seconds: float = 0.0
@@ -44,12 +44,12 @@ class Outcome(NamedTuple):
 
 
 def run_tests(tree: Tree, tests: Sequence[str], *, marked: str) -> Outcome:
-    """Runs tests until the first fails. Caught is a break by a test that ran, not by one that cannot be loaded."""
+    """Run tests until the first one fails. A test that cannot be loaded does not catch a fault."""
     began = time.monotonic()
     try:
         done = _pytest(tree, tests, "-x", marked=marked)
     except subprocess.TimeoutExpired:
-        return Outcome(Result.NONE_RAN, LIMIT_S, detail=f"no end after {LIMIT_S:.0f} s")
+        return Outcome(Result.NONE_RAN, LIMIT_S, detail=f"still running after {LIMIT_S:.0f} s")
     seconds = time.monotonic() - began
     failed = [test for what, test in SUMMARY.findall(done.stdout) if what != "PASSED"]
     if done.returncode == FAILED and failed:
@@ -62,9 +62,9 @@ def run_tests(tree: Tree, tests: Sequence[str], *, marked: str) -> Outcome:
 
 
 def failing(tree: Tree, tests: Sequence[str], *, marked: str) -> set[str]:
-    """Those of `tests` that do not pass in the tree as it is; of a parametrised one all cases are run.
+    """Return those of `tests` that do not pass in the present tree; of a parametrized test all cases run.
 
-    Raises FtisError where they cannot be run.
+    Raises FtisError if they cannot run.
     """
     functions = {test: test.partition("[")[0] for test in tests}
     try:
@@ -72,7 +72,7 @@ def failing(tree: Tree, tests: Sequence[str], *, marked: str) -> set[str]:
     except subprocess.TimeoutExpired:
         return set(tests)
     if done.returncode not in (PASSED, FAILED):
-        raise FtisError(f"the tests that caught something cannot be run again: {_last_line(done)}")
+        raise FtisError(f"the tests that caught a fault cannot run again: {_last_line(done)}")
     cases = SUMMARY.findall(done.stdout)
     passed = {test.partition("[")[0] for what, test in cases if what == "PASSED"}
     passed -= {test.partition("[")[0] for what, test in cases if what != "PASSED"}
@@ -85,7 +85,7 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _pytest(tree: Tree, tests: Sequence[str], *options: str, marked: str) -> subprocess.CompletedProcess[str]:
-    """Raises subprocess.TimeoutExpired."""
+    """Run pytest in the tree. Raises subprocess.TimeoutExpired."""
     command = [sys.executable, "-m", "pytest", *tests, "-q", "-p", "no:cacheprovider", "-m", marked, *options]
     return subprocess.run(
         command, cwd=tree.folder, env=tree.environment, capture_output=True, text=True, check=False, timeout=LIMIT_S

@@ -1,4 +1,4 @@
-"""The list of breaks is whole, and fits the present tree: a changed line may make a patch stale."""
+"""Every package has known faults, and their patches apply to the present tree."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKAGES = {path.name for path in (ROOT / "ftis_node").iterdir() if (path / "__init__.py").exists()}
-LEAST, LEAST_IN_IMPORTANT = 2, 4
+MIN_FAULTS, MIN_IN_IMPORTANT = 2, 4
 IMPORTANT = {"algorithms", "learner", "validation", "replay", "gossip", "node"}
-MOST_CHANGED_LINES, MOST_IN_A_FOLDER = 5, 24
-BASE = "base"  # the folder of breaks of files.py and errors.py
+MAX_CHANGED_LINES, MAX_IN_A_FOLDER = 5, 24
+BASE = "base"  # the folder of faults in modules outside of packages
 BREAKS = all_breaks()
 
 
-def test_every_package_has_breaks() -> None:
+def test_every_package_has_faults() -> None:
     counts = Counter(one.package for one in BREAKS)
     assert set(counts) - {BASE} == PACKAGES
-    required = {package: LEAST_IN_IMPORTANT if package in IMPORTANT else LEAST for package in PACKAGES}
-    assert {package for package, least in required.items() if counts[package] < least} == set()
+    required = {package: MIN_IN_IMPORTANT if package in IMPORTANT else MIN_FAULTS for package in PACKAGES}
+    assert {package for package, number in required.items() if counts[package] < number} == set()
 
 
-def test_each_break_is_small_and_names_tests_that_exist() -> None:
+def test_each_patch_is_small_and_names_existing_tests() -> None:
     assert {one.name: fault for one in BREAKS if (fault := _fault_of(one))} == {}
 
 
 def _fault_of(one: Break) -> str:
-    """What is wrong with a break's header or size."""
+    """Return what is invalid in a patch's header or size, or ""."""
     for path, _, function in (test.partition("::") for test in one.tests):
         if not (ROOT / path).exists():
             return f"there is no {path}"
         if function and f"def {function}(" not in (ROOT / path).read_text():
             return f"{path} has no {function}"
     if not one.sentence.endswith("."):
-        return "its sentence has no end"
+        return "its sentence does not end with a full stop"
     lines = [line for line in one.path.read_text().splitlines() if not line.startswith(("+++", "---"))]
-    if max(sum(line.startswith(sign) for line in lines) for sign in "-+") > MOST_CHANGED_LINES:
-        return "it changes many lines"
+    if max(sum(line.startswith(sign) for line in lines) for sign in "-+") > MAX_CHANGED_LINES:
+        return f"it changes more than {MAX_CHANGED_LINES} lines"
     folder = "ftis_node/" if one.package == BASE else f"ftis_node/{one.package}/"
     is_inside = one.files and all(name.startswith(folder) for name in one.files)
     return "" if is_inside else f"it changes {one.files}, not files of {folder}"
@@ -55,29 +55,29 @@ def _fault_of(one: Break) -> str:
 
 def test_each_patch_applies_to_this_tree() -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("git and a repository are needed to see whether a patch fits")
-    refused = {}
+        pytest.skip("git and a repository are needed to test whether a patch applies")
+    stale = {}
     for one in BREAKS:
         command = ["git", "-C", str(ROOT), "apply", "--check", str(one.path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            refused[one.name] = done.stderr.strip()
-    assert refused == {}, "the code was changed: make these patches anew"
+            stale[one.name] = done.stderr.strip()
+    assert stale == {}, "the code changed: make these patches again"
 
 
-def test_folders_stay_readable() -> None:
+def test_no_folder_has_too_many_patches() -> None:
     counts = Counter(one.path.parent for one in BREAKS)
-    assert max(counts.values()) <= MOST_IN_A_FOLDER
+    assert max(counts.values()) <= MAX_IN_A_FOLDER
 
 
-def test_a_header_without_its_lines_is_refused(tmp_path: Path) -> None:
+def test_a_header_without_its_lines_is_an_error(tmp_path: Path) -> None:
     patch = tmp_path / "some.patch"
     patch.write_text("Break: a sentence.\ndiff --git a/x b/x\nTests: too late\n")
     with pytest.raises(ValueError, match=r"some.patch has 0 lines 'Tests:'"):
         read_break(patch)
 
 
-def test_breaks_are_chosen_by_name_and_by_package() -> None:
+def test_faults_are_chosen_by_name_and_by_package() -> None:
     breaks = [Break(FOLDER / name, "", ()) for name in ("workers/one.patch", "workers/two.patch", "lab/one.patch")]
     assert [one.name for one in chosen(breaks, [])] == ["workers/one", "workers/two", "lab/one"]
     assert [one.name for one in chosen(breaks, ["lab", "workers/two"])] == ["workers/two", "lab/one"]
@@ -85,9 +85,9 @@ def test_breaks_are_chosen_by_name_and_by_package() -> None:
         chosen(breaks, ["workers/three"])
 
 
-def test_a_line_of_a_captured_log_is_no_test_that_failed() -> None:
-    said = "ERROR    ftis_node.x:x.py:251 gone\nFAILED tests/a/test_b.py::test_c[a - b] - Some[x] - y\nERROR a.py\n"
-    assert SUMMARY.findall(said) == [("FAILED", "tests/a/test_b.py::test_c[a - b]"), ("ERROR", "a.py")]
+def test_a_line_of_a_captured_log_is_not_read_as_a_failed_test() -> None:
+    output = "ERROR    ftis_node.x:x.py:251 gone\nFAILED tests/a/test_b.py::test_c[a - b] - Some[x] - y\nERROR a.py\n"
+    assert SUMMARY.findall(output) == [("FAILED", "tests/a/test_b.py::test_c[a - b]"), ("ERROR", "a.py")]
 
 
 def test_the_summary_counts_both_tiers() -> None:

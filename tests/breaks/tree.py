@@ -1,4 +1,4 @@
-"""A copy of the working tree, in which one break after the other is made and taken back."""
+"""A copy of the working tree, to which faults are applied and reverted one by one."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WH
 
 
 class Tree:
-    """The copy in `folder`."""
+    """The copy of the working tree in `folder`."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        """Copies what git tracks of `root`, and what is new there and not ignored. Raises MachineError without git."""
+        """Copy the files of `root` that git tracks or would add. Raises MachineError without git."""
         self.folder = folder
         for name in tracked(root):
-            if (root / name).is_file():  # else it is removed and not committed yet
+            if (root / name).is_file():  # else it is removed, but not committed yet
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, folder / name)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of processes that import the copy, and of those that they start."""
+        """The environment of processes that import the copy, and of their children."""
         others = os.environ.get("PYTHONPATH")
         return {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.folder), *([others] if others else [])])}
 
     def check_imports(self) -> None:
-        """Raises FtisError where tests, or processes that they start elsewhere, would import another `ftis_node`."""
+        """Raise FtisError if tests, or processes that they start in other folders, would import another `ftis_node`."""
         own = str(self.folder / "ftis_node" / "__init__.py")
         for code, place in ((WHERE, self.folder), (IN_A_CHILD, Path("/"))):
             command = [sys.executable, "-c", code]
@@ -45,27 +45,27 @@ class Tree:
             if done.stdout.strip() != own:
                 raise FtisError(f"{place} imports {done.stdout.strip() or done.stderr.strip()[-200:]}, not {own}")
 
-    def make(self, one: Break) -> bool:
-        """Makes a break; whether its patch fits."""
-        return self._apply(one)
+    def apply(self, one: Break) -> bool:
+        """Apply a fault; return whether its patch applies."""
+        return self._git_apply(one)
 
-    def take_back(self, one: Break) -> None:
-        """The tree as it was. Raises FtisError."""
-        if not self._apply(one, "--reverse"):
-            raise FtisError(f"{one.name} cannot be taken back")
+    def revert(self, one: Break) -> None:
+        """Revert a fault. Raises FtisError."""
+        if not self._git_apply(one, "--reverse"):
+            raise FtisError(f"{one.name} cannot be reverted")
 
-    def _apply(self, one: Break, *options: str) -> bool:
-        # Outside of a repository, so that a repository around the folder for temporary files does not matter.
+    def _git_apply(self, one: Break, *options: str) -> bool:
+        # git must not find a repository above the folder for temporary files
         environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(self.folder.parent)}
         command = ["git", "apply", *options, str(one.path)]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-        for name in one.files:  # compiled files go by size and second, and a break may change neither
+        for name in one.files:  # Python compares size and time in seconds, and a fault may change neither
             Path(cache_from_source(str(self.folder / name))).unlink(missing_ok=True)
         return done.returncode == 0
 
 
 def tracked(root: Path) -> list[str]:
-    """What git has of the repository at `root`, and what is new and not ignored. Raises MachineError."""
+    """Return the files that git tracks or would add in the repository at `root`. Raises MachineError."""
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)

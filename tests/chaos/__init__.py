@@ -1,8 +1,8 @@
-"""Chaos: a small real swarm, faults by a seeded schedule, and what must hold after each of them.
+"""Fault injection: a small real swarm, faults by a seeded schedule, and invariants that are checked after each fault.
 
-    schedule.py ---- which fault, on whom, when ----> runner.py <---- observing/: what a node looks like from outside
-    faults/ -------- how it is done ---------------->    |      <---- invariants/: what must hold
-    swarm.py ------- three nodes and a meeting point ----+----> report.py: a line per fault, the count at the end
+    schedule.py ---- which fault, on which node, when -----> runner.py <---- observation/: the state of a node
+    faults/ -------- how each fault is injected ------------>    |      <---- invariants/: what must hold
+    swarm.py ------- three nodes and a bootstrap node ----------+----> report.py: one line per fault, then the counts
 
-By hand: `python -m tests.chaos --seed 1 --minutes 60`; what it promises and how it is read: docs/develop/testing.md.
+Run it with `python -m tests.chaos --seed 1 --minutes 60`. docs/develop/testing.md describes it.
 """

@@ -1,11 +1,11 @@
-"""A small real swarm: a meeting point and three `ftis-node join` with two unlike tiny models, all on this machine.
+"""A small real swarm on this machine: a bootstrap node and three `ftis-node join` with two different tiny models.
 
-Every node announces itself by a line (`line.py`) of its own, so a link can be cut or delayed without the node's help:
+Every node announces the address of a separate proxy (`proxy.py`), so a link can be cut or delayed from outside:
 
-    node a --dials--> line of b --> node b          (127.0.0.1: lines)      (127.0.0.1x: nodes)
+    node a --dials--> proxy of b --> node b          (127.0.0.1: proxies)      (127.0.0.1x: nodes)
 
-Nodes are started by the same command each time, as a service manager would. With roles, one of the three generates
-for itself and trains, one only trains, and one only generates, with the weights of the one that only trains.
+A node is always started by the same command, as a service manager does. With roles, one node generates and trains, one
+only trains, and one only generates, with the weights of the second.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
 from tests.chaos.faults.moved_clock import offset_file_of, prefix
-from tests.chaos.line import Line
-from tests.chaos.observing.processes import role_of
+from tests.chaos.observation.processes import role_of
+from tests.chaos.proxy import Proxy
 from tests.node.support import RunningNode, free_port, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-LOOK_S = 0.2
+POLL_S = 0.2
 START_S = 600.0  # a busy machine
-STOP_S = 120.0  # ten are promised of an idle machine
+STOP_S = 120.0  # an idle machine needs at most ten
 OWN_GROUPS = 4
-MODELS = {"a": "s", "b": "m", "c": "s"}  # by node: the size of its model
-ROLES = {"a": "learner", "b": "full", "c": "generator"}  # by node, in a swarm with roles: c follows a
+MODELS = {"a": "s", "b": "m", "c": "s"}  # the size of the model, by node
+ROLES = {"a": "learner", "b": "full", "c": "generator"}  # by node, in a swarm with roles; c follows a
 MANIFEST = RunManifest(
     name="chaos",
     task="arithmetic",
@@ -48,7 +48,7 @@ MANIFEST = RunManifest(
     eval={"every_steps": 0},
     wire={"announcement_shards": 1},
 )
-# Light enough for two cores: one thread a worker, a checkpoint each step, small trails.
+# Two cores are enough with one thread per worker.
 SETTINGS = """
 announce = ["{announced}"]
 [generation]
@@ -63,25 +63,24 @@ directory_period_s = 5.0
 
 
 class SwarmNode:
-    """One node: its home, its command, and its process while it runs."""
+    """One node: its home, its command and its current process."""
 
-    def __init__(self, name: str, home: Path, arguments: tuple[str, ...], line: Line, *, role: str = "full") -> None:
-        self.name, self.home, self.arguments, self.line, self.role = name, home, arguments, line, role
+    def __init__(self, name: str, home: Path, arguments: tuple[str, ...], proxy: Proxy, *, role: str = "full") -> None:
+        self.name, self.home, self.arguments, self.proxy, self.role = name, home, arguments, proxy, role
         self._running = ExitStack()
         self._starting = threading.Lock()
-        self._is_over = False
+        self._is_closed = False
         self._process: RunningNode | None = None
-        self.num_starts = 0
 
     @property
     def process(self) -> RunningNode:
-        """The process of its last start, be it that it has ended."""
+        """The process of the last start; it may have ended."""
         assert self._process is not None, f"node {self.name} was never started"
         return self._process
 
     @property
     def is_running(self) -> bool:
-        """Whether the daemon lives."""
+        """Whether the daemon runs."""
         return self._process is not None and self._process.process.poll() is None
 
     @property
@@ -90,34 +89,33 @@ class SwarmNode:
         return self.process.process.pid
 
     def start(self) -> None:
-        """Starts it by its command. Returns at once. Raises RuntimeError where the swarm is over."""
+        """Start the node and return at once. Raises RuntimeError if the swarm is over."""
         with self._starting:
-            if self._is_over:
+            if self._is_closed:
                 raise RuntimeError(f"node {self.name} is not started: the swarm is over")
             assert not self.is_running
             self.close()
             self._process = self._running.enter_context(
                 started(self.home, *self.arguments, on=prefix(offset_file_of(self.home)))
             )
-            self.num_starts += 1
 
     def stop(self, number: int = signal.SIGTERM, *, timeout_s: float = STOP_S) -> int:
-        """Sends a signal, waits for the daemon's end and gives its exit code."""
+        """Send a signal, wait for the daemon's end and return its exit code."""
         os.kill(self.pid, number)
         return self.process.wait(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Kills what is left of it."""
+        """Kill the remaining processes of the node."""
         self._running.close()
 
     def end(self) -> None:
-        """Kills it for good: whoever plays faults on it in another thread starts it no more."""
+        """Kill the node finally: a later `start`, also in another thread, raises an error."""
         with self._starting:
-            self._is_over = True
+            self._is_closed = True
             self.close()
 
     def roles(self) -> dict[str, list[psutil.Process]]:
-        """Its living processes by role: daemon, generation worker, learner worker, p2pd, engine core, other."""
+        """Return the running processes by role: daemon, generation worker, learner worker, p2pd, engine core, other."""
         found: dict[str, list[psutil.Process]] = {}
         with contextlib.suppress(psutil.NoSuchProcess, AssertionError):
             for process in self.process.processes():
@@ -127,7 +125,7 @@ class SwarmNode:
         return found
 
     def status(self) -> dict[str, Any] | None:
-        """`/status` as its own HTTP port says it now; None where nobody answers there."""
+        """Return `/status` from the node's HTTP port; None if it does not answer."""
         try:
             if Home(self.home).running_url() is None:
                 return None
@@ -135,8 +133,8 @@ class SwarmNode:
         except (FtisError, OSError):
             return None
 
-    def is_well(self) -> bool:
-        """Whether it says that it runs, with the workers of its role ready."""
+    def is_ready(self) -> bool:
+        """Return whether the status is `running` and the workers of the role are ready."""
         status = self.status()
         return (
             status is not None
@@ -144,9 +142,11 @@ class SwarmNode:
             and {status["generation"]["state"], status["learner"]["state"]} <= {"ready", "off"}
         )
 
-    def work(self) -> int | None:
-        """The step it says that its learner has done last, or how many steps' groups others have of one that only
-        generates; None where nobody answers."""
+    def progress(self) -> int | None:
+        """Return the last step by `/status`; None if it does not answer.
+
+        For a generator it is the number of steps whose groups other nodes have acknowledged.
+        """
         if (status := self.status()) is None:
             return None
         if self.role == "generator":
@@ -154,31 +154,29 @@ class SwarmNode:
         return int(status["learner"]["step"])
 
     def wait_for(self, condition: Callable[[], Any], *, timeout_s: float) -> Any:
-        """What `condition` gives as soon as it is true; None when the time is over or the daemon ended."""
+        """Wait until `condition` is true and return its value; None after the timeout or the daemon's end."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.is_running:
             if found := condition():
                 return found
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return condition() if self.is_running else None
 
-    def last_words(self) -> str:
-        """The last line of its log."""
+    def last_log_line(self) -> str:
+        """Return the last line of the log, or ""."""
         lines = self.process.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
 
 class Swarm:
-    """The meeting point and the nodes. `with Swarm.running(folder, models) as swarm`."""
+    """The bootstrap node and the nodes. `with Swarm.running(folder, models) as swarm` starts them."""
 
     def __init__(self, folder: Path, models: Mapping[str, Path], *, vllm: bool = False, roles: bool = False) -> None:
         self.folder, self.models, self._vllm = folder, dict(models), vllm
         self._roles = ROLES if roles else {}
         self.nodes: list[SwarmNode] = []
-        self.meeting_point: SwarmNode
-        self.at_the_meeting_point = (
-            threading.Lock()
-        )  # one fault at a time is done to it, whichever node it is meant for
+        self.bootstrap: SwarmNode
+        self.bootstrap_lock = threading.Lock()  # one fault at a time affects the bootstrap node
         self._stack = ExitStack()
 
     @classmethod
@@ -186,9 +184,10 @@ class Swarm:
     def running(
         cls, folder: Path, models: Mapping[str, Path], *, vllm: bool = False, roles: bool = False
     ) -> Iterator[Swarm]:
-        """A swarm in which every node is at work; killed with all it started when the block ends.
+        """Yield a swarm in which every node has made progress; kill all its processes at the end.
 
-        With `vllm` the first node generates by vLLM, whose core is a process of its own. With `roles` each has its own.
+        With `vllm` the first node generates with vLLM, whose engine core is a separate process. With `roles` the nodes
+        have different roles.
         """
         swarm = cls(folder, models, vllm=vllm, roles=roles)
         with swarm._stack:
@@ -199,13 +198,13 @@ class Swarm:
         return next(node for node in self.nodes if node.name == name)
 
     def neighbors(self, node: SwarmNode) -> list[SwarmNode]:
-        """All other nodes."""
+        """Return all other nodes."""
         return [other for other in self.nodes if other is not node]
 
     def _start(self) -> None:
         run = self.folder / "run.toml"
         run.write_text(MANIFEST.to_toml())
-        self.meeting_point, address = self._start_meeting_point()
+        self.bootstrap, address = self._start_bootstrap()
         for position, (name, size) in enumerate(MODELS.items()):
             arguments = ("--model", str(self.models[size]), "--run", str(run), "--peers", address, "--name", name)
             if self._vllm and position == 0:
@@ -213,34 +212,34 @@ class Swarm:
             role = self._roles.get(name, "full")
             arguments += ("--seed", str(position), "--role", role)
             if role == "generator":
-                arguments += ("--follow", self._peer_id_of_the_learner())
+                arguments += ("--follow", self._learner_peer_id())
             self.nodes.append(node := self._make(name, position + 2, "join", *arguments, role=role))
             node.start()
         for node in self.nodes:
-            assert node.wait_for(lambda node=node: node.work() or 0, timeout_s=START_S), node.last_words()
+            assert node.wait_for(lambda node=node: node.progress() or 0, timeout_s=START_S), node.last_log_line()
 
-    def _peer_id_of_the_learner(self) -> str:
+    def _learner_peer_id(self) -> str:
         learner = next(node for node in self.nodes if node.role == "learner")
-        assert learner.wait_for(learner.is_well, timeout_s=START_S), learner.last_words()
+        assert learner.wait_for(learner.is_ready, timeout_s=START_S), learner.last_log_line()
         return str((learner.status() or {})["node"]["peer_id"])
 
-    def _start_meeting_point(self) -> tuple[SwarmNode, str]:
-        meeting_point = self._make("meet", 1, "bootstrap", "--address-file", str(self.folder / "address"))
-        meeting_point.arguments += ("--announce", meeting_point.line.address)
-        meeting_point.start()
-        peer = meeting_point.process.first_line().rpartition("/p2p/")[2]
-        return meeting_point, f"{meeting_point.line.address}/p2p/{peer}"
+    def _start_bootstrap(self) -> tuple[SwarmNode, str]:
+        bootstrap = self._make("bootstrap", 1, "bootstrap", "--address-file", str(self.folder / "address"))
+        bootstrap.arguments += ("--announce", bootstrap.proxy.address)
+        bootstrap.start()
+        peer = bootstrap.process.first_line().rpartition("/p2p/")[2]
+        return bootstrap, f"{bootstrap.proxy.address}/p2p/{peer}"
 
     def _make(self, name: str, number: int, command: str, *arguments: str, role: str = "full") -> SwarmNode:
-        """A node that listens on 127.0.0.1<number>, and its line."""
+        """Return a node that listens on 127.0.0.(10 + number), with its proxy."""
         host = f"127.0.0.{10 + number}"
         port = free_port(host)
-        line = self._stack.enter_context(Line.open(to=(host, port)))
+        proxy = self._stack.enter_context(Proxy.open(to=(host, port)))
         home = self.folder / name
         home.mkdir()
         if command == "join":
-            (home / "node.toml").write_text(SETTINGS.format(announced=line.address))
+            (home / "node.toml").write_text(SETTINGS.format(announced=proxy.address))
         listen = ("--listen", f"/ip4/{host}/tcp/{port}")
-        node = SwarmNode(name, home, (command, *arguments, *listen), line, role=role)
+        node = SwarmNode(name, home, (command, *arguments, *listen), proxy, role=role)
         self._stack.callback(node.end)
         return node

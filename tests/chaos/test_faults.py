@@ -1,4 +1,4 @@
-"""Faults on a busy machine: what is late or ends too early for them is no violation."""
+"""Faults on a busy machine: a late answer, a refused stream or a process that ended earlier is no violation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.records.identity import Identity
 from tests.attacks.member import Member
 from tests.attacks.victim import Victim
+from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults import processes as process_faults
-from tests.chaos.faults.hostile import NUM_STREAMS, Attack, hold_streams
-from tests.chaos.scene import Scene
+from tests.chaos.faults.members import NUM_STREAMS, Attack, hold_streams
 from tests.chaos.swarm import Swarm, SwarmNode
 from tests.node.support import RunningNode, started
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MemberWithoutStreams(Member):
-    """A member whose streams to the victim are not opened."""
+    """A member that cannot open streams to the victim."""
 
     def __init__(self) -> None:
         self.num_refused = 0
@@ -47,30 +47,30 @@ class MemberWithoutStreams(Member):
 
 
 class BusyVictim(Victim):
-    """A victim that fails to answer the first question."""
+    """A victim that does not answer the first request."""
 
     def __init__(self) -> None:
-        self.num_questions = 0
+        self.num_requests = 0
 
     async def is_banned(self, peer_id: str) -> bool:
-        self.num_questions += 1
-        if self.num_questions == 1:
+        self.num_requests += 1
+        if self.num_requests == 1:
             raise FtisError("the node does not answer")
         return True
 
 
-def test_a_stream_that_is_not_opened_any_more_is_as_good_as_one_that_is_cut() -> None:
+def test_hold_streams_accepts_refused_streams() -> None:
     member, victim = MemberWithoutStreams(), Victim(RunningNode(None, Path(), Path()))  # type: ignore[arg-type]
     asyncio.run(hold_streams(Attack(member, victim, random.Random(0), lambda _: None)))
     assert member.num_refused == NUM_STREAMS + 1
 
 
-def test_a_victim_that_is_too_busy_to_answer_is_asked_again() -> None:
+def test_a_busy_victim_is_asked_again() -> None:
     identity, victim, maker = Identity.generate(), BusyVictim(), cast("GroupMaker", None)
     gossip: Any = LoopbackSwarm().join(identity.peer_id, run_id="ab" * 16, num_shards=1)
     member = Member(gossip, identity, maker, victim, "it")
     asyncio.run(member.announce_until_requested({b"id": b"claim"}, within_s=30.0))
-    assert victim.num_questions == 2
+    assert victim.num_requests == 2
 
 
 def ended_process() -> psutil.Process:
@@ -79,23 +79,23 @@ def ended_process() -> psutil.Process:
 
 
 class NodeWithProcesses(SwarmNode):
-    """A running node whose p2pd is another process at each look."""
+    """A running node with another p2pd process at each call of `roles`."""
 
     is_running = True
 
     def __init__(self, home: Path, *found: psutil.Process) -> None:
-        line: Any = None
-        super().__init__("a", home, ("join",), line)
+        proxy: Any = None
+        super().__init__("a", home, ("join",), proxy)
         self.found = list(found)
 
     def roles(self) -> dict[str, list[psutil.Process]]:
         return {"p2pd": [self.found.pop(0)]}
 
 
-def test_a_process_that_ends_while_all_are_killed_is_passed_over(
+def test_a_process_that_has_ended_is_skipped_while_a_node_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers end with their daemon, which is killed first."""
+    """The daemon is killed first, and workers end with their daemon."""
     gone = ended_process()
     monkeypatch.setattr(RunningNode, "processes", lambda node: [gone, psutil.Process(node.process.pid)])
     with started(tmp_path / "home", "join", on=(sys.executable, "-c", "import time; time.sleep(60)")) as node:
@@ -103,10 +103,10 @@ def test_a_process_that_ends_while_all_are_killed_is_passed_over(
     assert node.process.returncode == -9
 
 
-def test_a_worker_that_ends_before_it_is_killed_is_replaced_all_the_same(tmp_path: Path) -> None:
+def test_kill_waits_for_the_replacement_of_a_process_that_ended_before(tmp_path: Path) -> None:
     gone = ended_process()
     node = NodeWithProcesses(tmp_path, gone, psutil.Process())
-    scene = Scene(Swarm(tmp_path, {}), node, random.Random(0))
-    process_faults.kill(scene, role="p2pd")
-    assert scene.notes == [f"pid {gone.pid}"]
+    context = FaultContext(Swarm(tmp_path, {}), node, random.Random(0))
+    process_faults.kill(context, role="p2pd")
+    assert context.notes == [f"pid {gone.pid}"]
     assert not node.found

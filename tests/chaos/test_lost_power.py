@@ -1,7 +1,7 @@
-"""Every file that must outlive a power cut does, and each of its syncs is needed: without any one of them a cut shows.
+"""Durable writes survive a power cut at every instant, and each of their syncs is necessary.
 
-Each `Writes` is one of the node's durable writes: what is there before, the write itself, and what a start makes of
-what it finds. Found at every instant must be the old or the new state, and the new one once the write has returned.
+A `DurableWrite` has the state before, the write, and the state that a start reads. At every instant the start must read
+the old or the new state, and the new one after the write has returned.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ SEED = bytes(range(32))
 
 
 @dataclass(frozen=True)
-class Writes:
-    """`found` is "old", "new", or whatever else a start would see, which is wrong."""
+class DurableWrite:
+    """One durable write of the node. `found` returns "old", "new" or a description of another state, which is wrong.
+
+    `equivalent` syncs, of one folder, are skipped together, because each alone is enough.
+    """
 
     name: str
     prepare: Callable[[Path], object]
     write: Callable[[Path], object]
     found: Callable[[Path], str]
-    alike: frozenset[int] = frozenset()  # syncs of one folder of which any one would do: they are left out together
+    equivalent: frozenset[int] = frozenset()
 
 
 def _file_found(name: str) -> Callable[[Path], str]:
@@ -80,7 +83,7 @@ def _first_checkpoint_found(root: Path) -> str:
 
 
 def _save_older_checkpoint(root: Path) -> None:
-    """As a former version left it."""
+    """Write a checkpoint in the former format."""
     _save_checkpoint(root, 2)
     folder = Home(root / "home").checkpoints / "step-00000002"
     (folder / "checksums.json").unlink()
@@ -95,7 +98,7 @@ def _renew(root: Path) -> None:
 
 
 def _renewed_found(root: Path) -> str:
-    """The next start renews it again where that was not done, so either is well if the learner can read it then."""
+    """Both formats are valid if the learner can read them, because the next start converts an old one again."""
     was_older = bool(older_checkpoints(Home(root / "home").checkpoints, run_id="r"))
     if was_older:
         _renew(root)
@@ -118,34 +121,34 @@ def _replace_folder(root: Path, text: str) -> None:
         (folder / "inner" / "file").write_text(text)
 
 
-WRITES = [
-    Writes(
+DURABLE_WRITES = [
+    DurableWrite(
         "checkpoint", lambda root: _save_checkpoint(root, 1), lambda root: _save_checkpoint(root, 2), _checkpoint_found
     ),
-    Writes(
+    DurableWrite(
         "first checkpoint of a new home",
         lambda root: None,
         _make_home_with_checkpoint,
         _first_checkpoint_found,
-        alike=frozenset({1, 2, 3}),
+        equivalent=frozenset({1, 2, 3}),
     ),
-    Writes("upgraded checkpoint", _save_older_checkpoint, _renew, _renewed_found, alike=frozenset({1, 3})),
-    Writes(
+    DurableWrite("upgraded checkpoint", _save_older_checkpoint, _renew, _renewed_found, equivalent=frozenset({1, 3})),
+    DurableWrite(
         "identity",
         lambda root: None,
         lambda root: Identity.from_seed(SEED).save(root / "identity.key"),
         _identity_found,
     ),
-    Writes(
+    DurableWrite(
         "home's schema", lambda root: mark_schema(Home(root), 3), lambda root: mark_schema(Home(root), 4), _marked_found
     ),
-    Writes(
+    DurableWrite(
         "manifest and settings",
         lambda root: (root / "run.toml").write_text("old"),
         lambda root: replace_file(root / "run.toml", b"new"),
         _file_found("run.toml"),
     ),
-    Writes(
+    DurableWrite(
         "weights of a generator",
         lambda root: None,
         lambda root: _replace_folder(root, "new"),
@@ -154,44 +157,48 @@ WRITES = [
 ]
 
 
-def _wrong_states(writes: Writes, folder: Path, *, skipped: frozenset[int] = frozenset()) -> tuple[list[str], int]:
-    """What a cut at each instant would leave that is wrong, and how many syncs there were."""
+def _wrong_states(
+    durable: DurableWrite, folder: Path, *, skipped: frozenset[int] = frozenset()
+) -> tuple[list[str], int]:
+    """Return the wrong states over all instants and disks, and the number of syncs."""
     root = folder / "disk"
     root.mkdir(parents=True)
-    writes.prepare(root)
+    durable.prepare(root)
     with recorded(root, skipped=skipped) as record:
-        writes.write(root)
+        durable.write(root)
     wrong = []
     seen: dict[frozenset[tuple[Path, bytes | None]], str] = {}
-    for instant, left in enumerate(record.left):
-        is_done = instant == len(record.left) - 1
-        for disk, tree in left.items():
+    for instant, remaining in enumerate(record.remaining):
+        is_done = instant == len(record.remaining) - 1
+        for disk, tree in remaining.items():
             if (found := seen.get(frozenset(tree.items()))) is None:
-                found = seen[frozenset(tree.items())] = _what_a_start_finds(writes, tree, folder / f"{disk}-{instant}")
+                found = seen[frozenset(tree.items())] = _state_at_start(durable, tree, folder / f"{disk}-{instant}")
             if found not in (("new",) if is_done else ("old", "new")):
                 wrong.append(f"{disk}, cut after sync {instant}: {found}")
     return wrong, len(record.synced)
 
 
-def _what_a_start_finds(writes: Writes, tree: Tree, target: Path) -> str:
+def _state_at_start(durable: DurableWrite, tree: Tree, target: Path) -> str:
     try:
-        return writes.found(lay_out(tree, target))
-    except Exception as error:  # whatever a start would end with
+        return durable.found(lay_out(tree, target))
+    except Exception as error:  # the start would fail with any of these
         return repr(error)
 
 
-@pytest.mark.parametrize("writes", WRITES, ids=lambda writes: writes.name)
-def test_a_power_cut_leaves_the_old_or_the_new(writes: Writes, tmp_path: Path) -> None:
-    wrong, num_syncs = _wrong_states(writes, tmp_path / "all")
+@pytest.mark.parametrize("durable", DURABLE_WRITES, ids=lambda durable: durable.name)
+def test_a_power_cut_leaves_the_old_or_the_new_state_and_each_sync_is_necessary(
+    durable: DurableWrite, tmp_path: Path
+) -> None:
+    wrong, num_syncs = _wrong_states(durable, tmp_path / "all")
     assert not wrong
-    alone = [frozenset({number}) for number in range(num_syncs) if number not in writes.alike]
-    for skipped in [*alone, writes.alike] if writes.alike else alone:
+    alone = [frozenset({number}) for number in range(num_syncs) if number not in durable.equivalent]
+    for skipped in [*alone, durable.equivalent] if durable.equivalent else alone:
         name = "-".join(map(str, sorted(skipped)))
-        wrong, _ = _wrong_states(writes, tmp_path / f"without-{name}", skipped=skipped)
-        assert wrong, f"sync {name} of {writes.name} could be left out, and nothing here would notice"
+        wrong, _ = _wrong_states(durable, tmp_path / f"without-{name}", skipped=skipped)
+        assert wrong, f"without sync {name} of {durable.name} no cut leaves a wrong state"
 
 
-def test_the_databases_sync_every_commit(tmp_path: Path) -> None:
+def test_databases_sync_every_commit(tmp_path: Path) -> None:
     store = PeerStore(tmp_path / "peers.sqlite")
     with closing(open_writer(tmp_path / "replay.sqlite")) as groups, closing(store):
         for database in (groups, store._db):

@@ -1,4 +1,4 @@
-"""TAB in a real bash, with the script that `--show-completion bash` prints: names with a colon are completed."""
+"""TAB in a real bash with the script of `--show-completion bash` completes names with a colon."""
 
 from __future__ import annotations
 
@@ -19,70 +19,70 @@ from ftis_node.cli.completion import join_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Typed = Callable[[str], str]
+    CompleteLine = Callable[[str], str]
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 60.0  # of one answer on a busy machine
+LIMIT_S = 60.0  # for one reply of bash on a loaded machine
 BASH = shutil.which("bash")
 COMMAND = f'#!/bin/sh\nexec "{sys.executable}" -m ftis_node "$@"\n'
 END = "<end>"
 
 
 @pytest.fixture
-def typed(tmp_path: Path) -> Iterator[Typed]:
-    """Type the start of a command line and TAB; return the line that bash has then."""
+def complete_line(tmp_path: Path) -> Iterator[CompleteLine]:
+    """A function that types the start of a command line and TAB, and returns the line that bash has then."""
     if BASH is None:
         pytest.skip("bash is not installed")
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "ftis-node"
     command.write_text(COMMAND)
     command.chmod(0o755)
-    (tmp_path / "apt.log").touch()  # a file whose name begins as the name of a task does after its colon
+    (tmp_path / "apt.log").touch()  # its name begins like the part of a task after the colon
     (tmp_path / "inputrc").write_text("set enable-bracketed-paste off\nset bell-style none\n")
     environment = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path),
         "INPUTRC": str(tmp_path / "inputrc"), "TERM": "dumb", "COLUMNS": "200",
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
     }  # fmt: skip
-    shown = [str(command), "--show-completion", "bash"]
-    script = subprocess.run(shown, capture_output=True, text=True, check=True, env=environment).stdout
+    show = [str(command), "--show-completion", "bash"]
+    script = subprocess.run(show, capture_output=True, text=True, check=True, env=environment).stdout
     (tmp_path / "completion.bash").write_text(script)
-    ours, its = pty.openpty()
+    leader, follower = pty.openpty()
     bash = subprocess.Popen(
-        [BASH, "--norc", "--noprofile", "-i"], stdin=its, stdout=its, stderr=its, env=environment, cwd=tmp_path,
-        start_new_session=True,
+        [BASH, "--norc", "--noprofile", "-i"], stdin=follower, stdout=follower, stderr=follower, env=environment,
+        cwd=tmp_path, start_new_session=True,
     )  # fmt: skip
-    os.close(its)
+    os.close(follower)
 
     def line_after_tab(line: str) -> str:
-        os.write(ours, f"{line}\t\x05{END}\x01echo '\x05'\n".encode())  # TAB, end of line, start of line
-        said = _read_until(ours, f"{END}\r\n", LIMIT_S)
-        return said.rsplit("\r\n", 2)[-2].removesuffix(END)
+        os.write(leader, f"{line}\t\x05{END}\x01echo '\x05'\n".encode())  # TAB, end of line, start of line
+        output = _read_until(leader, f"{END}\r\n", LIMIT_S)
+        return output.rsplit("\r\n", 2)[-2].removesuffix(END)
 
-    os.write(ours, b"PS1=; source completion.bash; echo ready\n")
-    _read_until(ours, "\r\nready\r\n", LIMIT_S)
+    os.write(leader, b"PS1=; source completion.bash; echo ready\n")
+    _read_until(leader, "\r\nready\r\n", LIMIT_S)
     try:
         yield line_after_tab
     finally:
         bash.kill()
         bash.wait()
-        os.close(ours)
+        os.close(leader)
 
 
-def _read_until(descriptor: int, words: str, limit_s: float) -> str:
-    said, deadline = "", time.monotonic() + limit_s
-    while words not in said:
+def _read_until(descriptor: int, text: str, limit_s: float) -> str:
+    output, deadline = "", time.monotonic() + limit_s
+    while text not in output:
         readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        assert readable, said
-        said += os.read(descriptor, 4096).decode(errors="replace")
-    return said
+        assert readable, output
+        output += os.read(descriptor, 4096).decode(errors="replace")
+    return output
 
 
-def test_names_with_a_colon_are_completed(typed: Typed) -> None:
-    assert typed("ftis-node join --task arithmetic:a") == "ftis-node join --task arithmetic:add "
-    assert typed("ftis-node join --task=arithmetic:bo") == "ftis-node join --task=arithmetic:borrow "
-    assert typed("ftis-node join --task sums+arithmetic:bo") == "ftis-node join --task sums+arithmetic:borrow "
-    assert typed("ftis-node join --task sums:") == "ftis-node join --task sums:long "
+def test_names_with_a_colon_are_completed(complete_line: CompleteLine) -> None:
+    assert complete_line("ftis-node join --task arithmetic:a") == "ftis-node join --task arithmetic:add "
+    assert complete_line("ftis-node join --task=arithmetic:bo") == "ftis-node join --task=arithmetic:borrow "
+    assert complete_line("ftis-node join --task sums+arithmetic:bo") == "ftis-node join --task sums+arithmetic:borrow "
+    assert complete_line("ftis-node join --task sums:") == "ftis-node join --task sums:long "
 
 
 def test_words_are_joined_as_they_were_typed() -> None:
@@ -90,5 +90,5 @@ def test_words_are_joined_as_they_were_typed() -> None:
     assert join_words(["x", "--task", "a", ":"]) == (["x", "--task", "a:"], "a:")
     assert join_words(["x", "--task", "a", ":", ""]) == (["x", "--task", "a:", ""], "")
     assert join_words(["x", "--task", "a", ":", "--ro"]) == (["x", "--task", "a:", "--ro"], "")
-    assert join_words(["x", "--task", "a:b"]) == (["x", "--task", "a:b"], ""), "bash that does not break at the colon"
+    assert join_words(["x", "--task", "a:b"]) == (["x", "--task", "a:b"], ""), "bash that does not split at a colon"
     assert join_words(["x", "--task", "a", "=", "3+b", "=", "1"]) == (["x", "--task", "a=3+b=1"], "a=3+b=")

@@ -1,4 +1,4 @@
-"""What TAB offers, asked for as the shells ask; and that its names are the code's."""
+"""The completions that a shell gets, and a comparison of their names with those of the code."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    Offers = Callable[[str], list[str]]
+    Complete = Callable[[str], list[str]]
 
 PEER = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 GROUP = bytes.fromhex("ab12" + "cd" * 30)
 
 
 @pytest.fixture
-def offers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Offers:
-    """What bash is offered after `ftis-node LINE`."""
+def complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Complete:
+    """A function that returns the completions that bash gets for `ftis-node LINE`."""
 
-    def offered(line: str) -> list[str]:
+    def completions_of(line: str) -> list[str]:
         words = f"ftis-node {line}"
         monkeypatch.setenv("_FTIS_NODE_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", words)
@@ -40,14 +40,14 @@ def offers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         assert ended.value.code == 0
         return capsys.readouterr().out.split()
 
-    return offered
+    return completions_of
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     home = Home(tmp_path)
-    strange = [{"peer_id": "$(reboot)"}, {"peer_id": "a b"}, {}]
-    home.status.write_text(json.dumps({"peers": [{"peer_id": PEER}, *strange[:2]]}))
+    invalid = [{"peer_id": "$(reboot)"}, {"peer_id": "a b"}]
+    home.status.write_text(json.dumps({"peers": [{"peer_id": PEER}, *invalid]}))
     with sqlite3.connect(home.replay) as buffer:
         buffer.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         columns = "id, own, sender, number, state, task, prompt_index, model, policy_version, created_at, admitted_at"
@@ -61,45 +61,47 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def test_values_of_options(offers: Offers) -> None:
-    assert offers("join --run a") == ["arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee"]
-    assert offers("join --role ") == list(completion.ROLES)
-    assert offers("eval --task gsm8k+math") == ["gsm8k+math500"]
-    assert offers("compare --methods ftis,to") == ["ftis,topr"]
-    assert offers("ensemble --mode mean,v") == ["mean,vote"]
-    assert offers("ensemble --task gsm8k+math") == ["gsm8k+math500"]
-    assert offers("ident") == ["identity"]
+def test_values_of_options_are_completed(complete: Complete) -> None:
+    assert complete("join --run a") == ["arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee"]
+    assert complete("join --role ") == list(completion.ROLES)
+    assert complete("eval --task gsm8k+math") == ["gsm8k+math500"]
+    assert complete("compare --methods ftis,to") == ["ftis,topr"]
+    assert complete("ensemble --mode mean,v") == ["mean,vote"]
+    assert complete("ensemble --task gsm8k+math") == ["gsm8k+math500"]
+    assert complete("ident") == ["identity"]
 
 
-def test_groups_and_peers_of_the_home(offers: Offers, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert offers(f"replay show --home {home.root} a") == [GROUP.hex()[:12]]
-    assert offers(f"replay show --home {home.root} {GROUP.hex()[:20]}") == [GROUP.hex()[:20]]
-    assert offers(f"replay show --home {home.root} b") == []
-    assert offers(f"peers --home {home.root} ban ") == [PEER], "what a shell would run is not offered"
+def test_groups_and_peers_of_the_home_are_completed(
+    complete: Complete, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert complete(f"replay show --home {home.root} a") == [GROUP.hex()[:12]]
+    assert complete(f"replay show --home {home.root} {GROUP.hex()[:20]}") == [GROUP.hex()[:20]]
+    assert complete(f"replay show --home {home.root} b") == []
+    assert complete(f"peers --home {home.root} ban ") == [PEER], "an id with characters of shell syntax is left out"
     monkeypatch.setenv("FTIS_HOME", str(home.root))
-    assert offers("peers trust 12D") == [PEER]
-    assert offers("replay show a") == [GROUP.hex()[:12]]
+    assert complete("peers trust 12D") == [PEER]
+    assert complete("replay show a") == [GROUP.hex()[:12]]
 
 
-def test_a_home_that_cannot_be_read_offers_nothing(offers: Offers, home: Home) -> None:
+def test_an_unreadable_home_gives_no_completions(complete: Complete, home: Home) -> None:
     home.replay.write_bytes(b"no database at all" * 100)
     home.status.write_text("{")
-    assert offers(f"replay show --home {home.root} ") == []
-    assert offers(f"peers ban --home {home.root} ") == []
-    assert offers(f"replay show --home {home.root}/nowhere ") == []
+    assert complete(f"replay show --home {home.root} ") == []
+    assert complete(f"peers ban --home {home.root} ") == []
+    assert complete(f"replay show --home {home.root}/nowhere ") == []
     home.marker.write_text('{"schema": 99}')
-    assert offers(f"replay show --home {home.root} ") == []
+    assert complete(f"replay show --home {home.root} ") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_scripts_of_the_shells(shell: str) -> None:
+def test_each_shell_has_a_script(shell: str) -> None:
     command = [sys.executable, "-m", "ftis_node", "--show-completion", shell]
     environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert f"_FTIS_NODE_COMPLETE=complete_{shell}" in done.stdout
 
 
-def test_the_names_are_those_of_the_code() -> None:
+def test_the_names_equal_those_of_the_code() -> None:
     from ftis_node.algorithms.methods import METHODS
     from ftis_node.config.manifest import PRESETS
     from ftis_node.config.node import NodeSettings
@@ -113,7 +115,7 @@ def test_the_names_are_those_of_the_code() -> None:
     built_in_methods = [f"ftis,{name}" for name in ("alone", *METHODS)]
     assert completion.methods("ftis,")[: len(built_in_methods)] == built_in_methods, "plug-ins follow"
     assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation) == tuple(ROLES)
-    assert set(completion.ROLES) == envelope.ROLES, "a peer shows a role that is not there as none"
+    assert set(completion.ROLES) == envelope.ROLES, "a peer's record with an unknown role is shown without a role"
     assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
     assert completion.ENSEMBLE_MODES == MODES
     assert set(completion.STATES) == {state.value for state in State}

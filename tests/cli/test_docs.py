@@ -32,7 +32,7 @@ PAGE = (ROOT / "docs/operate/troubleshooting.md").read_text()
 PACKAGE_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 
-def test_the_list_has_every_page_in_the_order_of_the_index(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_every_page_and_begins_as_the_index(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["docs", "--list"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     pages = [page.relative_to(ROOT / "docs").with_suffix("") for page in PAGES if page.is_relative_to(ROOT / "docs")]
@@ -41,12 +41,12 @@ def test_the_list_has_every_page_in_the_order_of_the_index(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("name", ["operate/troubleshooting", "troubleshooting", "docs/operate/troubleshooting.md"])
-def test_into_a_pipe_a_page_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_printed_unchanged_into_a_pipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["docs", name]) == 0
     assert capsys.readouterr().out == PAGE.rstrip("\n") + "\n"
 
 
-def test_a_section_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_section_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["docs", "troubleshooting#exit-codes"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("## Exit codes\n") and out.strip() in PAGE
@@ -67,7 +67,7 @@ def test_a_section_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
         ("../../README", "no page '../../README'; ftis-node docs --list lists all"),
     ],
 )
-def test_an_unknown_page_is_one_line_with_a_suggestion(
+def test_an_unknown_page_is_a_one_line_error_with_a_suggestion(
     name: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["docs", name]) == 2
@@ -75,7 +75,7 @@ def test_an_unknown_page_is_one_line_with_a_suggestion(
     assert captured.err == f"ftis-node: {line}\n" and captured.out == ""
 
 
-def test_a_package_without_pages_says_so(
+def test_a_package_without_pages_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(documentation, "PACKAGE", tmp_path / "ftis_node")
@@ -85,7 +85,7 @@ def test_a_package_without_pages_says_so(
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a package that was built as for a wheel, after `make site`; the site has one page."""
+    """The folder of a package built as for a wheel after `make site`; the site has one page."""
     folder = tmp_path_factory.mktemp("package")
     source, page = folder / "source", folder / "source/build/site/docs/operate/troubleshooting.html"
     shutil.copytree(ROOT / "ftis_node", source / "ftis_node", ignore=shutil.ignore_patterns("__pycache__"))
@@ -102,7 +102,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _command(package: Path, *arguments: str, **variables: str) -> dict[str, Any]:
-    """Return the arguments of a process that runs the package's `docs` outside the repository, without a screen."""
+    """Return the arguments of a process that runs the package's `docs` outside the repository, without a display."""
     hidden = {name: value for name, value in os.environ.items() if name not in docs.DISPLAYS}
     return {
         "args": [sys.executable, "-m", "ftis_node", "docs", *arguments],
@@ -112,31 +112,33 @@ def _command(package: Path, *arguments: str, **variables: str) -> dict[str, Any]
 
 
 def _in_terminal(package: Path, *arguments: str, **variables: str) -> str:
-    """Run the command in a terminal of 100 columns; return what the terminal shows."""
-    ours, theirs = pty.openpty()
+    """Run the command in a terminal of 100 columns and return its output."""
+    leader, follower = pty.openpty()
     shown = {"TERM": "xterm", "COLUMNS": "100", "PAGER": "cat", **variables}
-    process = subprocess.Popen(**_command(package, *arguments, **shown), stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    process = subprocess.Popen(
+        **_command(package, *arguments, **shown), stdin=follower, stdout=follower, stderr=follower
+    )
+    os.close(follower)
     out = b""
     with contextlib.suppress(OSError):  # the other end is closed
-        while piece := os.read(ours, 65536):
+        while piece := os.read(leader, 65536):
             out += piece
-    os.close(ours)
+    os.close(leader)
     assert process.wait(timeout=60) == 0, out.decode()
     return out.decode().replace("\r\n", "\n")
 
 
-def test_an_installed_package_has_its_pages(package: Path) -> None:
+def test_an_installed_package_contains_its_pages(package: Path) -> None:
     done = subprocess.run(**_command(package, "troubleshooting"), check=True, capture_output=True, text=True)
     assert done.stdout == PAGE.rstrip("\n") + "\n"
 
 
-def test_in_a_terminal_links_have_the_names_that_the_command_takes(package: Path) -> None:
+def test_links_in_a_terminal_are_names_of_pages(package: Path) -> None:
     out = re.sub(r"\x1b\[[0-9;]*m", "", _in_terminal(package))
     assert "Install (get-started/install)" in out and "](" not in out
 
 
-def test_a_browser_opens_the_page_of_the_site_only_if_there_is_a_screen(package: Path, tmp_path: Path) -> None:
+def test_a_browser_opens_the_page_of_the_site_only_with_a_display(package: Path, tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
     browser.chmod(0o755)
@@ -148,7 +150,7 @@ def test_a_browser_opens_the_page_of_the_site_only_if_there_is_a_screen(package:
     assert (tmp_path / "opened").read_text() == out
 
 
-def test_an_old_site_is_not_shipped(package: Path) -> None:
+def test_a_site_older_than_the_pages_is_not_packaged(package: Path) -> None:
     source = package.parent / "source"
     os.utime(source / "build/site/index.html", (0, 0))
     build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(package.parent / "other")]
@@ -157,7 +159,7 @@ def test_an_old_site_is_not_shipped(package: Path) -> None:
     assert not (package.parent / "other/ftis_node/_docs/site").exists()
 
 
-def test_pages_without_a_site_are_served_with_the_same_anchors_and_links_between_them() -> None:
+def test_pages_without_a_site_are_served_with_their_anchors_and_links() -> None:
     pages, root = documentation.find_pages(), documentation.folder()
     handler = partial(docs_server.PagesHandler, pages=pages, directory=str(root))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -180,7 +182,7 @@ def test_pages_without_a_site_are_served_with_the_same_anchors_and_links_between
             server.shutdown()
 
 
-def test_the_site_is_served_until_the_process_is_ended(package: Path) -> None:
+def test_the_site_is_served_until_sigterm(package: Path) -> None:
     port = str(free_port())
     options = _command(package, "troubleshooting", "--serve", "--port", port)
     with subprocess.Popen(**options, stdout=subprocess.PIPE, text=True) as served:
@@ -188,14 +190,14 @@ def test_the_site_is_served_until_the_process_is_ended(package: Path) -> None:
             assert served.stdout is not None
             address = served.stdout.readline().split()[4]
             assert address == f"http://127.0.0.1:{port}/docs/operate/troubleshooting.html"
-            with urlopen(address, timeout=30) as answer:  # it listens before it prints its address
+            with urlopen(address, timeout=30) as answer:  # the server listens before it prints its address
                 assert b"the site's page" in answer.read()
         finally:
             served.terminate()
         assert served.wait(timeout=30) == 0
 
 
-def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""`doctor --model`: the memory plan as a person and as a program read it, and its wrong uses."""
+"""`doctor --model` prints the memory plan as text and as JSON, and rejects contradicting options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan_lines(output: str) -> list[dict[str, Any]]:
     return [finding for finding in json.loads(output) if finding["check"] == "memory"]
 
 
-def test_a_plan_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_a_plan_for_a_card_of_another_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     code, output, _ = doctor(capsys, tmp_path, "--model", str(model), "--gpu-memory", "24", "--json")
     assert code == 0
     verdict, *rest = plan_lines(output)
@@ -50,13 +50,13 @@ def test_a_plan_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str], 
     assert any("share of its GPU" in finding["finding"] for finding in rest)
 
 
-def test_a_card_that_is_too_small_is_exit_code_3_with_its_changes(
+def test_a_too_small_card_gives_exit_code_3_and_the_changes_that_would_fit(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
 ) -> None:
     arguments = ("--model", str(model), "--gpu-memory", "1.5")
-    code, output, complaint = doctor(capsys, tmp_path, *arguments, "--full", "--verbose")
+    code, output, error = doctor(capsys, tmp_path, *arguments, "--full", "--verbose")
     assert code == 3
-    assert complaint.splitlines()[-1] == "ftis-node: not ready: memory.plan; see the advice above"
+    assert error.splitlines()[-1] == "ftis-node: not ready: memory.plan; see the advice above"
     assert "does not fit" in output
     assert "no change suffices" in output
     assert "memory.change" not in doctor(capsys, tmp_path, *arguments, "--full")[1]
@@ -65,7 +65,7 @@ def test_a_card_that_is_too_small_is_exit_code_3_with_its_changes(
     assert "+" in lines[-1] and not any("+" in line for line in lines[:-1])
 
 
-def test_flags_and_the_run_reach_the_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_the_plan_uses_flags_and_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     (tmp_path / "node.toml").write_text("[generation]\nmax_batch = 4\n")
     arguments = ("--model", str(model), "--gpu-memory", "24", "--gpu-memory", "24", "--json")
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--lora", "--run", "arithmetic-ftis")
@@ -80,7 +80,9 @@ def test_flags_and_the_run_reach_the_plan(capsys: pytest.CaptureFixture[str], tm
     assert cache < 2 * 2 * 32 * 2 * 5 * 760
 
 
-def test_the_plan_says_which_card_does_what(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_the_plan_names_the_gpus_of_each_worker(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
     cards = [argument for _ in range(4) for argument in ("--gpu-memory", "24")]
 
     def verdict(*arguments: str) -> str:
@@ -100,7 +102,7 @@ def test_the_plan_says_which_card_does_what(capsys: pytest.CaptureFixture[str], 
     assert "--gpus 5: this node sees 4 GPUs" in output
 
 
-def test_the_plan_says_whether_activations_are_recomputed(
+def test_the_plan_reports_whether_activations_are_recomputed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
 ) -> None:
     arguments = ("--model", str(model), "--gpu-memory", "24", "--verbose")
@@ -108,8 +110,8 @@ def test_the_plan_says_whether_activations_are_recomputed(
     assert "activations are kept, nothing is recomputed; the output head takes 2048 tokens at once" in output
 
 
-def qwen_3b(folder: Path) -> Path:
-    """A folder that is whole for `doctor`, which reads no more of weights than their headers: none are in it."""
+def save_qwen_3b(folder: Path) -> Path:
+    """A model folder without weights: `doctor` reads only the headers of weight files."""
     folder.mkdir()
     for name, document in (("config.json", QWEN_3B), ("tokenizer_config.json", {})):
         (folder / name).write_text(json.dumps(document))
@@ -117,17 +119,17 @@ def qwen_3b(folder: Path) -> Path:
     header = json.dumps({"weight": {"dtype": "BF16", "shape": [3_085_938_688], "data_offsets": [0, 6_171_877_376]}})
     with (folder / "model.safetensors").open("wb") as weights:
         weights.write(len(header).to_bytes(8, "little") + header.encode())
-        weights.truncate(weights.tell() + 6_171_877_376)  # a hole, which takes no disk
+        weights.truncate(weights.tell() + 6_171_877_376)  # a sparse file takes no space on the disk
     return folder
 
 
-def test_what_may_be_trained_is_one_short_table(
+def test_the_options_of_training_are_one_short_table(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_choice, "find_spec", lambda name: None)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
-    three_b = qwen_3b(tmp_path / "Qwen2.5-3B")
-    arguments = ("--model", str(three_b), "--gpu-memory", "22")
+    model = save_qwen_3b(tmp_path / "Qwen2.5-3B")
+    arguments = ("--model", str(model), "--gpu-memory", "22")
     _, output, _ = doctor(capsys, tmp_path, *arguments)
     lines = output.splitlines()
     (verdict,) = [line for line in lines if "memory.plan" in line]
@@ -147,7 +149,7 @@ def test_what_may_be_trained_is_one_short_table(
     assert len([line for line in lines if "memory." in line]) == 8, "parts and changes are details"
     _, output, _ = doctor(capsys, tmp_path, *arguments, "--verbose")
     assert "generator: places for adapters" in output
-    code, output, _ = doctor(capsys, tmp_path, "--model", str(three_b), "--gpu-memory", "46", "--json")
+    code, output, _ = doctor(capsys, tmp_path, "--model", str(model), "--gpu-memory", "46", "--json")
     rows = [finding for finding in plan_lines(output) if finding["id"] == "memory.option"]
     assert "yes   all weights, 8-bit optimizer states (after pip install 'ftis-node[8bit]')" in rows[1]["finding"]
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--full")
@@ -155,7 +157,7 @@ def test_what_may_be_trained_is_one_short_table(
     assert "memory.option" not in output
 
 
-def test_a_home_that_began_is_planned_as_it_began(
+def test_the_plan_uses_the_settings_of_the_homes_last_start(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
 ) -> None:
     home = tmp_path / "home"
@@ -167,14 +169,14 @@ def test_a_home_that_began_is_planned_as_it_began(
     assert "all weights" not in output
 
 
-def test_a_model_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_model_gives_exit_code_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, output, _ = doctor(capsys, tmp_path, "--model", str(tmp_path / "nowhere"))
     assert code == 3
     assert "nowhere" in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["--lora"], "--model"),
         (["--gpu-memory", "24"], "--model"),
@@ -184,10 +186,10 @@ def test_a_model_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[st
         (["--model", "x", "--run", "no-such-run"], "no-such-run"),
     ],
 )
-def test_wrong_use_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], complaint: str
+def test_contradicting_options_are_a_one_line_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     code, output, error = doctor(capsys, tmp_path, *arguments)
     assert (code, output) == (2, "")
     assert len(error.splitlines()) == 1
-    assert complaint in error
+    assert message in error

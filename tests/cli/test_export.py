@@ -1,4 +1,4 @@
-"""`export`: what others load with their own tools, from a home, gives the log-probs that the learner had."""
+"""`export` writes a model that transformers and PEFT load, with the log-probs of the learner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN = 'name = "a"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = 1e-2\nlora_
 
 
 def trained_home(root: Path, *, lora: bool) -> WeightProof:
-    """A home as a node leaves it after two steps; returns the learner's log-probs of fixed tokens."""
+    """Create the home of a node that trained two steps; return the learner's log-probs of fixed tokens."""
     home = Home(root / "home")
     home.create()
     model = save_tiny(root / "tiny", seed=5)
@@ -42,7 +42,7 @@ def trained_home(root: Path, *, lora: bool) -> WeightProof:
     learner = Learner(learner_boot(settings, manifest, source, home, WorkerPlacement(), weights=home.weights))
     for step in (1, 2):
         learner.train(random_groups(seed=step), step=step)
-    learner.checkpoints.save_if_behind()  # as at a clean end
+    learner.checkpoints.save_if_behind()  # as at an orderly end
     evaluations = [EvalStatus(step, "arithmetic", accuracy, 8) for step, accuracy in ((0, 0.25), (2, 0.5), (4, 0.75))]
     home.status.write_bytes(Status(learner=LearnerStatus(own_groups=6, foreign_groups=2), eval=evaluations).to_json())
     return learner.state().proof
@@ -51,7 +51,7 @@ def trained_home(root: Path, *, lora: bool) -> WeightProof:
 @pytest.mark.parametrize(
     ("lora", "flags", "has_adapter"), [(False, [], False), (True, [], True), (True, ["--merge"], False)]
 )
-def test_other_tools_load_it_and_see_what_was_trained(
+def test_the_exported_model_has_the_learners_logprobs_and_a_card(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: bool, flags: list[str], has_adapter: bool
 ) -> None:
     from huggingface_hub import ModelCard
@@ -64,7 +64,7 @@ def test_other_tools_load_it_and_see_what_was_trained(
     assert "the model after step 2" in capsys.readouterr().out
     assert (out / "adapter_config.json").exists() == has_adapter
     assert (out / "model.safetensors").exists() != has_adapter
-    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}, "another user may serve it"
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}, "other users can read it"
     card = ModelCard.load(out / "README.md")
     assert card.data.library_name == ("peft" if has_adapter else "transformers")
     assert card.data.base_model is None, "the hub has no model of that name"

@@ -1,4 +1,4 @@
-"""`ftis_node.Node`, and the examples that use the Python interface: a real node of a tiny model, and what it left."""
+"""`ftis_node.Node` and the examples of the Python interface, with real nodes of tiny models."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from ftis_node.cli.commands.join import join
 from ftis_node.cli.node_process import JoinOptions, _as_words
 from ftis_node.errors import FtisError, UsageError
 from tests.node.support import write_manifest
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +40,7 @@ ALL_OPTIONS: Mapping[str, Any] = {
 
 
 def example(name: str, *arguments: object) -> str:
-    """The output of an example."""
+    """Run an example and return its output."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, arguments)], capture_output=True, text=True, check=False
     )
@@ -55,12 +56,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path], run: Path) -> tuple[Path, str]:
-    """Home and output of a node that the example started and watched."""
+    """The home of a node that the example `watch_node.py` ran, and the example's output."""
     home = tmp_path_factory.mktemp("homes") / "s"
     return home, example("watch_node.py", tiny_models["s"], run, home, STEPS)
 
 
-def test_the_options_are_those_of_join() -> None:
+def test_the_options_equal_those_of_join() -> None:
     assert {*JoinOptions.__annotations__, "home"} == set(inspect.signature(join).parameters)
     assert JoinOptions.__annotations__.keys() == ALL_OPTIONS.keys()
     command = typer.main.get_command(app).commands["join"]
@@ -110,10 +111,9 @@ def _handles_sigterm(pid: int) -> bool:
 async def test_a_node_that_does_not_stop_is_killed(
     is_cancelled: bool, tmp_path: Path, tiny_models: Mapping[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the limit, and at once if the caller is cancelled. A handler does not run under SIGSTOP."""
+    """A node under SIGSTOP runs no handler: it is killed at the limit, or at once if the caller is cancelled."""
     node = await Node(home=tmp_path / "h", model=tiny_models["s"], run=run, engine="torch").start()
-    while not _handles_sigterm(node.pid):  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await eventually(lambda: _handles_sigterm(node.pid))
     os.kill(node.pid, signal.SIGSTOP)
     if not is_cancelled:
         monkeypatch.setattr(node_process, "STOP_LIMIT_S", 0.5)
@@ -127,22 +127,22 @@ async def test_a_node_that_does_not_stop_is_killed(
     assert node.exit_code == -signal.SIGKILL
 
 
-async def test_a_node_is_stopped_and_reaped(tmp_path: Path, tiny_models: Mapping[str, Path], run: Path) -> None:
-    """At the end of the block with its whole family, by cancellation, and with an error if another process kills it."""
+async def test_a_node_leaves_no_process(tmp_path: Path, tiny_models: Mapping[str, Path], run: Path) -> None:
+    """The node ends with all its processes at the end of the block, at a cancellation, and after a kill."""
     home = tmp_path / "h"
 
     async with Node(home=home, model=tiny_models["s"], run=run, engine="torch") as node:
         async for status in node.watch(every_s=0.2):
             if status.node.state == "running":
                 break
-        family = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+        processes = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
         other = Node(home=home, model=tiny_models["s"], run=run, engine="torch")
         with pytest.raises(UsageError, match="in use by a running node"):
             await other.start()
             async for _ in other.watch():
                 raise AssertionError("a status of another node")
     assert node.exit_code == 0
-    assert not psutil.wait_procs(family, timeout=5)[1]
+    assert not psutil.wait_procs(processes, timeout=5)[1]
 
     async def watch() -> None:
         async with Node(home=home, model=tiny_models["s"], run=run) as node:

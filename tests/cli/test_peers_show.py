@@ -1,6 +1,6 @@
-"""`peers show` tells all of one peer, with a sentence for each reason, and nothing of it reaches the terminal raw.
+"""`peers show` prints all records of one peer, a sentence for each reason, and no control character of a peer.
 
-The rude texts set a window's title: colours would be stripped on their way into a pipe by the library that prints.
+The peer's texts set a window's title. The printing library strips colors from a pipe, but not this sequence.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from ftis_node.records.identity import Identity
 
-STRANGER = "12D3KooW" + "z" * 44
+UNKNOWN_PEER = "12D3KooW" + "z" * 44
 
 
 @pytest.fixture
 def home(tmp_path: Path, identity: Identity) -> Path:
-    """A stopped node that knows one peer, keeps one of its groups and refused another."""
+    """The home of a stopped node that accepted one group of a peer and rejected another."""
     where = Home(tmp_path)
     buffer = ReplayBuffer(where.replay)
     group = make_group(identity)
@@ -37,7 +37,7 @@ def home(tmp_path: Path, identity: Identity) -> Path:
     assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), None), own=False)
     buffer.close()
     row = {
-        "peer_id": identity.peer_id, "name": "rude\x1b]0;x\x07", "model": "tiny", "parameters": 1000, "role": "full",
+        "peer_id": identity.peer_id, "name": "mallory\x1b]0;x\x07", "model": "tiny", "parameters": 1000, "role": "full",
         "policy_version": 3, "groups_accepted": 1, "groups_refused": {"reward_mismatch": 2}, "failed_pulls": 1,
         "groups_confirmed": 7, "last_seen": 1000.0, "standing": "banned", "score": -10.0, "banned_until": 4e9,
         "ban_reason": "reward_mismatch", "reasons": {"reward_mismatch": 3, "pull_busy": 1}, "trusted": False,
@@ -48,37 +48,39 @@ def home(tmp_path: Path, identity: Identity) -> Path:
         },
     }  # fmt: skip
     where.status.write_text(json.dumps(json.loads(Status().to_json()) | {"peers": [row]}))
-    trail = EventLog(where.events)
-    trail.write(
+    events = EventLog(where.events)
+    events.write(
         "refused",
         group=b"\xab" * 32,
         origin=identity.peer_id,
         reason="reward_mismatch",
         detail="claimed \x1b]0;x\x07 1",
     )
-    trail.close()
+    events.close()
     return tmp_path
 
 
-def _said(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) -> str:
+def _printed(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) -> str:
     capsys.readouterr()
     assert run([*arguments, "--home", str(home)]) == 0
     return capsys.readouterr().out
 
 
-def test_all_of_one_peer(home: Path, identity: Identity, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = _said(capsys, home, "peers", "show", identity.peer_id[:20])
-    assert "rude\\x1b]0;x\\x07" in shown and "\x1b" not in shown
+def test_all_records_of_one_peer_are_printed(
+    home: Path, identity: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = _printed(capsys, home, "peers", "show", identity.peer_id[:20])
+    assert "mallory\\x1b]0;x\\x07" in shown and "\x1b" not in shown
     assert "2 x reward_mismatch: a claimed reward differs from the one computed here" in " ".join(shown.split())
     assert "1 x pull_busy: it announced groups, and fetching them ended as 'busy'" in " ".join(shown.split())
     assert "`peers unban` ends it" in " ".join(shown.split())
     assert "34 % of its completions, effectively, over its last 3 steps" in shown
     assert "96 completions, 90 % kept; of the negatives -" in shown
     assert max(map(len, shown.splitlines())) <= 80
-    document = json.loads(_said(capsys, home, "peers", "show", identity.peer_id, "--json"))
+    document = json.loads(_printed(capsys, home, "peers", "show", identity.peer_id, "--json"))
     assert (document["groups"]["ready"], len(document["groups"]["newest"])) == (1, 1)
     assert [reason["count"] for reason in document["held_against"]] == [3, 1]
-    listed = _said(capsys, home, "peers")
+    listed = _printed(capsys, home, "peers")
     header, row = listed.splitlines()
     assert "\x1b" not in listed and [row[header.index(name) :].split("  ")[0] for name in ("CONFIRMED", "TEACHES")] == [
         "7", "34 %",
@@ -86,17 +88,17 @@ def test_all_of_one_peer(home: Path, identity: Identity, capsys: pytest.CaptureF
     assert re.search(r"^groups +\d+ groups accepted since the start; it confirmed", shown, re.MULTILINE)
 
 
-def test_a_peer_that_nobody_knows_is_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["peers", "show", STRANGER, "--home", str(home)]) == 2
+def test_an_unknown_peer_is_a_one_line_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["peers", "show", UNKNOWN_PEER, "--home", str(home)]) == 2
     assert "does not know" in capsys.readouterr().err
 
 
-def test_a_refused_group_is_known_by_its_verdict(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = _said(capsys, home, "replay", "show", "abababab")
+def test_a_rejected_group_is_shown_from_the_event_log(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = _printed(capsys, home, "replay", "show", "abababab")
     sentence = "a claimed reward differs from the one computed here"
     assert f"rejected (reward_mismatch): {sentence}. claimed \\x1b]0;x\\x07 1" in " ".join(shown.split())
     assert "\x1b" not in shown
-    document = json.loads(_said(capsys, home, "replay", "show", "ab" * 32, "--json"))
+    document = json.loads(_printed(capsys, home, "replay", "show", "ab" * 32, "--json"))
     assert (document["verdict"], document["refusal"], document["completions"]) == ("refused", "reward_mismatch", [])
     assert max(map(len, shown.splitlines())) <= 80
     assert run(["replay", "show", "abac", "--home", str(home)]) == 2

@@ -1,4 +1,4 @@
-"""Progress: whole lines now and then in a log, a bar on a terminal that log lines stand above and that goes away."""
+"""Progress is periodic lines in a log file, and on a terminal a bar below the log lines that disappears at the end."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from ftis_node.cli.progress import ProgressState, show_fraction
 from ftis_node.models.hub import progress_bar_class
 from ftis_node.telemetry.log import CurrentStderr
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,10 +27,10 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @contextmanager
-def a_terminal(*, term: str = "xterm-256color") -> Iterator[Callable[[], str]]:
-    """Standard error is a terminal of 80 columns; gives a function that reads what was written there since last time.
+def open_terminal(*, term: str = "xterm-256color") -> Iterator[Callable[[], str]]:
+    """Make standard error a terminal of 80 columns; give a function that reads what was written since the last call.
 
-    No fixture, for between the set-up and the call of a test pytest puts its own standard error there.
+    It is no fixture, because pytest replaces standard error between a test's set-up and its call.
     """
     leader, follower = pty.openpty()
     os.set_blocking(leader, False)
@@ -37,7 +38,7 @@ def a_terminal(*, term: str = "xterm-256color") -> Iterator[Callable[[], str]]:
         for name, value in (("TERM", term), ("COLUMNS", "80"), ("LINES", "24")):
             patch.setenv(name, value)
         patch.setattr("sys.stderr", stderr)
-        decoder = codecs.getincrementaldecoder("utf-8")()  # a look may come in the middle of a character
+        decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         yield lambda: decoder.decode(_read_all(leader))
     os.close(leader)
 
@@ -53,15 +54,19 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def _until(pattern: str, read: Callable[[], str], *, plain: bool = False) -> str:
-    """All that `read` gives until the pattern is in it; `plain`: found in what is left without escape sequences."""
-    said = ""
-    while not re.search(pattern, ESCAPES.sub("", said) if plain else said):  # a busy machine takes its time
-        time.sleep(PERIOD_S)
-        said += read()
-    return said
+    """Read until the output contains the pattern, and return it; `plain`: search without escape sequences."""
+    output = ""
+
+    def is_found() -> bool:
+        nonlocal output
+        output += read()
+        return bool(re.search(pattern, ESCAPES.sub("", output) if plain else output))
+
+    wait_until(is_found)
+    return output
 
 
-def test_a_log_gets_whole_lines_with_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_gets_lines_with_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     printed = ""
 
     def read() -> str:
@@ -72,55 +77,57 @@ def test_a_log_gets_whole_lines_with_the_time_left(capsys: pytest.CaptureFixture
 
     with show_fraction("eval", log_period_s=PERIOD_S) as show:
         show(None, "loading m into the engine")
-        said = _until(r"(?m)^eval: loading m into the engine, \d+ s so far$", read)
+        output = _until(r"(?m)^eval: loading m into the engine, \d+ s so far$", read)
         show(0.5, "32 of 64")
-        said += _until(r"(?m)^eval: 50% 32 of 64, about \d+ s left$", read)
+        output += _until(r"(?m)^eval: 50% 32 of 64, about \d+ s left$", read)
         show(None, "")
         time.sleep(3 * PERIOD_S)
-        said += read()
+        output += read()
         time.sleep(3 * PERIOD_S)
-    assert read() == "", "nothing is being done"
+    assert read() == "", "no work is in progress"
     assert printed == ""
-    assert "\x1b" not in said
-    assert "\r" not in said
+    assert "\x1b" not in output
+    assert "\r" not in output
 
 
-def test_short_work_says_nothing_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_prints_nothing_into_a_log_file(capsys: pytest.CaptureFixture[str]) -> None:
     with show_fraction("eval") as show:
         show(0.5, "32 of 64")
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_dumb_terminal_gets_no_bar() -> None:
-    with a_terminal(term="dumb") as terminal:
+    with open_terminal(term="dumb") as terminal:
         with show_fraction("eval", log_period_s=PERIOD_S) as show:
             show(0.5, "32 of 64")
-            said = _until(r"\n", terminal)
-        said += terminal()
-    assert re.fullmatch(r"eval: 50% 32 of 64, about \d+ s left", said.splitlines()[0])
-    assert "\x1b" not in said
+            output = _until(r"\n", terminal)
+        output += terminal()
+    assert re.fullmatch(r"eval: 50% 32 of 64, about \d+ s left", output.splitlines()[0])
+    assert "\x1b" not in output
 
 
-def test_a_terminal_gets_a_bar_that_goes_away() -> None:
-    with a_terminal() as terminal, show_fraction("eval") as show:
+def test_a_terminal_gets_a_bar_that_disappears() -> None:
+    with open_terminal() as terminal, show_fraction("eval") as show:
         show(0.5, "32 of 64 [bold]not markup[/bold]")
         drawn = _until(r"32 of 64 \[bold\]not.*about \d+ s left", terminal, plain=True)
         assert max(len(line) for line in re.split(r"[\r\n]+", ESCAPES.sub("", drawn))) <= 80
         show(None, "")
         sys.stderr.write("done")
         sys.stderr.flush()
-        assert ESCAPES.sub("", _until("done", terminal)).split("\n")[-1].strip() == "done", "the bar is gone"
+        assert ESCAPES.sub("", _until("done", terminal)).split("\n")[-1].strip() == "done", "the bar is removed"
 
 
-def test_log_lines_stand_above_the_bar_and_go_on_after_it() -> None:
+def test_log_lines_are_above_the_bar_and_continue_after_it() -> None:
     log = logging.Logger("above")
     log.addHandler(CurrentStderr())
-    with a_terminal() as terminal, show_fraction("start") as show:
+    with open_terminal() as terminal, show_fraction("start") as show:
         show(None, "connecting")
         _until("connecting", terminal)
-        log.warning("a line of its own")
-        said = _until("a line of its own", terminal)
-        assert "\x1b[2Ka line of its own" in re.sub(r"\x1b\[(?!2K)[0-9;?]*[A-Za-z]", "", said), "on a cleared line"
+        log.warning("a log line")
+        output = _until("a log line", terminal)
+        assert "\x1b[2Ka log line" in re.sub(r"\x1b\[(?!2K)[0-9;?]*[A-Za-z]", "", output), (
+            "the line of the bar is cleared first"
+        )
         show(None, "")
         log.warning("all is done")
         assert _until("all is done\r\n", terminal).endswith("all is done\r\n")
@@ -128,11 +135,11 @@ def test_log_lines_stand_above_the_bar_and_go_on_after_it() -> None:
         assert _until("\n", terminal) == "the node runs\r\n"
 
 
-def test_the_time_left_is_counted_from_the_begin_of_what_is_measured() -> None:
+def test_the_time_left_counts_from_the_first_fraction() -> None:
     work = ProgressState("tiny")
     work.began_at -= 1000
     work.update(0.1, "step 1 of 10")
-    assert work.time() == "about 0 s left", "what came before had no measure"
+    assert work.time() == "about 0 s left", "work without a fraction does not count"
     work.began_at -= 30
     work.update(0.25, "step 3 of 12")
     assert work.time() == "about 1 min 30 s left"
@@ -140,14 +147,14 @@ def test_the_time_left_is_counted_from_the_begin_of_what_is_measured() -> None:
     assert work.time() == "about 1 d 1 h left"
 
 
-def test_a_download_is_told_by_its_bytes_and_draws_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    told: list[tuple[float | None, str]] = []
-    make_bar = progress_bar_class("org/model", lambda fraction, what: told.append((fraction, what)))
+def test_a_download_reports_its_bytes_and_draws_no_bar(capfd: pytest.CaptureFixture[str]) -> None:
+    reported: list[tuple[float | None, str]] = []
+    make_bar = progress_bar_class("org/model", lambda fraction, what: reported.append((fraction, what)))
     with make_bar(desc="Fetching 3 files", total=3) as files, make_bar(desc="Bytes", total=0, unit="B") as data:
         data.total += 2e9
         data.update(5e8)
         data.refresh()
         files.update(1)
-    assert told[-1] == (0.25, "downloading org/model, 0.5 of 2.0 GB")
-    assert all("files" not in what for _, what in told)
+    assert reported[-1] == (0.25, "downloading org/model, 0.5 of 2.0 GB")
+    assert all("files" not in what for _, what in reported)
     assert capfd.readouterr() == ("", "")

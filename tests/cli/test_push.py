@@ -1,4 +1,4 @@
-"""`--push-to`: the real commands and the real `huggingface_hub` client against a stand-in of the hub on loopback."""
+"""`--push-to` with the real commands and the real `huggingface_hub` client, against a fake hub on loopback."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECRETS = {"control.token": CONTROL, "observe.token": "observe-token-0123456789"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """The stand-in, as HF_ENDPOINT, HF_TOKEN and HF_HUB_DISABLE_XET would name it."""
+    """A fake hub that this process uses as under HF_ENDPOINT, HF_TOKEN and HF_HUB_DISABLE_XET."""
     with running_stand_in() as started:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", started.url)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -47,7 +47,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Home]:
-    """Two trained homes with all that a home keeps: with and without LoRA."""
+    """Two trained homes with secrets, peers and groups; the key says whether they trained LoRA."""
     homes = {}
     for lora in (False, True):
         root = tmp_path_factory.mktemp("home")
@@ -83,17 +83,17 @@ def _fill(buffer: ReplayBuffer, me: Identity, peer: Identity) -> None:
 
 
 def _private_texts(home: Home) -> list[str]:
-    """What must not leave the machine: keys, tokens, peers' ids, names and addresses, paths."""
+    """Return what must not leave the machine: keys, tokens, peers' ids, names and addresses, paths."""
     peers = [Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2)]
-    words = ["203.0.113.77", "198.51.100.9", "bob of the hills", "ann's node", "BEGIN PRIVATE KEY", TOKEN]
-    return [*SECRETS.values(), *peers, *words, str(home.root), str(home.root.parent)]
+    names = ["203.0.113.77", "198.51.100.9", "bob of the hills", "ann's node", "BEGIN PRIVATE KEY", TOKEN]
+    return [*SECRETS.values(), *peers, *names, str(home.root), str(home.root.parent)]
 
 
-def _assert_nothing_private(hub: StandIn, home: Home, *, but: tuple[str, ...] = ()) -> None:
+def _assert_nothing_private(hub: StandIn, home: Home, *, allowed: tuple[str, ...] = ()) -> None:
     sent = hub.sent
-    assert b"ftis-node join --run run.toml" in sent, "the bodies are decoded"
+    assert b"ftis-node join --run run.toml" in sent, "the fake hub decodes the request bodies"
     for text in _private_texts(home):
-        assert text in but or text.encode() not in sent, text
+        assert text in allowed or text.encode() not in sent, text
     seed = bytes([1]) * 32
     assert not any(key in sent for key in (home.identity.read_bytes().strip(), seed, seed.hex().encode()))
 
@@ -111,7 +111,7 @@ def _folder(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_model_is_pushed_as_it_was_exported(
+def test_the_pushed_model_equals_the_export(
     hub: StandIn, homes: dict[bool, Home], tmp_path: Path, lora: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from huggingface_hub import ModelCard
@@ -168,7 +168,7 @@ def test_a_second_push_removes_the_weights_that_it_replaces(
     assert hub.repositories[REPO].commits == ["Second"]
 
 
-def test_a_branch_is_created_and_main_stays(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
+def test_a_branch_is_created_and_main_is_unchanged(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
     assert _model(homes[False], tmp_path / "out", "--revision", "step-2") == 0
     assert hub.files(REPO, "step-2") == _folder(tmp_path / "out")
     assert hub.files(REPO) == {}
@@ -176,7 +176,7 @@ def test_a_branch_is_created_and_main_stays(hub: StandIn, homes: dict[bool, Home
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("options", [(), ("--flat",), ("--flat", "--text")])
-def test_rollouts_are_a_data_set(
+def test_pushed_rollouts_load_as_a_data_set(
     hub: StandIn, homes: dict[bool, Home], tmp_path: Path, form: str, options: tuple[str, ...]
 ) -> None:
     import datasets
@@ -200,22 +200,22 @@ def test_rollouts_are_a_data_set(
     first = table[0] if options else table[0]["completions"][0]
     assert first["token_ids"] == [10, 11, 2]
     assert first["logprobs"] == pytest.approx([-0.1, -1.05, -2.0])
-    told = table[-1] if options else table[-1]["completions"][-1]
-    assert told["token_ids"] is None
+    text = table[-1] if options else table[-1]["completions"][-1]
+    assert text["token_ids"] is None
     _assert_nothing_private(hub, homes[False])
 
 
-def test_senders_are_kept_if_asked(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
+def test_senders_are_pushed_only_with_with_senders(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
     home = homes[False]
     assert _rollouts(home, tmp_path / "out", "--with-senders", "--text") == 0
     rows = [json.loads(line) for line in hub.files(DATA)["data/train.jsonl"].splitlines()]
     assert {row["sender_name"] for row in rows} == {"ann's node", "bob of the hills"}
     peers = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
     assert {row["sender"] for row in rows} == set(peers)
-    _assert_nothing_private(hub, home, but=("ann's node", "bob of the hills", *peers))
+    _assert_nothing_private(hub, home, allowed=("ann's node", "bob of the hills", *peers))
 
 
-def test_only_a_wish_makes_it_public(
+def test_a_repository_is_public_only_with_public(
     hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _rollouts(homes[False], tmp_path / "a", "--public") == 0
@@ -229,7 +229,7 @@ def test_only_a_wish_makes_it_public(
 
 
 @pytest.mark.parametrize(
-    ("word", "status", "code", "says"),
+    ("path", "status", "code", "message"),
     [
         ("/commit/", 500, 4, "cannot push to"),
         ("/objects/", 500, 4, "cannot push to"),
@@ -248,17 +248,17 @@ def test_a_failed_push_leaves_the_export_and_no_commit(
     hub: StandIn,
     homes: dict[bool, Home],
     tmp_path: Path,
-    word: str,
+    path: str,
     status: int,
     code: int,
-    says: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hub.fail[word] = status
+    hub.fail[path] = status
     out = tmp_path / "out"
     assert _rollouts(homes[False], out, "--format", "parquet") == code
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert says in line
+    assert message in line
     assert f"the export is in {out}: `hf upload {REPO} {out} . --type dataset --private` pushes it" in line
     assert _folder(out).keys() == {"README.md", "run.toml", "data/train.parquet"}
     assert DATA not in hub.repositories or (hub.files(DATA), hub.repositories[DATA].commits) == ({}, [])
@@ -269,18 +269,18 @@ def test_nothing_is_pushed_if_the_export_fails(
     hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "other").write_text("mine")
+    (tmp_path / "full" / "other").write_text("kept")
     for push in (_model, _rollouts):
         assert push(homes[False], tmp_path / "full") == 2
         assert "is not an empty folder" in capsys.readouterr().err
-    assert _folder(tmp_path / "full") == {"other": b"mine"}
+    assert _folder(tmp_path / "full") == {"other": b"kept"}
     empty = Home(tmp_path / "empty")
     empty.create()
     assert _rollouts(empty, tmp_path / "out") == 2
     assert not hub.requests
 
 
-def test_a_gitignore_of_the_repository_does_not_hide_files(
+def test_a_file_that_the_repositorys_gitignore_excludes_is_an_error(
     hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.ignores = ("data/train.parquet",)
@@ -288,7 +288,7 @@ def test_a_gitignore_of_the_repository_does_not_hide_files(
     assert "did not take data/train.parquet: does its .gitignore" in capsys.readouterr().err
 
 
-def test_a_license_that_the_hub_does_not_know(
+def test_an_unknown_license_is_an_error(
     hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _rollouts(homes[False], tmp_path / "out", "--license", "no-such-license") == 2
@@ -297,7 +297,7 @@ def test_a_license_that_the_hub_does_not_know(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (("--push-to", "no name"), "names no repository of the hub"),
         (("--push-to", "alone"), "write OWNER/NAME"),
@@ -308,18 +308,18 @@ def test_a_license_that_the_hub_does_not_know(
     ],
 )
 @pytest.mark.parametrize("command", [("export",), ("replay", "export")])
-def test_wrong_options_are_refused_before_any_work(
+def test_invalid_options_fail_before_any_work(
     hub: StandIn,
     homes: dict[bool, Home],
     tmp_path: Path,
     command: tuple[str, ...],
     options: tuple[str, ...],
-    says: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
     assert run([*command, "--home", str(homes[False].root), "--out", str(out), *options]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not out.exists() and not hub.requests
 
 
@@ -337,7 +337,7 @@ def test_only_tables_are_pushed_and_only_with_push_to(
 
 
 def _process(home: Home, out: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The command as a user runs it, with the library's own variables."""
+    """Run the command as a user does, with the variables of `huggingface_hub`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     command = ["-m", "ftis_node", "replay", "export", "--home", str(home.root), "--out", str(out), "--push-to", REPO]
     return subprocess.run(
@@ -345,10 +345,10 @@ def _process(home: Home, out: Path, environment: dict[str, str]) -> subprocess.C
     )
 
 
-def test_the_library_s_own_login_and_endpoint_are_used(homes: dict[bool, Home], tmp_path: Path) -> None:
-    """With xet storage on, as users have it: all files of this push are small, so the commit carries them."""
+def test_login_and_endpoint_of_huggingface_hub_are_used(homes: dict[bool, Home], tmp_path: Path) -> None:
+    """Xet storage is on, as for users. All files of this push are small, so the commit carries them."""
     (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "token").write_text(TOKEN)  # as `hf auth login` leaves it
+    (tmp_path / "hf" / "token").write_text(TOKEN)  # where `hf auth login` writes it
     with running_stand_in() as hub:
         variables = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
         done = _process(homes[False], tmp_path / "out", variables)
@@ -357,7 +357,7 @@ def test_the_library_s_own_login_and_endpoint_are_used(homes: dict[bool, Home], 
         assert done.stderr == ""
 
 
-def test_without_login_or_network_one_line_says_so(homes: dict[bool, Home], tmp_path: Path) -> None:
+def test_a_missing_login_or_network_is_a_one_line_error(homes: dict[bool, Home], tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     variables = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
     done = _process(homes[False], tmp_path / "out", variables)
@@ -370,7 +370,7 @@ def test_without_login_or_network_one_line_says_so(homes: dict[bool, Home], tmp_
     assert _folder(tmp_path / "out").keys() == {"README.md", "run.toml", "data/train.jsonl"}
 
 
-def test_progress_names_each_file_and_never_falls(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
+def test_progress_names_each_file_and_does_not_decrease(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     for name, size in (("a.safetensors", 3000), ("b.safetensors", 1000), ("c.txt", 0)):

@@ -1,4 +1,4 @@
-"""`replay` shows and exports a group that a peer told as text beside ordinary ones."""
+"""`replay` shows and exports groups of token ids and a group that a peer sent as text."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def home(tmp_path: Path, identity: Identity) -> Path:
-    """A home whose buffer holds one group in each form."""
+    """A home whose buffer has a group of token ids and a group of texts."""
     buffer = ReplayBuffer(Home(tmp_path).replay)
-    exact, told = make_group(identity), make_text_group(identity, number=2)
-    rude = TextCompletion(
-        "\x1b]0;x\x0710", mean_logprob=-0.5, num_tokens=2, finish_reason=told.completions[0].finish_reason
+    exact, as_text = make_group(identity), make_text_group(identity, number=2)
+    mallory = TextCompletion(
+        "\x1b]0;x\x0710", mean_logprob=-0.5, num_tokens=2, finish_reason=as_text.completions[0].finish_reason
     )
-    told = make_text_group(identity, number=2, completions=(rude, told.completions[1]))
-    for group, text in ((exact, None), (told.in_tokens([[1, 2], [3]]), told)):
+    as_text = make_text_group(identity, number=2, completions=(mallory, as_text.completions[1]))
+    for group, text in ((exact, None), (as_text.in_tokens([[1, 2], [3]]), as_text)):
         envelope = seal_group(text or group, identity)
         retells = text.retells if text else None
         assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), retells), own=False)
@@ -50,8 +50,8 @@ def home(tmp_path: Path, identity: Identity) -> Path:
 
 
 @pytest.fixture
-def told_home(home: Path, identity: Identity) -> Path:
-    """The same with a run, a model's tokenizer, and a status that names the sender."""
+def home_with_run(home: Path, identity: Identity) -> Path:
+    """The same home with a run, a model's tokenizer, and a status that names the sender."""
     model = save_tiny(home / "model")
     Home(home).settings.write_text(json.dumps({"model": str(model)}))
     Home(home).run_toml.write_text(load_manifest("arithmetic-ftis").to_toml())
@@ -60,29 +60,29 @@ def told_home(home: Path, identity: Identity) -> Path:
     return home
 
 
-def _said(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) -> str:
+def _printed(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) -> str:
     capsys.readouterr()
     assert run(["replay", *arguments, "--home", str(home)]) == 0
     return capsys.readouterr().out
 
 
-def test_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told, exact = json.loads(_said(capsys, home, "list", "--json"))
-    assert (told["number"], told["num_tokens"], exact["num_tokens"]) == (2, 3, 5)
-    completions = json.loads(_said(capsys, home, "show", told["id"], "--json"))["completions"]
+def test_list_and_show_print_both_forms(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    as_text, exact = json.loads(_printed(capsys, home, "list", "--json"))
+    assert (as_text["number"], as_text["num_tokens"], exact["num_tokens"]) == (2, 3, 5)
+    completions = json.loads(_printed(capsys, home, "show", as_text["id"], "--json"))["completions"]
     assert completions[1] == {
         "text": "naïve 京", "mean_logprob": -2.0, "sender_tokens": 5, "finish_reason": "length", "reward": 0.0,
         "claimed_reward": 0.0,
     }  # fmt: skip
-    shown = _said(capsys, home, "show", told["id"])
-    assert "\x1b" not in shown and "\x07" not in shown, "a peer's text does not reach the terminal as it is"
+    shown = _printed(capsys, home, "show", as_text["id"])
+    assert "\x1b" not in shown and "\x07" not in shown, "control characters of a peer's text are escaped"
     assert "5 tokens, length, log-prob mean -2\n  | naïve 京\n" in shown
     assert max(map(cells, shown.splitlines())) <= 80
-    shown = _said(capsys, home, "show", exact["id"])
+    shown = _printed(capsys, home, "show", exact["id"])
     assert "3 tokens, stop, log-prob mean -1.05, least -2.00\n  | ids 10 11 2\n" in shown
 
 
-def test_what_became_of_a_group_is_said(home: Path) -> None:
+def test_the_use_of_a_group_is_reported(home: Path) -> None:
     buffer = ReplayBuffer(Home(home).replay)
 
     def used() -> list[str]:
@@ -101,39 +101,43 @@ def test_what_became_of_a_group_is_said(home: Path) -> None:
     buffer.close()
 
 
-def test_export(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_format_exports_both_forms(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow.parquet as pq
 
     rows = home / "rows.jsonl"
-    _said(capsys, home, "export", "--out", str(rows))
-    exact, told = [json.loads(line)["completions"][0] for line in rows.read_text(encoding="utf-8").splitlines()]
+    _printed(capsys, home, "export", "--out", str(rows))
+    exact, as_text = [json.loads(line)["completions"][0] for line in rows.read_text(encoding="utf-8").splitlines()]
     assert exact["token_ids"] == [10, 11, 2]
-    assert told["text"] == "\x1b]0;x\x0710"
+    assert as_text["text"] == "\x1b]0;x\x0710"
     table = home / "rows.parquet"
-    _said(capsys, home, "export", "--format", "parquet", "--out", str(table))
-    exact, told = [row["completions"][0] for row in pq.read_table(table).to_pylist()]
+    _printed(capsys, home, "export", "--format", "parquet", "--out", str(table))
+    exact, as_text = [row["completions"][0] for row in pq.read_table(table).to_pylist()]
     assert (exact["token_ids"], exact["text"]) == ([10, 11, 2], None)
-    assert (told["token_ids"], told["text"]) == (None, "\x1b]0;x\x0710")
-    _said(capsys, home, "export", "--format", "envelope", "--out", str(home / "envelopes"))
+    assert (as_text["token_ids"], as_text["text"]) == (None, "\x1b]0;x\x0710")
+    _printed(capsys, home, "export", "--format", "envelope", "--out", str(home / "envelopes"))
     assert len(list((home / "envelopes").iterdir())) == 2
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "msgpack"])
-def test_export_with_texts(told_home: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
-    exact, told = _exported(told_home, capsys, form, "--text")
+def test_an_export_with_texts_decodes_completions_and_prompts(
+    home_with_run: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    exact, as_text = _exported(home_with_run, capsys, form, "--text")
     problem = load_task("arithmetic", split="train")[5]
     (message,) = problem.prompt
     assert (exact["prompt"], exact["answer"], exact["sender_name"]) == (message["content"], problem.answer, "ann")
     texts = [completion["text"] for completion in exact["completions"]]
-    assert texts == [Decoder(Home(told_home)).text(ids) for ids in ([10, 11, 2], [12, 13])]
+    assert texts == [Decoder(Home(home_with_run)).text(ids) for ids in ([10, 11, 2], [12, 13])]
     assert all(texts), "the tokenizer of the home's model has these ids"
-    assert [completion["text"] for completion in told["completions"]] == ["\x1b]0;x\x0710", "naïve 京"]
-    assert (told["prompt"], told["answer"]) == (None, None), "its prompt is not the task's"
+    assert [completion["text"] for completion in as_text["completions"]] == ["\x1b]0;x\x0710", "naïve 京"]
+    assert (as_text["prompt"], as_text["answer"]) == (None, None), "its prompt is not the task's"
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "msgpack"])
-def test_export_of_one_row_a_completion(told_home: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
-    rows = _exported(told_home, capsys, form, "--flat", "--text")
+def test_a_flat_export_has_one_row_per_completion(
+    home_with_run: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    rows = _exported(home_with_run, capsys, form, "--flat", "--text")
     assert len({tuple(row) for row in rows}) == 1, "all rows have the same columns"
     assert [row["completion_index"] for row in rows] == [0, 1, 0, 1]
     assert len({row["id"] for row in rows}) == 2
@@ -142,26 +146,26 @@ def test_export_of_one_row_a_completion(told_home: Path, capsys: pytest.CaptureF
     assert rows[0]["mean_logprob"] == pytest.approx(sum(rows[0]["logprobs"]) / 3)
     assert (rows[3]["completion"], rows[3]["token_ids"], rows[3]["mean_logprob"]) == ("naïve 京", None, -2.0)
     assert rows[0]["completion"] and rows[0]["prompt"]
-    plain = _exported(told_home, capsys, form, "--flat")
+    plain = _exported(home_with_run, capsys, form, "--flat")
     assert (plain[0]["completion"], plain[0]["token_ids"], "prompt" in plain[0]) == (None, [10, 11, 2], False)
 
 
-def test_a_flat_export_is_a_table_of_pandas(told_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pandas_reads_a_flat_export(home_with_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pandas = pytest.importorskip("pandas")
     for form, read in (("jsonl", lambda file: pandas.read_json(file, lines=True)), ("parquet", pandas.read_parquet)):
-        _exported(told_home, capsys, form, "--flat", "--text")
-        frame = read(told_home / f"rows.{form}")
+        _exported(home_with_run, capsys, form, "--flat", "--text")
+        frame = read(home_with_run / f"rows.{form}")
         assert frame.shape[0] == 4
         assert frame["reward"].mean() == 0.25
         assert set(frame["sender_name"]) == {"ann"}
 
 
-def test_an_export_says_which_texts_are_missing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_reports_which_texts_are_missing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", "export", "--text", "--out", str(home / "rows"), "--home", str(home)]) == 0
-    said = capsys.readouterr()
-    assert said.out == f"2 groups written to {home / 'rows'}\n"
-    assert "2 texts are missing: the home has no run.toml" in said.err
-    assert "settings.json names no model" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == f"2 groups written to {home / 'rows'}\n"
+    assert "2 texts are missing: the home has no run.toml" in printed.err
+    assert "settings.json names no model" in printed.err
     assert run(["replay", "export", "--flat", "--format", "envelope", "--out", "x", "--home", str(home)]) == 2
 
 
@@ -169,7 +173,7 @@ def _exported(home: Path, capsys: pytest.CaptureFixture[str], form: str, *option
     import pyarrow.parquet as pq
 
     out = home / f"rows.{form}"
-    _said(capsys, home, "export", "--format", form, "--out", str(out), *options)
+    _printed(capsys, home, "export", "--format", form, "--out", str(out), *options)
     if form == "jsonl":
         return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     if form == "msgpack":
@@ -178,23 +182,25 @@ def _exported(home: Path, capsys: pytest.CaptureFixture[str], form: str, *option
     return list(pq.read_table(out).to_pylist())
 
 
-def test_a_messagepack_file_holds_the_rows_of_the_json_lines(
-    told_home: Path, capsys: pytest.CaptureFixture[str]
+def test_a_messagepack_file_has_the_rows_of_the_json_lines(
+    home_with_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for options in ((), ("--flat",), ("--text", "--flat")):
-        assert _exported(told_home, capsys, "msgpack", *options) == _exported(told_home, capsys, "jsonl", *options)
+        assert _exported(home_with_run, capsys, "msgpack", *options) == _exported(
+            home_with_run, capsys, "jsonl", *options
+        )
 
 
-def test_lists_have_a_header_and_ages(told_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    header, told, exact = _said(capsys, told_home, "list").splitlines()
+def test_lists_have_a_header_and_ages(home_with_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header, as_text, exact = _printed(capsys, home_with_run, "list").splitlines()
     assert header.split() == ["GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS"]
-    assert re.fullmatch(r"[0-9a-f]{12}  \d+ (s|min)( \d+ s)? +foreign  arithmetic/5  ready +- +0\.00 +3", told)
+    assert re.fullmatch(r"[0-9a-f]{12}  \d+ (s|min)( \d+ s)? +foreign  arithmetic/5  ready +- +0\.00 +3", as_text)
     assert exact.index("arithmetic/5") == header.index("PROBLEM")
-    assert _said(capsys, told_home, "list", "--state", "taken") == "no groups\n"
+    assert _printed(capsys, home_with_run, "list", "--state", "taken") == "no groups\n"
 
 
-def test_stats_are_for_people(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = dict(re.split(r" {2,}", line) for line in _said(capsys, home, "stats").splitlines())
+def test_stats_have_units_and_separators(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = dict(re.split(r" {2,}", line) for line in _printed(capsys, home, "stats").splitlines())
     assert (figures["ready"], figures["released"], figures["tokens"]) == ("2", "0", "8")
     assert re.fullmatch(r"\d\.\d MiB", figures["disk size"])
 
@@ -214,5 +220,5 @@ def test_peers_have_a_header_and_ages(home: Path, capsys: pytest.CaptureFixture[
     assert re.match(r"p1    \\x1bann  m      full  1 min 3\d s ago  banned  1,234 ", banned)
     assert "  1 duplicate, 2 stale  5 " in banned
     assert re.search(r" until 2033-\S+ \S+ \(operator\)$", banned)
-    assert unseen.endswith("  -"), "it has no note"
+    assert unseen.endswith("  -"), "a peer without a ban has no note"
     assert unseen.index("never") == header.index("SEEN") and unseen.index("good") == header.index("TRUST")

@@ -1,4 +1,4 @@
-"""Standard input, output and error that are closed, on a full disk, or a pipe that nobody reads: a node goes on."""
+"""A node continues with standard files that are closed, on a full disk, or a pipe without a reader."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ftis_node.cli import app, progress
 @app.app.command("join")
 def work(home: str) -> None:
     log = logging.getLogger("ftis_node.node")
-    with progress.show_fraction("loading", log_period_s=0.01) as tell:
+    with progress.show_fraction("loading", log_period_s=0.01) as show:
         for number in range(20):
-            tell(number / 20, "weights")
+            show(number / 20, "weights")
             log.warning("a line of the log, %d", number)
             typer.echo("a line of progress")
             print("a library's line", flush=True)
@@ -44,7 +44,7 @@ def in_shell(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("redirected", REDIRECTED)
-def test_a_node_goes_on_without_its_standard_files(tmp_path: Path, redirected: str) -> None:
+def test_a_node_continues_without_its_standard_files(tmp_path: Path, redirected: str) -> None:
     done = in_shell(redirected, "join", str(tmp_path / "done"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "done").read_text() == "all done"
@@ -54,14 +54,14 @@ def test_a_node_goes_on_without_its_standard_files(tmp_path: Path, redirected: s
 
 
 @pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-"])
-def test_a_fault_keeps_its_exit_code_without_standard_error(tmp_path: Path, redirected: str) -> None:
-    fault = in_shell(redirected, "join", str(tmp_path / "no" / "folder"))
-    assert (fault.returncode, fault.stderr) == (1, "")
-    wrong = in_shell(redirected, "tasks", "--nonsense")
-    assert (wrong.returncode, wrong.stderr) == (2, "")
+def test_an_error_keeps_its_exit_code_without_standard_error(tmp_path: Path, redirected: str) -> None:
+    failed = in_shell(redirected, "join", str(tmp_path / "no" / "folder"))
+    assert (failed.returncode, failed.stderr) == (1, "")
+    invalid = in_shell(redirected, "tasks", "--nonsense")
+    assert (invalid.returncode, invalid.stderr) == (2, "")
 
 
-def test_a_short_command_says_where_its_output_cannot_be_written() -> None:
+def test_a_command_that_cannot_write_its_output_reports_it() -> None:
     full = in_shell(">/dev/full", "tasks")
     assert full.returncode == 3
     assert full.stderr == "ftis-node: cannot write the output (No space left on device): free disk space\n"
@@ -71,7 +71,7 @@ def test_a_short_command_says_where_its_output_cannot_be_written() -> None:
     assert head.stderr == ""
 
 
-def test_a_pipe_that_is_full_is_not_waited_for_where_it_does_not_block() -> None:
+def test_a_full_non_blocking_pipe_loses_text_without_an_error() -> None:
     from ftis_node.telemetry.log import text_that_may_be_lost
 
     reading, writing = os.pipe()

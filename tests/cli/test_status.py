@@ -1,5 +1,7 @@
-"""`status` fits a screen whatever the names in it are, speaks of nodes that start or are stopped, and watches through
-both; `swarm` shows its view in each form."""
+"""`status` fits a screen with any names, describes a node that starts, runs or is stopped, and watches restarts.
+
+`swarm` prints its view as a table, as JSON and as JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
 
 NOW = 1_000_000.0
 USED_UP = BudgetStatus(learn_steps=amount(10, 10))
-RUDE = "\x1b[2J京都" * 40
+HOSTILE = "\x1b[2J京都" * 40
 LONG = Status(
-    node=NodeStatus(peer_id="12D3KooW" + "x" * 44, name=RUDE, version="0.1.0", state="running", uptime_s=9e6),
-    run=RunStatus(id="ab" * 16, name=RUDE, method="ftis", task="gsm8k=3+rg:chain_sum=1"),
+    node=NodeStatus(peer_id="12D3KooW" + "x" * 44, name=HOSTILE, version="0.1.0", state="running", uptime_s=9e6),
+    run=RunStatus(id="ab" * 16, name=HOSTILE, method="ftis", task="gsm8k=3+rg:chain_sum=1"),
     model=ModelStatus(name="Qwen/" + "Q" * 60, parameters=3 * 10**9, trainable_parameters=10**7),
     generation=GenerationStatus(engine="vllm", state="backing-off", tokens_per_s=12345.6, restarts=3),
     learner=LearnerStatus(
@@ -50,11 +52,11 @@ LONG = Status(
         layout="packed rows",
     ),
     swarm=SwarmStatus(
-        state="standalone", reason="no bootstrap peer answers " + RUDE, clock_skew_s=-99.5, weights_bytes_in=10**12,
+        state="standalone", reason="no bootstrap peer answers " + HOSTILE, clock_skew_s=-99.5, weights_bytes_in=10**12,
         weights_age_s=1e5, groups_refused={f"reason_{number}": 10**6 for number in range(40)},
     ),
     eval=[EvalStatus(step=step, task=f"task-{step % 5}", pass_at_1=0.25, n=1319) for step in range(50)],
-    health=HealthStatus(taken_at=NOW - 90, problems=["the intake loop hangs: " + RUDE]),
+    health=HealthStatus(taken_at=NOW - 90, problems=["the intake loop hangs: " + HOSTILE]),
 )  # fmt: skip
 
 
@@ -65,14 +67,14 @@ def _document(status: Status) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", [80, 60])
 @pytest.mark.parametrize("status", [LONG, Status()], ids=["long", "empty"])
-def test_it_fits_a_screen_and_nothing_in_it_reaches_the_terminal(status: Status, width: int) -> None:
+def test_it_fits_a_screen_and_control_characters_are_escaped(status: Status, width: int) -> None:
     lines = screen(status, now=NOW, width=width)
     assert max(map(cells, lines)) <= width
     assert len(lines) <= 23
     assert all(line.isprintable() for line in [*lines, log_line(status, now=NOW)])
 
 
-def test_what_is_trained_and_why_is_on_the_screen() -> None:
+def test_the_screen_shows_what_is_trained_and_why() -> None:
     training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
     status = Status(node=NodeStatus(peer_id="12D3"), model=ModelStatus(training=training))
     text = " ".join(" ".join(screen(status, now=NOW)).split())
@@ -81,7 +83,7 @@ def test_what_is_trained_and_why_is_on_the_screen() -> None:
     assert "trains" not in " ".join(screen(older, now=NOW))
 
 
-def test_the_first_lines_answer_and_say_what_to_do() -> None:
+def test_the_first_lines_report_the_health_and_what_to_do() -> None:
     short = msgspec.structs.replace(LONG.swarm, reason="no peers were given; waiting for others to dial this node")
     lines = screen(msgspec.structs.replace(LONG, swarm=short, health=HealthStatus()), now=NOW)
     assert lines[:5] == [
@@ -93,20 +95,20 @@ def test_the_first_lines_answer_and_say_what_to_do() -> None:
     ]
 
 
-def test_the_newest_evaluation_of_a_task_stands_beside_the_first() -> None:
+def test_the_newest_evaluation_of_a_task_is_beside_the_first() -> None:
     evaluations = [EvalStatus(step=step, task="t", pass_at_1=step / 10, n=8) for step in (0, 5, 7)]
-    calm = Status(node=NodeStatus(peer_id="12D3", state="running"), eval=evaluations)
-    assert "pass@1      0.700 at step 7, 0.000 at step 0 (8 problems of t)" in screen(calm, now=NOW)
+    status = Status(node=NodeStatus(peer_id="12D3", state="running"), eval=evaluations)
+    assert "pass@1      0.700 at step 7, 0.000 at step 0 (8 problems of t)" in screen(status, now=NOW)
 
 
-def test_a_role_without_a_worker_says_so() -> None:
-    roles = Status(node=NodeStatus(peer_id="12D3"), generation=GenerationStatus(state="off", engine="off"))
-    lines = screen(msgspec.structs.replace(roles, learner=LearnerStatus(state="off")), now=NOW)
+def test_a_role_without_a_worker_is_explained() -> None:
+    status = Status(node=NodeStatus(peer_id="12D3"), generation=GenerationStatus(state="off", engine="off"))
+    lines = screen(msgspec.structs.replace(status, learner=LearnerStatus(state="off")), now=NOW)
     assert "generation  off: this role learns from what others generate" in lines
     assert "learner     off: this role generates for a learner elsewhere" in lines
 
 
-def test_an_exchange_node_shows_what_went_to_and_from_its_trainer() -> None:
+def test_an_exchange_node_shows_the_groups_from_and_for_its_trainer() -> None:
     status = Status(
         node=NodeStatus(peer_id="12D3", role="exchange", state="running"),
         generation=GenerationStatus(state="off", groups_made=37, policy_version=12),
@@ -117,7 +119,9 @@ def test_an_exchange_node_shows_what_went_to_and_from_its_trainer() -> None:
     assert not [line for line in lines if line.startswith(("generation", "learner  "))]
 
 
-def test_a_stopped_node_and_one_that_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_states_before_a_start_while_starting_and_after_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = Home(tmp_path)
     assert run(["status", "--home", str(tmp_path)]) == 2
     assert "no node has run" in capsys.readouterr().err
@@ -145,16 +149,16 @@ def test_a_stopped_node_and_one_that_starts(tmp_path: Path, capsys: pytest.Captu
     assert node["resume"] == f"ftis-node join --home {tmp_path} --model MODEL --steps 20"
 
 
-def test_a_node_that_closed_its_port_but_has_not_ended_is_stopping(
+def test_a_node_that_closed_its_port_and_still_runs_is_stopping(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its trackers may still write; then nothing listens at the address in its lock file."""
+    """Trackers may still write when no port listens at the address in the lock file."""
     home = Home(tmp_path)
     with home.owned():
         home.publish_address("http://127.0.0.1:9")  # no service
         home.status.write_bytes(LONG.to_json())
         assert run(["status", "--home", str(tmp_path)]) == 1
-        assert "does not answer" in capsys.readouterr().err, "a node that hangs"
+        assert "does not answer" in capsys.readouterr().err, "a node that hangs does not answer"
         ended = msgspec.structs.replace(LONG.node, state="stopped", end="stopped", waits_for="its port")
         home.status.write_bytes(msgspec.structs.replace(LONG, node=ended).to_json())
         assert run(["status", "--home", str(tmp_path), "--json"]) == 0
@@ -164,26 +168,26 @@ def test_a_node_that_closed_its_port_but_has_not_ended_is_stopping(
     assert capsys.readouterr().out.startswith("stopped: as asked")
 
 
-def test_a_stopping_node_says_what_it_waits_for() -> None:
+def test_a_stopping_node_reports_what_it_waits_for() -> None:
     node = msgspec.structs.replace(LONG.node, state="stopping", waits_for="the checkpoint of step 7")
     shown = "\n".join(screen(msgspec.structs.replace(LONG, node=node), now=NOW, width=200))
     assert "stopping: it waits for the checkpoint of step 7" in shown
-    calm = msgspec.structs.replace(Status(), node=NodeStatus(peer_id="12D3", state="stopping"))
-    assert screen(calm, now=NOW)[0] == "contributing: not yet   learning: not yet   healthy: not yet"
+    other = msgspec.structs.replace(Status(), node=NodeStatus(peer_id="12D3", state="stopping"))
+    assert screen(other, now=NOW)[0] == "contributing: not yet   learning: not yet   healthy: not yet"
 
 
-def test_watching_goes_on_through_a_restart(
+def test_watching_continues_during_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looks: list[Any] = [Status(), FtisError("the node at U does not answer (\x1b[2J)"), LONG]
+    answers: list[Any] = [Status(), FtisError("the node at U does not answer (\x1b[2J)"), LONG]
 
     def read(home: Home) -> Any:
-        if not looks:
+        if not answers:
             raise KeyboardInterrupt
-        look = looks.pop(0)
-        if isinstance(look, FtisError):
-            raise look
-        return look
+        answer = answers.pop(0)
+        if isinstance(answer, FtisError):
+            raise answer
+        return answer
 
     monkeypatch.setattr(status_command, "read_status", read)
     assert run(["status", "--watch", "--interval", "0.1", "--home", str(tmp_path)]) == 0
@@ -193,11 +197,11 @@ def test_watching_goes_on_through_a_restart(
     assert "step 1000000, reward 0.5" in lines[2]
 
 
-def test_watching_a_terminal_repaints_it(
+def test_watching_in_a_terminal_redraws_the_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looks = iter([LONG])
-    monkeypatch.setattr(status_command, "read_status", lambda home: next(looks, None) or _interrupt())
+    answers = iter([LONG])
+    monkeypatch.setattr(status_command, "read_status", lambda home: next(answers, None) or _interrupt())
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setenv("LINES", "12")
@@ -205,11 +209,11 @@ def test_watching_a_terminal_repaints_it(
     painted = capsys.readouterr().out.split("\x1b[H")[-1]
     lines = painted.replace("\x1b[K", "").replace("\x1b[J", "").splitlines()
     assert lines[0].startswith("contributing: no")
-    assert len([line for line in lines if line]) == 11, "the terminal's height, less the cursor's line"
+    assert len([line for line in lines if line]) == 11, "the terminal's height minus the cursor's line"
     assert max(map(cells, lines)) <= 69
 
 
-def test_the_swarm_is_a_table_json_or_a_line_of_json_each_time(
+def test_the_swarm_is_printed_as_table_json_or_json_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = SwarmRow("12D3KooWpeer0001", "an\x1bn", "full", "org/tiny", 1, "1", 0.0, 60.0)
@@ -220,13 +224,13 @@ def test_the_swarm_is_a_table_json_or_a_line_of_json_each_time(
     assert "1 peer; task arithmetic" in title and header.startswith("name") and peer.startswith("an\\x1bn  peer0001")
     assert run(["swarm", "--home", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [view]
-    looks: list[Any] = [[view], FtisError("the node does not answer")]
+    answers: list[Any] = [[view], FtisError("the node does not answer")]
 
     def read(home: Home, path: str) -> Any:
-        look = looks.pop(0) if looks else _interrupt()
-        if isinstance(look, FtisError):
-            raise look
-        return look
+        answer = answers.pop(0) if answers else _interrupt()
+        if isinstance(answer, FtisError):
+            raise answer
+        return answer
 
     monkeypatch.setattr(swarm_command, "read_document", read)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -235,12 +239,12 @@ def test_the_swarm_is_a_table_json_or_a_line_of_json_each_time(
     assert lines == [[view], {"error": "the node does not answer"}]
 
 
-def test_watching_a_swarm_on_a_small_terminal_says_what_is_hidden(
+def test_watching_a_swarm_on_a_small_terminal_counts_hidden_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = tuple(SwarmRow(f"12D3KooWpeer{n:04}", f"n{n}", "full", "org/tiny", 1, "1", 0.0, 60.0) for n in range(9))
-    looks = [[SwarmView(RunSummary("ab" * 16), 1.0, rows).as_dict()]]
-    monkeypatch.setattr(swarm_command, "read_document", lambda home, path: looks.pop() if looks else _interrupt())
+    answers = [[SwarmView(RunSummary("ab" * 16), 1.0, rows).as_dict()]]
+    monkeypatch.setattr(swarm_command, "read_document", lambda home, path: answers.pop() if answers else _interrupt())
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "200")

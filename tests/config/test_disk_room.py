@@ -1,4 +1,4 @@
-"""A disk that gets full at the worst moment: files are whole, the old ones where the new ones found no room."""
+"""A write that fails on a full disk leaves the old file complete, and the error names the full disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import sqlite3
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,12 +19,13 @@ from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing more gets to the disk."""
+    """Make every `fsync` fail for lack of space."""
 
     def refuse(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -31,7 +33,18 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", refuse)
 
 
-def test_a_file_is_as_it_was_where_the_new_one_finds_no_room(tmp_path: Path, full: None) -> None:
+@contextmanager
+def limited_files(num_bytes: int) -> Iterator[None]:
+    """Let writes beyond this size of a file fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, full: None) -> None:
     path = tmp_path / "run.toml"
     path.write_text("old")
     with pytest.raises(OSError, match="No space"):
@@ -39,7 +52,7 @@ def test_a_file_is_as_it_was_where_the_new_one_finds_no_room(tmp_path: Path, ful
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
-def test_who_reads_a_file_that_is_replaced_reads_the_old_one_whole(tmp_path: Path) -> None:
+def test_a_reader_of_a_replaced_file_reads_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("old")
     with path.open() as reader:
@@ -48,67 +61,57 @@ def test_who_reads_a_file_that_is_replaced_reads_the_old_one_whole(tmp_path: Pat
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_no_half_identity_is_left(tmp_path: Path, full: None) -> None:
+def test_a_failed_write_of_the_identity_leaves_no_file(tmp_path: Path, full: None) -> None:
     with pytest.raises(OSError, match="No space"):
         Identity.load_or_create(tmp_path / "identity.key")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_half_written_event_is_cut_off_and_the_next_has_its_own_line(tmp_path: Path) -> None:
+def test_a_partial_last_event_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"time":1,"event":"start"}\n{"time":2,"eve')
-    trail = EventLog(path)
-    trail.write("stop")
-    trail.close()
+    events = EventLog(path)
+    events.write("stop")
+    events.close()
     assert [event["event"] for event in read_events(path)] == ["start", "stop"]
 
 
-def test_an_event_that_finds_no_room_is_an_error_and_not_a_traceback_among_log_lines(
+def test_a_failed_write_of_an_event_raises_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trail = EventLog(tmp_path / "events.jsonl")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            trail.write("start")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    events = EventLog(tmp_path / "events.jsonl")
+    with limited_files(0), pytest.raises(OSError, match="File too large") as caught:
+        events.write("start")
     assert is_disk_full(caught.value, tmp_path)
     assert capsys.readouterr().err == ""
-    trail.close()
+    events.close()
 
 
-def test_what_is_told_of_it(tmp_path: Path) -> None:
-    lines = (OSError(errno.EDQUOT, "quota"), sqlite3_error("database or disk is full", sqlite3.SQLITE_FULL))
-    for error in lines:
+def test_errors_of_a_full_disk_become_a_machine_error_that_says_what_to_do(tmp_path: Path) -> None:
+    errors = (OSError(errno.EDQUOT, "quota"), sqlite3_error("database or disk is full", sqlite3.SQLITE_FULL))
+    for error in errors:
         with pytest.raises(MachineError, match="the disk is full: .* free disk space"), reporting_full_disk(tmp_path):
             raise error
     with pytest.raises(sqlite3.OperationalError, match="locked"), reporting_full_disk(tmp_path):
         raise sqlite3_error("locked", sqlite3.SQLITE_BUSY)
 
 
-def test_a_home_on_a_full_disk_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_on_a_full_disk_raises_a_machine_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(MachineError, match="the disk is full"), Home(tmp_path).owned():
-        pytest.fail("it was taken")
+        pytest.fail("the home was locked")
 
 
-def test_a_checkpoint_that_finds_no_room_is_the_systems_error(tmp_path: Path) -> None:
+def test_a_failed_write_of_tensors_raises_the_error_of_a_full_disk(tmp_path: Path) -> None:
     import torch
 
     from ftis_node.workers.tensor_file import write_tensors
 
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            write_tensors(tmp_path / "weights.safetensors", {"weight": torch.zeros(1000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with limited_files(1000), pytest.raises(OSError, match="File too large") as caught:
+        write_tensors(tmp_path / "weights.safetensors", {"weight": torch.zeros(1000)})
     assert is_disk_full(caught.value, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The manifest: presets load, its hash is the run, and what is wrong is said in one line that names the key."""
+"""The run configuration: presets load, the run id is its hash, and an error is one line that names the key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_load_and_survive_a_round_trip(preset: str, tmp_path: Path) -> None:
+def test_a_preset_is_equal_after_a_round_trip_through_toml(preset: str, tmp_path: Path) -> None:
     manifest = load_manifest(preset)
     file = tmp_path / "run.toml"
     file.write_text(manifest.to_toml())
@@ -41,7 +41,7 @@ def test_the_run_id_depends_on_every_value() -> None:
     assert len({manifest.run_id for manifest in [base, *changed]}) == 11
 
 
-def test_the_run_id_is_of_every_value_with_each_default_written() -> None:
+def test_an_explicit_default_does_not_change_the_run_id() -> None:
     step = RunManifest(name="a", task="gsm8k", step={"backfill_with_own": False, "own_domain_fraction": None})
     assert step.run_id == RunManifest(name="a", task="gsm8k").run_id
     given = {"floor": 0.0, "filter": "quantile", "keep_share": 0.0}
@@ -50,8 +50,8 @@ def test_the_run_id_is_of_every_value_with_each_default_written() -> None:
     assert parse_manifest(manifest.to_toml(), source="run.toml") == manifest
 
 
-def test_the_presets_are_the_runs_that_they_were() -> None:
-    """A new key must not make other runs of them: their nodes would not meet those that are out there."""
+def test_the_run_ids_of_the_presets_do_not_change() -> None:
+    """With another run id, new nodes would not find the nodes that already run a preset."""
     assert {preset: load_manifest(preset).run_id for preset in PRESETS} == {
         "arithmetic-ftis": "0d7c5198c419822151f0050a4925c1d2",
         "arithmetic-compare": "5c93a40c1d824e1044e8c86b7856c7ab",
@@ -63,7 +63,7 @@ def test_the_presets_are_the_runs_that_they_were() -> None:
 
 
 def test_the_run_id_is_the_documented_hash() -> None:
-    """So that another implementation can compute it: this value may change only with `schema_version`."""
+    """Another implementation computes the same hash, so it may change only with `schema_version`."""
     import hashlib
     import json
 
@@ -72,18 +72,18 @@ def test_the_run_id_is_the_documented_hash() -> None:
     assert manifest.run_id == hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def test_the_canonical_form_leaves_out_only_what_the_wire_format_says() -> None:
+def test_the_canonical_form_omits_only_what_the_wire_format_documents() -> None:
     import json
 
     document = json.loads(RunManifest(name="a", task="gsm8k").canonical())
     sections = {name: field.annotation for name, field in RunManifest.model_fields.items()}
-    left_out = {
+    omitted = {
         f"{section}.{name}"
         for section, kind in sections.items()
         for name in getattr(kind, "model_fields", {})
         if name not in document[section]
     }
-    assert left_out == {"method.package"} and document.keys() == sections.keys()
+    assert omitted == {"method.package"} and document.keys() == sections.keys()
     page = (ROOT / "docs/reference/wire-format.md").read_text()
     assert "`method.package` is omitted if it is unset; every other unset setting is `null`." in page
 
@@ -127,7 +127,7 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ("name = ", "not TOML"),
     ],
 )  # fmt: skip
-def test_a_bad_manifest_is_named_in_one_line(text: str, complaint: str) -> None:
+def test_an_invalid_manifest_is_refused_in_one_line(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_manifest(text, source="my.toml")
     assert "my.toml" in str(caught.value)
@@ -135,32 +135,32 @@ def test_a_bad_manifest_is_named_in_one_line(text: str, complaint: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_cut_distribution_is_the_manifests_choice() -> None:
+def test_is_cut_reports_a_truncated_sampling_distribution() -> None:
     for setting in ("top_p = 0.9", "top_k = 20"):
         assert parse_manifest(CUT + setting, source="my.toml").sampling.is_cut
     assert not parse_manifest(CUT + "temperature = 0.7", source="my.toml").sampling.is_cut, "nothing to correct"
     assert not RunManifest(name="a", task="x").sampling.is_cut
 
 
-def test_a_rate_that_falls_says_within_how_many_steps() -> None:
+def test_a_decaying_schedule_takes_decay_steps() -> None:
     for schedule in ("linear", "cosine"):
         text = f'name = "a"\ntask = "x"\n[optimizer]\nschedule = "{schedule}"\ndecay_steps = 100\nfinal_share = 0.0'
         assert parse_manifest(text, source="my.toml").optimizer.decay_steps == 100
     assert RunManifest(name="a", task="x").optimizer.schedule == "constant"
 
 
-def test_an_unknown_run_names_the_presets() -> None:
+def test_the_error_of_an_unknown_run_lists_the_presets() -> None:
     with pytest.raises(ConfigError, match="arithmetic-ftis"):
         load_manifest("no-such-run")
 
 
-def test_only_what_is_set_reaches_the_loss() -> None:
+def test_given_contains_only_the_settings_that_are_set() -> None:
     assert RunManifest(name="a", task="x").method.given() == {}
     manifest = RunManifest(name="a", task="x", method={"kl_estimator": "k1_fwd", "kl_threshold": 0.5})
     assert manifest.method.given() == {"kl_estimator": "k1_fwd", "kl_threshold": 0.5}
 
 
-def test_a_completion_gets_what_the_prompt_leaves() -> None:
+def test_a_completion_is_limited_by_the_total_minus_the_prompt() -> None:
     sampling = load_manifest("gsm8k-ftis").sampling
     assert sampling.completion_limit(160) == 600
 
@@ -174,9 +174,9 @@ def test_a_completion_gets_what_the_prompt_leaves() -> None:
         ("math500", "gsm8k-ftis"),
     ],
 )
-def test_a_task_has_its_preset(task: str, preset: str) -> None:
+def test_each_task_has_a_preset(task: str, preset: str) -> None:
     assert preset_for_task(task) == preset
 
 
-def test_the_reference_is_up_to_date() -> None:
+def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs/reference/configuration.md").read_text() == render_reference(), "run `make docs`"

@@ -1,4 +1,4 @@
-"""A node's settings come from flags, environment and file, in that order; a home has one owner."""
+"""A node reads its settings from flags, environment and file, in that order; one process at a time owns a home."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "node.toml"
     file.write_text('name = "from-file"\nseed = 1\nengine = "torch"\n[learner]\nthreads = 3\n')
     monkeypatch.setenv("FTIS_SEED", "2")
@@ -50,7 +52,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("[learner]\ngpus = [1, 1]", "names a GPU twice"),
     ],
 )
-def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_invalid_file_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -60,7 +62,7 @@ def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, complaint: s
     assert "\n" not in str(caught.value)
 
 
-def test_a_home_has_one_owner(tmp_path: Path) -> None:
+def test_a_second_owner_of_a_home_is_refused(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     with home.owned(), pytest.raises(HomeInUseError, match=str(os.getpid())), Home(tmp_path / "home").owned():
         pass
@@ -68,7 +70,7 @@ def test_a_home_has_one_owner(tmp_path: Path) -> None:
         assert home.checkpoints.is_dir()
 
 
-def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
+def test_a_killed_process_releases_the_lock(tmp_path: Path) -> None:
     code = (
         "import sys, os; from pathlib import Path; from ftis_node.config.home import Home\n"
         "home = Home(Path(sys.argv[1]))\n"
@@ -80,17 +82,17 @@ def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
         pass
 
 
-def test_the_status_address_is_known_only_while_the_node_runs(tmp_path: Path) -> None:
+def test_a_home_has_a_status_address_only_while_the_node_runs(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     assert home.running_url() is None
     with home.owned():
-        assert Home(home.root).running_url() is None, "it does not answer yet"
+        assert Home(home.root).running_url() is None, "the node does not serve HTTP yet"
         home.publish_address("http://127.0.0.1:5")
         assert Home(home.root).running_url() == "http://127.0.0.1:5"
     assert home.running_url() is None
 
 
-def test_sockets_fit_into_a_unix_path_however_long_the_home_is(tmp_path: Path) -> None:
+def test_socket_paths_are_short_for_a_long_home_path(tmp_path: Path) -> None:
     long = Home(tmp_path / ("x" * 100))
     used = []
     for _ in range(2):
@@ -101,29 +103,29 @@ def test_sockets_fit_into_a_unix_path_however_long_the_home_is(tmp_path: Path) -
             assert long.sockets.stat().st_mode & 0o077 == 0
         assert not used[-1].exists()
         assert not long.sockets.exists()
-    assert used[0] != used[1], "nobody can foretell it"
+    assert used[0] != used[1], "another user cannot predict the path"
 
 
-def test_sockets_of_a_killed_node_are_removed_and_a_strange_link_is_not_followed(tmp_path: Path) -> None:
+def test_sockets_of_a_killed_node_are_removed_and_a_foreign_link_is_not_followed(tmp_path: Path) -> None:
     long = Home(tmp_path / ("x" * 100))
     long.create()
     left = long.sockets
     (left / "dead.sock").touch()
     with long.owned():
         assert not left.exists()
-    somebodys = tmp_path / "ftis-somebodys"
-    somebodys.mkdir()
-    (somebodys / "file").touch()
+    foreign = tmp_path / "ftis-foreign"
+    foreign.mkdir()
+    (foreign / "file").touch()
     for home in (long, Home(tmp_path / "h")):
         home.root.mkdir(exist_ok=True)
-        (home.root / "run").symlink_to(somebodys)
+        (home.root / "run").symlink_to(foreign)
         with home.owned():
-            assert home.sockets != somebodys
+            assert home.sockets != foreign
             assert home.sockets.is_dir()
-        assert (somebodys / "file").exists()
+        assert (foreign / "file").exists()
 
 
-def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--home"), Home(tmp_path / "file" / "home").owned():
         pass
@@ -133,19 +135,19 @@ def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     ("listen", "address"),
     [("", None), ("127.0.0.1:9464", ("127.0.0.1", 9464)), ("0.0.0.0:0", ("0.0.0.0", 0)), ("[::1]:9464", ("::1", 9464))],
 )
-def test_the_observed_address_is_host_and_port(tmp_path: Path, listen: str, address: tuple[str, int] | None) -> None:
+def test_the_observe_address_is_host_and_port(tmp_path: Path, listen: str, address: tuple[str, int] | None) -> None:
     (tmp_path / "node.toml").write_text(f'model = "m"\n[observe]\nlisten = "{listen}"\n')
     assert load_node_settings(tmp_path / "node.toml").observe.address == address
 
 
 @pytest.mark.parametrize("listen", ["9464", "127.0.0.1", "127.0.0.1:70000", "http://h:1", "::1:9464"])
-def test_an_observed_address_that_is_none_is_refused(tmp_path: Path, listen: str) -> None:
+def test_an_invalid_observe_address_is_refused(tmp_path: Path, listen: str) -> None:
     (tmp_path / "node.toml").write_text(f'model = "m"\n[observe]\nlisten = "{listen}"\n')
     with pytest.raises(ConfigError, match="127.0.0.1:9464"):
         load_node_settings(tmp_path / "node.toml")
 
 
-def test_peers_may_stand_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "peers").write_text("/ip4/1.2.3.4/tcp/1  # ours\n\n# another\n/ip4/1.2.3.4/tcp/2\n")
     expected = ("/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/2", "/ip4/1.2.3.4/tcp/3")
     named = f"@{tmp_path / 'peers'}"
@@ -159,20 +161,20 @@ def test_peers_may_stand_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("content", "complaint"), [(None, "cannot be read"), ("# none\n", "is empty"), ("\xff", "not UTF-8 text")]
 )
-def test_a_file_of_peers_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, complaint: str) -> None:
+def test_an_unusable_file_of_peers_is_refused_by_its_path(tmp_path: Path, content: str | None, complaint: str) -> None:
     if content is not None:
         (tmp_path / "peers").write_text(content, encoding="latin-1")
     with pytest.raises(ConfigError, match=f"{tmp_path}/peers .*{complaint}"):
         load_node_settings(tmp_path / "node.toml", model="m", peers=(f"@{tmp_path}/peers",))
 
 
-def test_the_model_may_stand_in_the_file_and_where_it_stands_nowhere_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_the_model_is_read_from_the_file_and_without_one_the_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name it with --model ID_OR_DIR"):
         load_node_settings(tmp_path / "node.toml")
     (tmp_path / "node.toml").write_text('model = "m"\n')
     assert load_node_settings(tmp_path / "node.toml").model == "m"
 
 
-def test_the_home_in_the_environment_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ftis_home_in_the_environment_is_not_read_as_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTIS_HOME", str(tmp_path))
     assert load_node_settings(tmp_path / "node.toml", model="m").model == "m"

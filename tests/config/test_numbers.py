@@ -1,4 +1,4 @@
-"""No setting of the manifest or of node.toml takes an infinite number, one that is none, or one beyond any use."""
+"""Every numeric setting of the run configuration and of node.toml refuses infinity, NaN and absurd numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TUPLES = {"betas": lambda value: [0.9, value]}
 
 
 def sections(kind: type[Section]) -> set[type[Section]]:
-    """A table and all the tables in it."""
+    """Return a section and all sections in it."""
     found = {kind}
     for field in kind.model_fields.values():
         for part in (field.annotation, *get_args(field.annotation)):
@@ -53,15 +53,15 @@ def refuses(section: type[Section], name: str, value: Any) -> bool:
     return False
 
 
-def test_every_number_has_its_bounds() -> None:
+def test_every_number_has_bounds() -> None:
     wrong = {float: [math.inf, -math.inf, math.nan, ABSURD, -ABSURD], int: [10**30, -(10**30)]}
-    taken = [
-        f"{section.__name__}.{name} takes {value}"
+    accepted = [
+        f"{section.__name__}.{name} accepts {value}"
         for section, name, kind in FIELDS
         for value in wrong[kind]
         if not refuses(section, name, value)
     ]
-    assert not taken, "\n".join(taken)
+    assert not accepted, "\n".join(accepted)
 
 
 def test_the_search_finds_the_fields() -> None:
@@ -76,7 +76,7 @@ def test_the_search_finds_the_fields() -> None:
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1e30", "2.0"])
-def test_a_learning_rate_that_is_none_does_not_load(value: str) -> None:
+def test_an_invalid_learning_rate_is_refused(value: str) -> None:
     text = f'name = "x"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = {value}\n'
     with pytest.raises(ConfigError, match=r"^run.toml: optimizer.learning_rate: "):
         parse_manifest(text, source="run.toml")
@@ -87,12 +87,12 @@ class Plain(Section):
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_a_number_without_bounds_of_its_own_is_finite_all_the_same(value: float) -> None:
+def test_a_number_without_declared_bounds_must_be_finite(value: float) -> None:
     assert refuses(Plain, "value", value)
     assert not refuses(Plain, "value", 1e300)
 
 
-def test_an_overflow_in_a_canonical_text_does_not_load() -> None:
+def test_an_overflow_in_a_canonical_text_is_refused() -> None:
     text = (
         RunManifest(name="x", task="arithmetic").canonical().replace(b'"learning_rate":1e-06', b'"learning_rate":1e999')
     )
@@ -101,6 +101,6 @@ def test_an_overflow_in_a_canonical_text_does_not_load() -> None:
         parse_canonical(text, source="run x")
 
 
-def test_nested_beyond_any_stack_does_not_load() -> None:
+def test_too_deep_nesting_is_refused() -> None:
     with pytest.raises(ConfigError, match="run x"):
         parse_canonical(b"[" * 60_000, source="run x")

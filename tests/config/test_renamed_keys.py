@@ -1,4 +1,4 @@
-"""A key of an older version is refused in one line that names the new key; an older home's file is read with it."""
+"""A key of an older version is refused in one line that names the new key. A file of an older home is converted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _keys(settings: type[BaseModel]) -> set[str]:
 
 
 @pytest.mark.parametrize(("renamed", "settings"), [(NODE_KEYS, NodeSettings), (MANIFEST_KEYS, RunManifest)])
-def test_each_old_key_is_gone_and_each_new_one_is_there(renamed: dict[str, str], settings: type[BaseModel]) -> None:
+def test_the_settings_have_each_new_key_and_no_old_one(renamed: dict[str, str], settings: type[BaseModel]) -> None:
     keys = _keys(settings)
     assert set(renamed.values()) <= keys
     assert not set(renamed) & keys
@@ -69,7 +69,7 @@ def test_an_old_key_of_a_manifest_is_refused_with_its_new_name(old: str, new: st
     assert str(caught.value) == f"my.toml: {old!r} is now {new!r}: rename it"
 
 
-def test_the_command_line_says_so_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_new_name_of_an_old_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f"{RUN}[step]\nfill = true\n")
     assert run(["join", "--model", str(tmp_path), "--run", str(file), "--home", str(tmp_path / "home")]) == 2
@@ -89,7 +89,7 @@ def test_an_old_value_is_refused_with_its_new_name(key: str, old: str, new: str,
     assert getattr(load_node_settings(file, model="m"), section).model_dump()[name] == new
 
 
-def test_an_older_homes_file_is_read_with_new_keys(tmp_path: Path) -> None:
+def test_the_file_of_an_older_home_is_read_with_new_keys(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("[door]\nban_first_s = 60.0\n[swarm]\nlinger_s = 1.0\n")
     mark_schema(Home(tmp_path), HOME_SCHEMA - 1)
@@ -100,13 +100,15 @@ def test_an_older_homes_file_is_read_with_new_keys(tmp_path: Path) -> None:
         load_node_settings(file, model="m")
 
 
-def test_a_new_key_wins_over_an_old_one_and_nothing_else_changes() -> None:
+def test_a_new_key_overrides_an_old_one_and_nothing_else_changes() -> None:
     tables = {"door": {"allow": [1], "other": 2}, "access": {"allow": [3]}, "swarm": "no table", "name": "x"}
     changed = with_new_keys(tables, NODE_KEYS)
     assert changed == {"door": {"other": 2}, "access": {"allow": [3]}, "swarm": "no table", "name": "x"}
-    assert tables["door"] == {"allow": [1], "other": 2}, "the argument is as it was"
+    assert tables["door"] == {"allow": [1], "other": 2}, "the argument is unchanged"
     refuse_old_keys(changed, NODE_KEYS, source="x")
-    assert with_new_keys({"door": {"allow": [1]}, "access": 3}, NODE_KEYS) == {"access": 3}, "for a check to refuse"
+    assert with_new_keys({"door": {"allow": [1]}, "access": 3}, NODE_KEYS) == {"access": 3}, (
+        "validation refuses it later"
+    )
 
 
 def test_a_manifest_of_schema_1_without_old_keys_is_refused() -> None:

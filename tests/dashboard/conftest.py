@@ -1,4 +1,4 @@
-"""Times of day are written in UTC, so that snapshots are the same everywhere."""
+"""The time zone of the tests is UTC, so that snapshots are the same on every machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a picture of the screen says: its rows of text with their looks, whatever the drawing around them is."""
+"""Read the rows of text and their styles from an SVG screenshot of the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PIECE = re.compile(r'<text class="\S+-(r\d+)" x="([\d.]+)" y="([\d.]+)"[^>]*>([^
 
 
 def rows_of(svg: str) -> list[str]:
-    """One string a row: its pieces, left to right, each with its colour and weight in braces."""
+    """Return one string per row: its pieces from left to right, each after its color and weight in braces."""
     styles = {name: re.sub(r"\s", "", style) for name, style in STYLE.findall(svg)}
     rows: dict[float, list[tuple[float, str]]] = defaultdict(list)
     for name, left, top, text in PIECE.findall(svg):
-        words = html.unescape(text).replace("\xa0", " ")
-        rows[float(top)].append((float(left), f"{{{styles.get(name, '')}}}{words}"))
+        content = html.unescape(text).replace("\xa0", " ")
+        rows[float(top)].append((float(left), f"{{{styles.get(name, '')}}}{content}"))
     return ["".join(piece for _, piece in sorted(rows[top])) for top in sorted(rows)]
 
 
 def text_of_rows(svg: str) -> str:
-    """The same without looks."""
+    """Return the rows without styles, as lines."""
     return "\n".join(re.sub(r"\{[^}]*\}", "", row) for row in rows_of(svg))

@@ -1,4 +1,4 @@
-"""`ftis-node dashboard` where it cannot show anything, its first paint, and `--web`: the page, and who is refused."""
+"""`ftis-node dashboard` without a node or a terminal, with `--once`, and with `--web`: its page and access control."""
 
 from __future__ import annotations
 
@@ -18,59 +18,63 @@ from aiohttp import ClientSession, CookieJar
 from ftis_node.cli.app import run
 from ftis_node.dashboard.web import new_token, refusal_of, warning_of
 from tests.dashboard.browser import CHROMIUM, browse
-from tests.dashboard.made_up import STATUS
+from tests.dashboard.sample_node import STATUS
 from tests.node.support import free_port
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "ftis_node", "dashboard"]
-LEAST_PICTURE_BYTES = 12_000  # an empty page has 4 kB
+MIN_SCREENSHOT_BYTES = 12_000  # an empty page has 4 kB
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """What a node left behind that was stopped."""
+    """The home of a stopped node."""
     (tmp_path / "status.json").write_bytes(STATUS.to_json())
     return tmp_path
 
 
 @contextmanager
 def _served(home: Path, host: str = "127.0.0.1") -> Iterator[str]:
-    """The URL of a dashboard that is being served, as the command says it."""
+    """Serve the dashboard; give the URL that the command prints."""
     port = free_port()
     command = [*COMMAND, "--home", str(home), "--web", "--port", str(port), "--host", host]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        said = next(line for line in server.stderr if "the dashboard is at" in line)
+        printed = next(line for line in server.stderr if "the dashboard is at" in line)
         try:
-            yield said.split()[4]
+            yield printed.split()[4]
         finally:
             server.terminate()
 
 
 async def _page(session: ClientSession, url: str) -> str:
-    for _ in range(200):  # the line is printed just before the port opens
+    """Return the page as soon as it is served: the command prints its line before the port opens."""
+
+    async def fetch() -> str | None:
         try:
-            async with session.get(url) as answer:
-                return await answer.text()
+            async with session.get(url) as response:
+                return await response.text()
         except OSError:
-            await asyncio.sleep(0.05)
-    raise AssertionError("the page is not served")
+            return None
+
+    return str(await eventually(fetch))
 
 
-def test_before_any_node_ran_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_without_a_status_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dashboard", "--home", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (f"ftis-node: no node has run in {tmp_path}: give its home with --home\n")
 
 
-def test_without_a_terminal_it_says_what_to_use(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_without_a_terminal_names_status(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dashboard", "--home", str(home)]) == 2
     assert "ftis-node status" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_a_one_line_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -79,57 +83,57 @@ def test_a_port_that_is_taken_is_one_line(home: Path, capsys: pytest.CaptureFixt
     assert f"port {port} of 127.0.0.1 cannot be opened" in capsys.readouterr().err
 
 
-def test_once_paints_and_ends_and_loads_nothing_heavy(home: Path) -> None:
+def test_once_prints_one_screen_and_loads_no_large_module(home: Path) -> None:
     code = (
         "import sys; from ftis_node.cli.app import run;"
         f"code = run(['dashboard', '--home', {str(home)!r}, '--once']);"
-        "heavy = set(sys.modules) & {'torch', 'transformers', 'plotext', 'tokenizers', 'numpy', 'aiohttp', 'psutil'};"
-        "sys.exit(f'loaded {heavy}' if heavy else code)"
+        "large = set(sys.modules) & {'torch', 'transformers', 'plotext', 'tokenizers', 'numpy', 'aiohttp', 'psutil'};"
+        "sys.exit(f'loaded {large}' if large else code)"
     )
-    outer, inner = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=inner, stdout=inner, stderr=inner)
-    os.close(inner)
-    painted = b""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=follower, stdout=follower, stderr=follower)
+    os.close(follower)
+    output = b""
     while True:
         try:
-            painted += os.read(outer, 65536)
-        except OSError:  # the other side was closed
+            output += os.read(leader, 65536)
+        except OSError:  # the follower is closed
             break
-    os.close(outer)
-    assert process.wait() == 0, painted.decode()
-    assert b"snapshot" in painted
+    os.close(leader)
+    assert process.wait() == 0, output.decode()
+    assert b"snapshot" in output
 
 
 @pytest.mark.parametrize(
-    ("host", "origin", "is_refused"),
+    ("host", "origin", "is_rejected"),
     [
         ("127.0.0.1:8642", None, False),
         ("127.0.0.1:8642", "http://127.0.0.1:8642", False),
-        ("localhost:9000", "http://localhost:9000", False),  # through a tunnel
+        ("localhost:9000", "http://localhost:9000", False),  # through an SSH tunnel
         ("[::1]:8642", None, False),
         ("127.0.0.1:8642", "http://evil.example", True),
         ("127.0.0.1:8642", "null", True),
-        ("evil.example:8642", "http://evil.example:8642", True),  # a name that was pointed at this machine
+        ("evil.example:8642", "http://evil.example:8642", True),  # DNS rebinding: a foreign name of this machine
     ],
 )
-def test_other_sites_are_refused(host: str, origin: str | None, is_refused: bool) -> None:
-    assert (refusal_of(bound_to="127.0.0.1", host=host, origin=origin) is not None) == is_refused
+def test_requests_of_other_sites_are_rejected(host: str, origin: str | None, is_rejected: bool) -> None:
+    assert (refusal_of(bound_to="127.0.0.1", host=host, origin=origin) is not None) == is_rejected
 
 
-def test_opening_it_to_the_network_is_said_plainly() -> None:
+def test_a_warning_and_a_token_belong_to_addresses_of_the_network() -> None:
     assert warning_of("127.0.0.1", 8642) is None
     assert "the connection is not encrypted" in (warning_of("0.0.0.0", 8642) or "")
     assert (new_token("127.0.0.1"), new_token("localhost")) == (None, None)
     assert refusal_of(bound_to="0.0.0.0", host="gpu-box:8642", origin="http://gpu-box:8642") is None
 
 
-async def test_the_page_asks_nobody_else_and_the_websocket_shows_the_screen(home: Path) -> None:
+async def test_the_page_loads_nothing_from_other_hosts_and_the_websocket_sends_the_screen(home: Path) -> None:
     with _served(home) as url:
         async with ClientSession() as session:
             page = await _page(session, url)
             assert "https:" not in page.replace('"https:"', "") and "textual.js" in page
-            async with session.get(f"{url}/ws", headers={"Origin": "http://evil.example"}) as answer:
-                assert answer.status == 403
+            async with session.get(f"{url}/ws", headers={"Origin": "http://evil.example"}) as response:
+                assert response.status == 403
             async with session.ws_connect(f"{url}/ws?width=80&height=24", origin=url) as screen:
                 shown = ""
                 while "last known" not in shown and "start it again" not in shown:
@@ -141,33 +145,33 @@ async def test_the_page_asks_nobody_else_and_the_websocket_shows_the_screen(home
     assert "contributing" in shown
 
 
-async def test_beyond_this_machine_it_asks_for_the_token_of_the_address_that_was_printed(home: Path) -> None:
-    with _served(home, "0.0.0.0") as said:
-        address, token = said.replace("0.0.0.0", "127.0.0.1").split("/?token=")
-        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:  # also for an address without a name
+async def test_on_the_network_the_page_needs_the_token_of_the_printed_address(home: Path) -> None:
+    with _served(home, "0.0.0.0") as printed:
+        address, token = printed.replace("0.0.0.0", "127.0.0.1").split("/?token=")
+        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:  # stores cookies of IP addresses too
             assert "open the address" in await _page(session, address)
             for path in ("/ws", "/static/js/textual.js", f"/?token={token[:-1]}", "/ws?token="):
-                async with session.get(f"{address}{path}") as answer:
-                    assert answer.status == 401, path
-            async with session.get(f"{address}/?token={token}") as answer:
-                assert (answer.status, str(answer.url)) == (200, f"{address}/")
-                assert "textual.js" in await answer.text()
-            async with session.get(f"{address}/static/js/textual.js") as answer:
-                assert answer.status == 200
-        async with ClientSession(cookies={"ftis-dashboard-0": token}) as session, session.get(address) as answer:
-            assert answer.status == 401
+                async with session.get(f"{address}{path}") as response:
+                    assert response.status == 401, path
+            async with session.get(f"{address}/?token={token}") as response:
+                assert (response.status, str(response.url)) == (200, f"{address}/")
+                assert "textual.js" in await response.text()
+            async with session.get(f"{address}/static/js/textual.js") as response:
+                assert response.status == 200
+        async with ClientSession(cookies={"ftis-dashboard-0": token}) as session, session.get(address) as response:
+            assert response.status == 401
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: `apt-get install chromium`")
-@pytest.mark.parametrize("width", [500, 1400])  # a headless browser has no narrower window
-async def test_a_browser_shows_it(home: Path, width: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("width", [500, 1400])  # 500 is the narrowest window of a headless browser
+async def test_a_browser_shows_the_screen(home: Path, width: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     with _served(home) as url:
         async with ClientSession() as session:
             await _page(session, url)
         async with browse(url, tmp_path_factory.mktemp("browser"), width=width, height=900) as page:
             async with asyncio.timeout(40):
-                while len(picture := await page.picture()) < LEAST_PICTURE_BYTES:
-                    await page.value("0")  # the picture itself takes its time
+                while len(screenshot := await page.screenshot()) < MIN_SCREENSHOT_BYTES:
+                    await page.value("0")  # taking the screenshot is the wait
             loaded = await page.value("performance.getEntriesByType('resource').map(entry => entry.name).join(' ')")
             assert all(name.startswith(url) for name in loaded.split())
             assert await page.value("document.activeElement.className") == "xterm-helper-textarea"
@@ -176,4 +180,4 @@ async def test_a_browser_shows_it(home: Path, width: int, tmp_path_factory: pyte
             assert 0 <= await page.value(f"innerWidth - {screen}.right") < 80
             assert 0 <= await page.value(f"innerHeight - {screen}.bottom") < 40
             assert await page.value("document.documentElement.scrollWidth <= innerWidth")
-    assert picture.startswith(b"\x89PNG")
+    assert screenshot.startswith(b"\x89PNG")

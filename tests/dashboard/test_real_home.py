@@ -1,4 +1,4 @@
-"""The dashboard on homes that real nodes left, and beside one that is started and stopped while it is open."""
+"""The dashboard on the home of a real node, and with a node that starts and stops while the dashboard is open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ START_S = 240.0
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm) -> Home:
-    """The home of a node that did some steps with a peer and was then killed."""
+    """The home of a node that trained with a peer and was killed."""
     return copied_home(small_swarm.ann, tmp_path_factory.mktemp("real") / "ann")
 
 
@@ -68,30 +68,30 @@ async def test_keys_open_a_peer_and_a_group_of_a_stopped_node(home: Home, size: 
         await _until(pilot, lambda: "groups of the buffer" in _shown(app))
 
 
-def test_a_group_is_decoded_and_followed(home: Home) -> None:
+def test_the_history_of_a_group_has_texts_and_events(home: Home) -> None:
     with closing(ReplayReader(home.replay)) as reader:
         own = next(group for group in reader.list_groups(limit=200) if group.own and group.reason == "trained")
-    opened = read_group_history(home, own.id)
-    assert opened is not None and opened.prompt is not None
-    assert "=" in (opened.prompt.text or "") and len(opened.completions) == 4
-    first = opened.completions[0]
+    history = read_group_history(home, own.id)
+    assert history is not None and history.prompt is not None
+    assert "=" in (history.prompt.text or "") and len(history.completions) == 4
+    first = history.completions[0]
     assert "".join(first.pieces).startswith(first.text or "?") and len(first.logprobs) == len(first.token_ids) > 0
-    names = [event["event"] for event in opened.events]
+    names = [event["event"] for event in history.events]
     assert names[0] == "admitted" and "taken" in names
     assert read_group_history(home, "00" * 32) is None
-    kept = home.run_toml.rename(home.root / "kept.toml")
+    moved = home.run_toml.rename(home.root / "moved.toml")
     again = read_group_history(home, own.id)
-    kept.rename(home.run_toml)
+    moved.rename(home.run_toml)
     assert again is not None and again.prompt is not None
     assert "=" in (again.prompt.text or "") and again.prompt.missing, "the stored ids of the prompt are decoded"
 
 
 async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
-    """The last test of this file: the node's second life is alone, for its key is still in use in the swarm."""
+    """The restarted node has no peers, because the swarm still uses its key. This test changes the home: it is last."""
     home.peers.unlink()
     async with _opened(home, (80, 24)) as (app, pilot):
         assert app.snapshot is not None and app.snapshot.state == "stopped"
-        assert app.snapshot.start_command == f"ftis-node join --home {home.root}", "the home knows its model"
+        assert app.snapshot.start_command == f"ftis-node join --home {home.root}", "the home has the model's name"
         with started(home.root, "join", "--no-peers", "--listen", ANY_PORT) as node:
             await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "starting", START_S)
             await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "running", START_S)

@@ -1,4 +1,4 @@
-"""The screens while looks at the node come thick and fast: none that comes too early or too late ends the dashboard."""
+"""The screens under frequent snapshots of the node: an early or late snapshot does not end the dashboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ftis_node.dashboard.screens.groups import GroupsScreen, PeerScreen
 from ftis_node.dashboard.view.spans import Span
 from ftis_node.dashboard.widgets import RowsTable
 from ftis_node.errors import ConfigError
-from tests.dashboard.made_up import ANN, BOB, RUNNING, SUMMARY, watch
+from tests.dashboard.sample_node import ANN, BOB, RUNNING, SUMMARY, use_snapshots
 from tests.dashboard.svg_text import text_of_rows
 
 if TYPE_CHECKING:
@@ -29,24 +29,26 @@ if TYPE_CHECKING:
     from ftis_node.dashboard.watcher import NodeSnapshot
     from ftis_node.replay.reader import GroupSummary
 
-FIRST_PEER = RUNNING.peers[0]["model"].split("/")[1]  # as its row names it
+FIRST_PEER = RUNNING.peers[0]["model"].split("/")[1]  # as in its row
 KEYS = ("enter", "escape", "g", "e", "a", "question_mark", "r", "l", "down", "w", "s", "slash", "j", "k")
 
 
-class Restless:
-    """A node that is another one at each look."""
+class ChangingNode:
+    """A node whose peers differ in each snapshot."""
 
     def __init__(self) -> None:
-        self._num_looks = 0
+        self._num_snapshots = 0
 
     def poll(self) -> NodeSnapshot:
-        """The peers come and go."""
-        self._num_looks += 1
-        return replace(RUNNING, peers=RUNNING.peers[: self._num_looks % 3], taken_at=RUNNING.taken_at + self._num_looks)
+        """Return the next snapshot, with 0, 1 or 2 peers."""
+        self._num_snapshots += 1
+        return replace(
+            RUNNING, peers=RUNNING.peers[: self._num_snapshots % 3], taken_at=RUNNING.taken_at + self._num_snapshots
+        )
 
 
 async def _shown(app: DashboardApp, pilot: Pilot[None], text: str) -> str:
-    """The rows of the screen as soon as this text is in them."""
+    """Wait until the rows of the screen contain this text, and return them."""
     async with asyncio.timeout(60):
         while text not in (rows := text_of_rows(app.export_screenshot())):
             await pilot.pause(0.05)
@@ -54,10 +56,10 @@ async def _shown(app: DashboardApp, pilot: Pilot[None], text: str) -> str:
 
 
 @pytest.mark.parametrize("seed", (1, 2))
-async def test_looks_that_come_while_screens_open_and_close_end_nothing(
+async def test_snapshots_while_screens_open_and_close_do_not_end_the_dashboard(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch(monkeypatch, Restless().poll)
+    use_snapshots(monkeypatch, ChangingNode().poll)
     keys = random.Random(seed)
     app = DashboardApp(Home(tmp_path), period_s=0.001)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -69,12 +71,10 @@ async def test_looks_that_come_while_screens_open_and_close_end_nothing(
         assert app.is_running and app.snapshot is not None
 
 
-async def test_looks_that_come_while_the_dashboard_ends_do_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_snapshots_while_the_dashboard_ends_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = random.Random(1)
     for _ in range(20):
-        watch(monkeypatch, Restless().poll)
+        use_snapshots(monkeypatch, ChangingNode().poll)
         app = DashboardApp(Home(tmp_path), period_s=0.0005)
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause(waits.random() * 0.1)
@@ -82,26 +82,26 @@ async def test_looks_that_come_while_the_dashboard_ends_do_no_harm(
 
 
 @pytest.mark.parametrize("keys", [("q", "g"), ("q", "q", "e"), ("enter", "q", "escape"), ("g", "e", "q", "down", "q")])
-async def test_keys_after_the_one_that_quits_are_for_nobody(
+async def test_keys_after_quit_are_ignored(
     keys: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(5):
-        watch(monkeypatch, Restless().poll)
+        use_snapshots(monkeypatch, ChangingNode().poll)
         app = DashboardApp(Home(tmp_path), period_s=0.05)
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause(0.02)
             for key in keys:
                 app.simulate_key(key)
             async with asyncio.timeout(30):
-                while app.is_running:  # noqa: ASYNC110 - what is waited for sets no event
+                while app.is_running:  # noqa: ASYNC110 - the app sets no event
                     await asyncio.sleep(0.01)
         assert app.return_code == 0
 
 
-async def test_a_look_while_a_screen_is_being_opened_waits_for_it(
+async def test_a_snapshot_before_a_screen_is_mounted_is_shown_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch(monkeypatch, Restless().poll)
+    use_snapshots(monkeypatch, ChangingNode().poll)
     app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         page = PeerScreen(RUNNING.peers[0]["peer_id"])
@@ -114,10 +114,10 @@ async def test_a_look_while_a_screen_is_being_opened_waits_for_it(
         assert len(app.screen_stack) == 1
 
 
-async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_reasons_do_not_hide_a_peers_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = {f"reason_{number}": number + 1 for number in range(30)}
     snapshot = replace(RUNNING, peers=({**RUNNING.peers[0], "groups_refused": many},))
-    watch(monkeypatch, lambda: snapshot)
+    use_snapshots(monkeypatch, lambda: snapshot)
     app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
@@ -126,23 +126,23 @@ async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkey
         assert "peer id" in shown and "trust" in shown and "reason_29" in shown
 
 
-async def test_why_a_peers_groups_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_reason_for_unreadable_groups_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(screen: GroupsScreen) -> list[GroupSummary]:
-        raise ConfigError("the buffer is away")
+        raise ConfigError("the buffer is missing")
 
-    watch(monkeypatch, lambda: RUNNING)
+    use_snapshots(monkeypatch, lambda: RUNNING)
     monkeypatch.setattr(GroupsScreen, "read", fail)
     app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
-        await _shown(app, pilot, "the buffer is away")
+        await _shown(app, pilot, "the buffer is missing")
 
 
-async def test_peers_are_searched_sorted_and_reached_by_keys_and_mouse(
+async def test_peers_are_searched_sorted_and_selected_by_keys_and_mouse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch(monkeypatch, lambda: RUNNING)
+    use_snapshots(monkeypatch, lambda: RUNNING)
     app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
@@ -168,8 +168,8 @@ async def test_peers_are_searched_sorted_and_reached_by_keys_and_mouse(
         await _shown(app, pilot, "newest first or last")
 
 
-async def test_events_are_searched_and_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch(monkeypatch, lambda: RUNNING)
+async def test_events_are_searched_and_reversed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_snapshots(monkeypatch, lambda: RUNNING)
     app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
@@ -186,8 +186,10 @@ async def test_events_are_searched_and_turned(tmp_path: Path, monkeypatch: pytes
         assert "eval" in text_of_rows(app.export_screenshot())
 
 
-async def test_the_whole_swarm_opens_from_the_main_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch(monkeypatch, lambda: RUNNING)
+async def test_the_screen_of_the_swarm_opens_from_the_main_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_snapshots(monkeypatch, lambda: RUNNING)
     app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
@@ -199,16 +201,16 @@ async def test_the_whole_swarm_opens_from_the_main_screen(tmp_path: Path, monkey
 
 class TableApp(App[None]):
     def compose(self) -> ComposeResult:
-        """It is empty at first."""
+        """Yield an empty table."""
         yield RowsTable(("time", "problem"), id="rows")
 
 
-async def test_rows_that_are_painted_at_once_are_as_wide_as_what_is_in_them() -> None:
+async def test_rows_drawn_before_the_table_is_idle_are_not_cut() -> None:
     app = TableApp()
     async with app.run_test(size=(40, 8)) as pilot:
         table = app.query_one(RowsTable)
         for problem in ("arithmetic/12345678", "sums/1", "geometry/123456789"):
             table.show_rows({"one": (Span("15:52"), Span(problem))})
-            table.render_lines(table.size.region)  # as a frame does that is drawn before the table is idle
+            table.render_lines(table.size.region)  # a frame that is drawn before the table is idle
             await pilot.pause(0.05)
             assert problem in text_of_rows(app.export_screenshot())

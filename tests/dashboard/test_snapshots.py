@@ -1,6 +1,6 @@
-"""The screens of a made-up node are those that were looked at and kept in `snapshots/`.
+"""The screens of a fixed node equal the reviewed ones in `snapshots/`.
 
-After a wanted change: `FTIS_KEEP_SNAPSHOTS=1 pytest tests/dashboard/test_snapshots.py`, and look at the pictures.
+After a deliberate change, run `FTIS_KEEP_SNAPSHOTS=1 pytest tests/dashboard/test_snapshots.py` and review the pictures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
-from tests.dashboard.made_up import RUNNING, STOPPED, watch
+from tests.dashboard.sample_node import RUNNING, STOPPED, use_snapshots
 from tests.dashboard.svg_text import rows_of, text_of_rows
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ LOW, TALL = (80, 24), (160, 50)
         ("help_80x24", STOPPED, LOW, ["question_mark"]),
     ],
 )
-async def test_screens_look_as_they_were_looked_at(
+async def test_screens_equal_their_snapshots(
     name: str,
     snapshot: NodeSnapshot,
     size: tuple[int, int],
@@ -45,7 +45,7 @@ async def test_screens_look_as_they_were_looked_at(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watch(monkeypatch, lambda: snapshot)
+    use_snapshots(monkeypatch, lambda: snapshot)
     app = DashboardApp(Home(tmp_path), period_s=600.0)
     async with app.run_test(size=size) as pilot:
         for key in ["", *keys]:
@@ -57,11 +57,13 @@ async def test_screens_look_as_they_were_looked_at(
             ):
                 await pilot.pause(0.01)
             await pilot.pause(0.05)
-        picture = app.export_screenshot()
-    kept = SNAPSHOTS / f"{name}.svg"
+        screenshot = app.export_screenshot()
+    reviewed = SNAPSHOTS / f"{name}.svg"
     if os.environ.get("FTIS_KEEP_SNAPSHOTS"):
-        kept.write_text(picture, encoding="utf-8")
-    (tmp_path / kept.name).write_text(picture, encoding="utf-8")
-    expected = kept.read_text(encoding="utf-8")
-    assert text_of_rows(picture) == text_of_rows(expected)
-    assert rows_of(picture) == rows_of(expected), f"the looks differ: compare {tmp_path / kept.name} with {kept}"
+        reviewed.write_text(screenshot, encoding="utf-8")
+    (tmp_path / reviewed.name).write_text(screenshot, encoding="utf-8")
+    expected = reviewed.read_text(encoding="utf-8")
+    assert text_of_rows(screenshot) == text_of_rows(expected)
+    assert rows_of(screenshot) == rows_of(expected), (
+        f"the styles differ: compare {tmp_path / reviewed.name} with {reviewed}"
+    )

@@ -1,4 +1,4 @@
-"""`dashboard --swarm`: one screen with the rows of all peers, or with why they are missing."""
+"""`dashboard --swarm` is one screen with the rows of all peers, or with the reason why they are missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_the_screen_shows_rows_and_the_matrix(tmp_path: Path) -> None:
     assert "task arithmetic" in text and "an\\x1bn" in text and "tiny" in text and "40 %  " in text and "60 %" in text
 
 
-async def test_the_screen_says_why_there_is_nothing(tmp_path: Path) -> None:
+async def test_the_screen_shows_why_there_is_no_view(tmp_path: Path) -> None:
     assert await _shown(tmp_path) == f"no node has run in {tmp_path}: give its home with --home"
     Home(tmp_path).status.write_text(json.dumps({"swarm_view": [1]}))
     assert "Expected" in await _shown(tmp_path)

@@ -1,4 +1,4 @@
-"""A look at a node that cannot be read is a snapshot with the reason."""
+"""The snapshot of a node that cannot be read contains the reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.watcher import Watcher
-from tests.dashboard.made_up import STATUS
+from tests.dashboard.sample_node import STATUS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_home_that_is_read_only_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock cannot be opened. Any exception of a look ends the dashboard."""
+def test_a_home_whose_lock_cannot_be_opened_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception in `poll` would end the dashboard."""
 
     def refuse(home: Home) -> bool:
         raise PermissionError(13, "Permission denied")

@@ -1,7 +1,7 @@
-"""Grafana's published models of a dashboard: what of a JSON document they do not know or would not accept.
+"""A check of a dashboard against Grafana's published models: unknown keys and values of a wrong type.
 
-`from_json` of the models takes any value and drops unknown keys. So the document is compared with what the models write
-again, and each value with its declared type.
+`from_json` of the models takes any value and drops unknown keys. So the document is compared with the output of the
+models, and each value with its declared type.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ def problems(document: dict[str, Any]) -> list[str]:
     register_default_plugins()
     board = Dashboard.from_json(document)
     written = json.loads(json.dumps(board, cls=JSONEncoder))
-    return [*lost(document, written), *misfits(board, Dashboard, "")]
+    return [*differences(document, written), *type_errors(board, Dashboard, "")]
 
 
-def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """Return the paths of what the second document lacks or has otherwise. Defaults that it adds are no difference."""
+def differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Return the paths that the second document lacks or changes. Added defaults are no difference."""
     if isinstance(before, dict) and isinstance(after, dict):
         absent = object()
         pairs = ((f"{path}.{key}", one, after.get(key, absent)) for key, one in before.items())
-        return [each for place, one, other in pairs for each in lost(one, other, place)]
+        return [each for place, one, other in pairs for each in differences(one, other, place)]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))
-        return [each for number, pair in pairs for each in lost(*pair, f"{path}[{number}]")]
+        return [each for number, pair in pairs for each in differences(*pair, f"{path}[{number}]")]
     return [] if before == after else [path]
 
 
-def misfits(value: Any, hint: Any, path: str) -> list[str]:
+def type_errors(value: Any, hint: Any, path: str) -> list[str]:
     """Return the paths of the values that do not have the type of `hint`."""
-    if hasattr(value, "to_json"):  # the type of a panel's options is known by the panel's type only
+    if hasattr(value, "to_json"):  # only the type of the panel defines the type of its options
         hints = typing.get_type_hints(type(value))
-        return [each for key, kind in hints.items() for each in misfits(getattr(value, key), kind, f"{path}.{key}")]
+        return [each for key, kind in hints.items() for each in type_errors(getattr(value, key), kind, f"{path}.{key}")]
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        found = [misfits(value, part, path) for part in parts]
-        return [] if [] in found else max(found, key=len)  # the type that explains most
+        found = [type_errors(value, part, path) for part in parts]
+        return [] if [] in found else max(found, key=len)  # the type with the most detailed errors
     if origin is list and isinstance(value, list):
-        return [each for number, one in enumerate(value) for each in misfits(one, parts[0], f"{path}[{number}]")]
+        return [each for number, one in enumerate(value) for each in type_errors(one, parts[0], f"{path}[{number}]")]
     if origin is dict and isinstance(value, dict):
-        return [each for key, one in value.items() for each in misfits(one, parts[1], f"{path}.{key}")]
+        return [each for key, one in value.items() for each in type_errors(one, parts[1], f"{path}.{key}")]
     return [] if _fits(value, hint, parts) else [path]
 
 
@@ -60,7 +60,7 @@ def _fits(value: Any, hint: Any, parts: tuple[Any, ...]) -> bool:
         return True
     if typing.get_origin(hint) is typing.Literal:
         return value in parts
-    if typing.get_origin(hint) is not None:  # a list or a dict, which the value is not
+    if typing.get_origin(hint) is not None:  # a list or a dict, but the value is neither
         return False
     if issubclass(hint, enum.Enum):
         return value in [one.value for one in hint]

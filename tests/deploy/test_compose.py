@@ -1,6 +1,6 @@
-"""deploy/compose.yaml: what it mounts exists, what it runs can be parsed, and the services find each other.
+"""deploy/compose.yaml: its mounts exist, its commands are valid, and the services find each other.
 
-Where Docker's compose is installed it reads the file itself; no container is started.
+Docker compose reads the file if it is installed. No container is started.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from ftis_node.config.workers import SAVE_LIMIT_S
 from tests.deploy.files import (
     DEPLOY,
     ROOT,
-    built_upon,
     check_command,
     check_variable,
     documents,
     read_stages,
     shell_commands,
+    with_base_stages,
 )
 
 (COMPOSE,) = documents(DEPLOY / "compose.yaml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {name: service for name, service in SERVICES.items() if "ftis-node" in service["image"]}
-NODES = {name: service for name, service in OURS.items() if service["command"][0] == "join"}
+FTIS_SERVICES = {name: service for name, service in SERVICES.items() if "ftis-node" in service["image"]}
+NODES = {name: service for name, service in FTIS_SERVICES.items() if service["command"][0] == "join"}
 PROVISIONING = DEPLOY / "grafana" / "provisioning"
 IMAGE_VOLUMES = {"/var/lib/ftis-node", "/var/cache/ftis-node"}
-KNOWN = set(  # of the compose specification, what is used here; a misspelt key is not in it
+KNOWN = set(  # the used keys of the compose specification; a misspelled key is not among them
     "image build command entrypoint environment volumes ports profiles depends_on restart stop_grace_period read_only "
     "cap_drop security_opt tmpfs healthcheck shm_size deploy networks group_add".split()
 )
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Target to source of each volume of a service."""
+    """Return the source of each volume of a service by its target."""
     pairs = [volume.removesuffix(":ro").split(":") for volume in service.get("volumes", [])]
     return {target: source for source, target in pairs}
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_has_known_keys_and_mounts_what_is_there(name: str) -> None:
+def test_a_service_has_known_keys_and_existing_mounts(name: str) -> None:
     service = SERVICES[name]
     assert set(service) <= KNOWN
     for source in mounts(service).values():
@@ -54,15 +54,15 @@ def test_a_service_has_known_keys_and_mounts_what_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_node_starts_again_for_ever_after_a_fault_and_never_after_wrong_use(name: str) -> None:
-    """tini makes the exit codes 2 and 3 a 0, after which `on-failure` starts nothing."""
+def test_a_node_restarts_after_each_fault_and_never_after_wrong_use(name: str) -> None:
+    """tini turns the exit codes 2 and 3 into 0, after which `on-failure` does not restart."""
     service = NODES[name]
     assert service["restart"] == "on-failure"
     assert service["entrypoint"] == ["tini", "-e", "2", "-e", "3", "--", "ftis-node"]
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_node_has_the_time_to_write_a_checkpoint_when_it_is_stopped(name: str) -> None:
+def test_a_stopped_node_has_time_to_write_a_checkpoint(name: str) -> None:
     assert NODES[name]["stop_grace_period"] == f"{SAVE_LIMIT_S + 60:.0f}s"
 
 
@@ -72,11 +72,11 @@ def test_every_volume_is_used() -> None:
     }
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_our_service_is_built_from_a_target_and_runs_a_real_command_on_folders_that_it_has(name: str) -> None:
-    service = OURS[name]
+@pytest.mark.parametrize("name", FTIS_SERVICES)
+def test_a_service_of_ftis_node_has_a_target_a_valid_command_and_its_folders(name: str) -> None:
+    service = FTIS_SERVICES[name]
     target = re.sub(r"\$\{TARGET:-(\w+)\}", r"\1", service["build"]["target"])
-    steps = built_upon(read_stages(), target)
+    steps = with_base_stages(read_stages(), target)
     assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
     assert service["image"].endswith(service["build"]["target"])
     if service.get("entrypoint", [""])[0] == "sh":
@@ -86,7 +86,7 @@ def test_our_service_is_built_from_a_target_and_runs_a_real_command_on_folders_t
         commands = [service["command"]]
     for arguments in commands:
         check_command(arguments)
-    made = " ".join(one.rest for one in steps if one.word == "RUN")
+    made = " ".join(one.rest for one in steps if one.name == "RUN")
     folders = set(mounts(service)) | IMAGE_VOLUMES
     for place in re.findall(r"(?:^|[=@ ])(/(?:var|meet)/[\w./-]+)", " ".join(service["command"])):
         assert any(PurePosixPath(place).is_relative_to(folder) for folder in folders), place
@@ -96,50 +96,54 @@ def test_our_service_is_built_from_a_target_and_runs_a_real_command_on_folders_t
         assert not variable.startswith("FTIS_") or check_variable(variable) is None
 
 
-def test_nodes_read_the_address_that_the_meeting_point_writes_once_it_is_there() -> None:
-    (written,) = [word.split("=")[1] for word in OURS["bootstrap"]["command"] if word.startswith("--address-file")]
+def test_nodes_wait_for_the_bootstrap_node_and_read_its_address() -> None:
+    (written,) = [
+        word.split("=")[1] for word in FTIS_SERVICES["bootstrap"]["command"] if word.startswith("--address-file")
+    ]
     for service in NODES.values():
         assert f"@{written}" in service["command"]
-        assert mounts(service)["/meet"] == mounts(OURS["bootstrap"])["/meet"]
+        assert mounts(service)["/meet"] == mounts(FTIS_SERVICES["bootstrap"])["/meet"]
         assert service["depends_on"]["bootstrap"] == {"condition": "service_healthy"}
-    assert written in OURS["bootstrap"]["healthcheck"]["test"][-1]
-    assert "--announce=/dns4/bootstrap/tcp/4001" in OURS["bootstrap"]["command"]  # the service's own name
+    assert written in FTIS_SERVICES["bootstrap"]["healthcheck"]["test"][-1]
+    assert "--announce=/dns4/bootstrap/tcp/4001" in FTIS_SERVICES["bootstrap"]["command"]  # the name of the service
 
 
-def test_prometheus_shows_the_token_that_nodes_ask_for_and_that_is_made_before() -> None:
-    (made,) = re.findall(r"> (\S+)$", OURS["observe-token"]["command"][0])
-    assert "umask 027" in OURS["observe-token"]["command"][0]
+def test_prometheus_sends_the_token_that_nodes_require() -> None:
+    (made,) = re.findall(r"> (\S+)$", FTIS_SERVICES["observe-token"]["command"][0])
+    assert "umask 027" in FTIS_SERVICES["observe-token"]["command"][0]
     (prometheus,) = documents(DEPLOY / "prometheus" / "compose.yaml")
     assert [job["authorization"] for job in prometheus["scrape_configs"]] == [{"credentials_file": made}]
     assert SERVICES["prometheus"]["group_add"] == ["1000"]
     for service in (*NODES.values(), SERVICES["prometheus"]):
         assert service["depends_on"]["observe-token"] == {"condition": "service_completed_successfully"}
-        assert mounts(service)["/meet"] == mounts(OURS["observe-token"])["/meet"]
+        assert mounts(service)["/meet"] == mounts(FTIS_SERVICES["observe-token"])["/meet"]
     assert {service["environment"]["FTIS_OBSERVE__TOKEN_FILE"] for service in NODES.values()} == {made}
 
 
-def test_each_node_has_a_home_of_its_own_and_two_unlike_gpus_are_asked_for() -> None:
+def test_each_node_has_its_own_home_and_gpu_nodes_have_different_gpus() -> None:
     homes = [
-        mounts(one)["/var/lib/ftis-node"] for name, one in OURS.items() if name not in ("tiny-models", "observe-token")
+        mounts(one)["/var/lib/ftis-node"]
+        for name, one in FTIS_SERVICES.items()
+        if name not in ("tiny-models", "observe-token")
     ]
     assert len(homes) == len(set(homes)) == 5
     on_gpu = [one for one in NODES.values() if one["profiles"] == ["gpu"]]
     settings = {mounts(one)["/var/lib/ftis-node/node.toml"] for one in on_gpu}
     devices = {one["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"][0] for one in on_gpu}
     assert (len(on_gpu), len(settings), len(devices)) == (2, 2, 2)
-    assert all(one.get("read_only") and one["cap_drop"] == ["ALL"] for one in OURS.values())
+    assert all(one.get("read_only") and one["cap_drop"] == ["ALL"] for one in FTIS_SERVICES.values())
 
 
-def test_prometheus_looks_for_the_name_that_nodes_have_and_grafana_for_prometheus() -> None:
+def test_prometheus_finds_the_nodes_and_grafana_finds_prometheus() -> None:
     (prometheus,) = documents(DEPLOY / mounts(SERVICES["prometheus"])["/etc/prometheus/prometheus.yaml"])
     aliases = {alias for one in NODES.values() for alias in one["networks"]["default"]["aliases"]}
-    looked_for = [
+    scraped = [
         (name, found["port"])
         for job in prometheus["scrape_configs"]
         for found in job.get("dns_sd_configs", [])
         for name in found["names"]
     ]
-    assert looked_for == [(alias, 9464) for alias in aliases]
+    assert scraped == [(alias, 9464) for alias in aliases]
     for rules in prometheus["rule_files"]:
         assert f"/etc/prometheus/{rules.removeprefix('/etc/prometheus/')}" in mounts(SERVICES["prometheus"])
     (source,) = documents(PROVISIONING / "datasources" / "prometheus.yaml")
@@ -152,7 +156,7 @@ def test_prometheus_looks_for_the_name_that_nodes_have_and_grafana_for_prometheu
 
 
 @pytest.mark.parametrize("profile", ["gpu", "cpu"])
-def test_docker_reads_it(profile: str) -> None:
+def test_docker_compose_reads_the_file(profile: str) -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed: `apt-get install docker-compose`")

@@ -1,4 +1,4 @@
-"""What a forge reads: workflows by their schema, the make targets that they run, the templates, the citation."""
+"""Files that a forge reads: workflows against their schema and the Makefile, issue forms, hooks, the citation."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_the_workflows_run_what_continuous_integration_runs() -> None:
     assert set(re.findall(r"run: make (\S+)", checks.read_text())) == set(loop.split())
 
 
-def test_every_python_of_the_matrix_is_allowed() -> None:
+def test_the_matrix_begins_with_the_lowest_supported_python() -> None:
     (document,) = documents(ROOT / ".github/workflows/checks.yml")
     pythons = document["jobs"]["test"]["strategy"]["matrix"]["python"]
     (lowest,) = re.findall(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert pythons[0] == lowest
 
 
-def test_issue_forms_have_what_a_form_needs() -> None:
+def test_issue_forms_have_the_required_keys() -> None:
     forms = sorted(set((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) - {ROOT / ".github/ISSUE_TEMPLATE/config.yml"})
     assert forms
     for form in forms:
@@ -57,7 +57,7 @@ def test_issue_forms_have_what_a_form_needs() -> None:
         assert any(field.get("validations", {}).get("required") for field in fields), form.name
 
 
-def test_the_hooks_of_pre_commit_can_be_run() -> None:
+def test_the_hooks_of_pre_commit_run_installed_programs() -> None:
     (document,) = documents(ROOT / ".pre-commit-config.yaml")
     (repository,) = document["repos"]
     assert repository["repo"] == "local"

@@ -1,4 +1,4 @@
-"""The Grafana dashboard: its queries fit our metrics and labels, its variables exist, and its panels fit the grid."""
+"""The Grafana dashboard: its queries fit the metrics and labels, its variables exist, its panels fit the grid."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def labels_of(metric: str) -> set[str]:
 
 
 def faults_of(expression: str, legend: str = "") -> list[str]:
-    """What of a query does not fit the metrics: names, labels of selectors, of `by` and of the legend, kinds."""
+    """Return how a query differs from the metrics: in names, kinds, and labels of selectors, `by` and the legend."""
     named = SELECTOR.findall(expression)
     if unknown := [name for name, _ in named if name not in METRICS]:
         return [f"no metric {name}" for name in unknown]
@@ -95,7 +95,7 @@ def test_every_query_fits_the_metrics_and_their_labels() -> None:
         ),
     ],
 )
-def test_a_query_that_does_not_fit_is_found(expression: str, legend: str, fault: str) -> None:
+def test_a_query_that_does_not_fit_is_reported(expression: str, legend: str, fault: str) -> None:
     assert faults_of(expression, legend) == [fault]
 
 
@@ -130,7 +130,7 @@ def test_panels_fit_the_grid_and_do_not_overlap() -> None:
     assert not clashes
     filled = sum(panel["gridPos"]["w"] * panel["gridPos"]["h"] for panel in PANELS)
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in PANELS)
-    assert filled == COLUMNS * height, "a gap between panels"
+    assert filled == COLUMNS * height, "there is a gap between panels"
     assert [panel["gridPos"]["y"] for panel in PANELS] == sorted(panel["gridPos"]["y"] for panel in PANELS)
 
 
@@ -150,13 +150,13 @@ def test_prometheus_parses_every_query(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in done.stdout
 
 
-KNOWN_TO_GRAFANA = [".templating.list[1].definition"]
-"""Grafana writes it into each query variable. Its models do not have it."""
+UNKNOWN_TO_THE_MODELS = [".templating.list[1].definition"]
+"""Grafana writes this key into each query variable, but its models lack it."""
 
 
-def test_the_board_agrees_with_the_models_of_grafana() -> None:
+def test_the_dashboard_agrees_with_the_models_of_grafana() -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="run `pip install -e .[dev]`")
-    assert problems(BOARD) == KNOWN_TO_GRAFANA
+    assert problems(BOARD) == UNKNOWN_TO_THE_MODELS
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,13 @@ def test_the_board_agrees_with_the_models_of_grafana() -> None:
         (("templating", "list", 1), "multi", "yes"),
     ],
 )
-def test_a_key_or_value_that_grafana_does_not_know_is_found(place: tuple[str | int, ...], key: str, value: Any) -> None:
+def test_a_key_or_value_that_grafana_does_not_know_is_reported(
+    place: tuple[str | int, ...], key: str, value: Any
+) -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="run `pip install -e .[dev]`")
     board: Any = json.loads(json.dumps(BOARD))
     inner = board
     for part in place:
         inner = inner[part]
     inner[key] = value
-    assert len(problems(board)) > len(KNOWN_TO_GRAFANA)
+    assert len(problems(board)) > len(UNKNOWN_TO_THE_MODELS)

@@ -1,4 +1,4 @@
-"""deploy/helm: Helm renders the chart to the objects of deploy/kubernetes, and each value does what it says."""
+"""deploy/helm: Helm renders the chart to the objects of deploy/kubernetes, and each value has its effect."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ def run_template(
 
 
 def template(folder: Path, *more: Mapping[str, Any], files: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Return the objects that `helm install` would send."""
+    """Return the objects that `helm install` sends."""
     done = run_template(folder, NEEDED, *more, files=files)
     assert done.returncode == 0, done.stderr
     (folder / "rendered.yaml").write_text(done.stdout)
     return [one for one in documents(folder / "rendered.yaml") if one]
 
 
-def neutral(value: Any, names: Mapping[str, str]) -> Any:
-    """Return an object without what may differ: labels of Helm, names, the namespace, the order of named things."""
+def comparable(value: Any, names: Mapping[str, str]) -> Any:
+    """Return an object without its permitted differences: Helm's labels, names, the namespace, the order of items."""
     if isinstance(value, dict):
-        kept = {key: neutral(one, names) for key, one in value.items() if not LABELS_OF_HELM.fullmatch(key)}
+        kept = {key: comparable(one, names) for key, one in value.items() if not LABELS_OF_HELM.fullmatch(key)}
         return {key: one for key, one in kept.items() if key != "namespace"}
     if isinstance(value, list):
-        items = [neutral(one, names) for one in value]
+        items = [comparable(one, names) for one in value]
         has_no_order = all(isinstance(one, dict) and "image" not in one for one in items)
         return sorted(items, key=lambda one: json.dumps(one, sort_keys=True)) if has_no_order else items
     if isinstance(value, str):
@@ -102,9 +102,9 @@ def neutral(value: Any, names: Mapping[str, str]) -> Any:
     return value
 
 
-def compared(objects: list[dict[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
+def by_kind_and_name(objects: list[dict[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
     """Return the objects to compare, by kind and name; settings have separate tests."""
-    found = [neutral(one, names) for one in objects if one["kind"] not in ("Namespace", "ConfigMap")]
+    found = [comparable(one, names) for one in objects if one["kind"] not in ("Namespace", "ConfigMap")]
     for one in found:
         for claim in one.get("spec", {}).get("volumeClaimTemplates", []):
             claim |= {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
@@ -119,19 +119,19 @@ def settings_of(objects: list[dict[str, Any]]) -> str:
 
 @pytest.mark.skipif(program("kubectl") is None, reason="kubectl is not installed: `make kubernetes-tools`")
 @pytest.mark.parametrize(("overlay", "files"), [("gpu", ()), ("cpu", ("values-cpu.yaml",))])
-def test_the_chart_gives_the_objects_of_an_overlay(overlay: str, files: tuple[str, ...], tmp_path: Path) -> None:
-    ours = compared(template(tmp_path, files=files), NAMES_OF_HELM)
-    theirs = compared(kustomize(KUBERNETES / overlay, tmp_path), NAMES_OF_KUSTOMIZE)
-    assert set(ours) == set(theirs)
-    assert len(ours) == 7
-    for name, one in theirs.items():
-        assert ours[name] == one, name
+def test_the_chart_renders_the_objects_of_an_overlay(overlay: str, files: tuple[str, ...], tmp_path: Path) -> None:
+    rendered = by_kind_and_name(template(tmp_path, files=files), NAMES_OF_HELM)
+    expected = by_kind_and_name(kustomize(KUBERNETES / overlay, tmp_path), NAMES_OF_KUSTOMIZE)
+    assert set(rendered) == set(expected)
+    assert len(rendered) == 7
+    for name, one in expected.items():
+        assert rendered[name] == one, name
 
 
 @pytest.mark.parametrize(
     ("values", "files"), [({}, ()), ({}, ("values-cpu.yaml",)), (EVERYTHING, ())], ids=["gpu", "cpu", "everything"]
 )
-def test_objects_are_valid_and_their_commands_and_variables_are_real(
+def test_objects_commands_and_variables_are_valid(
     values: dict[str, Any], files: tuple[str, ...], tmp_path: Path
 ) -> None:
     objects = template(tmp_path, values, files=files)
@@ -165,7 +165,7 @@ def test_a_preset_is_the_file_of_its_card(preset: str, tmp_path: Path) -> None:
     assert tomllib.loads(rendered) == tomllib.loads((DEPLOY / "node" / f"{preset}.toml").read_text())
 
 
-def test_settings_complete_and_replace_the_preset_and_keep_their_types(tmp_path: Path) -> None:
+def test_settings_extend_and_override_the_preset_and_keep_their_types(tmp_path: Path) -> None:
     given = {
         "lora": False,
         "seed": 7,
@@ -196,7 +196,7 @@ def test_the_schema_has_the_roles_of_a_node(tmp_path: Path) -> None:
         assert f"--role={role}" in node["args"]
 
 
-def test_a_container_beside_the_node(tmp_path: Path) -> None:
+def test_an_extra_container_runs_beside_the_node(tmp_path: Path) -> None:
     mounts = [{"name": "home", "mountPath": "/var/lib/ftis-node"}]
     beside = {"name": "trainer", "image": "trainer:1", "volumeMounts": mounts}
     objects = template(tmp_path, {"role": "exchange", "extraContainers": [beside]})
@@ -205,7 +205,7 @@ def test_a_container_beside_the_node(tmp_path: Path) -> None:
     kubernetes_validate.validate(of_kind(objects, "StatefulSet")["ftis-node"], VERSION, strict=True)
 
 
-def test_where_pods_may_run(tmp_path: Path) -> None:
+def test_values_decide_where_pods_may_run(tmp_path: Path) -> None:
     pod = pods(template(tmp_path, EVERYTHING))["ftis-node"]
     assert (pod["runtimeClassName"], pod["priorityClassName"]) == ("nvidia", "batch")
     assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true", "zone": "a"}
@@ -213,7 +213,7 @@ def test_where_pods_may_run(tmp_path: Path) -> None:
     assert [one["key"] for one in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]
 
 
-def test_a_manifest_is_mounted_at_the_place_that_the_command_names(tmp_path: Path) -> None:
+def test_a_manifest_is_mounted_at_the_path_in_the_command(tmp_path: Path) -> None:
     objects = template(tmp_path, EVERYTHING)
     assert of_kind(objects, "ConfigMap")["ftis-node-manifest"]["data"]["manifest.toml"] == EVERYTHING["manifest"]
     (node,) = pods(objects)["ftis-node"]["containers"]
@@ -237,9 +237,8 @@ def test_each_pod_announces_the_port_of_its_service(tmp_path: Path) -> None:
     objects = template(tmp_path, EVERYTHING, {"replicas": 3})
     (node,) = pods(objects)["ftis-node"]["containers"]
     variables = {one["name"]: one for one in node["env"]}
-    assert list(variables).index("POD_NUMBER") < list(variables).index(
-        "FTIS_ANNOUNCE"
-    )  # else $(POD_NUMBER) stays as it is
+    order = list(variables)
+    assert order.index("POD_NUMBER") < order.index("FTIS_ANNOUNCE"), "$(POD_NUMBER) is not expanded"
     labels = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]["metadata"]["labels"]
     for number in range(3):
         service = of_kind(objects, "Service")[f"ftis-node-{number}"]["spec"]
@@ -251,11 +250,11 @@ def test_each_pod_announces_the_port_of_its_service(tmp_path: Path) -> None:
         assert service["selector"] == labels | of_this_pod
 
 
-def test_the_objects_of_the_prometheus_operator_are_those_of_the_other_folders(tmp_path: Path) -> None:
+def test_the_objects_of_the_prometheus_operator_equal_those_of_the_other_folders(tmp_path: Path) -> None:
     objects = template(tmp_path, EVERYTHING)
-    monitor = neutral(of_kind(objects, "PodMonitor")["ftis-node"], {})
+    monitor = comparable(of_kind(objects, "PodMonitor")["ftis-node"], {})
     (other,) = documents(KUBERNETES / "pod-monitor" / "pod-monitor.yaml")
-    assert monitor["spec"] == neutral(other, {})["spec"]
+    assert monitor["spec"] == comparable(other, {})["spec"]
     labels = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     rule = of_kind(objects, "PrometheusRule")["ftis-node"]
@@ -298,20 +297,20 @@ def test_every_value_has_a_schema_and_a_use() -> None:
     (values,) = documents(CHART / "values.yaml")
     schema = json.loads((CHART / "values.schema.json").read_text())
     templates = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
-    for place in named(values):
+    for place in value_paths(values):
         inner = schema
         for part in place:
             inner = inner["properties"][part]
         assert re.search(rf"\b{place[-1]}\b", templates), place
 
 
-def named(values: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the place of each value. Tables that a user fills, such as labels, have one place."""
+def value_paths(values: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each value. A table that a user fills, such as labels, counts as one value."""
     free = {"settings", "requests", "limits", "labels"}
     for key, value in values.items():
         yield (key,)
         if isinstance(value, dict) and key not in free:
-            yield from ((key, *rest) for rest in named(value))
+            yield from ((key, *rest) for rest in value_paths(value))
 
 
 def test_other_releases_have_other_names(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""deploy/kubernetes: valid by Kubernetes' own schemas, sound as a whole; its commands, ports and variables are real.
+"""deploy/kubernetes: the objects are valid by the schemas of Kubernetes, and their references and commands are valid.
 
-`kubectl kustomize` puts the overlays together where it is installed; without it the base alone is looked at.
+`kubectl kustomize` renders the overlays if it is installed. Otherwise only the base is tested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION = "1.34"
 
 
 def render(folder: Path, into: Path) -> list[dict[str, Any]]:
-    """What `kubectl apply -k FOLDER` would send."""
+    """Return the objects that `kubectl apply -k FOLDER` sends."""
     out = into / "rendered.yaml"
     with out.open("w") as file:
         subprocess.run([str(program("kubectl")), "kustomize", str(folder)], stdout=file, check=True)
@@ -34,7 +34,7 @@ def render(folder: Path, into: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=["base", *OVERLAYS])
 def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The base as it stands in its files, and each overlay put together."""
+    """The objects in the files of the base, and the rendered objects of each overlay."""
     if request.param == "base":
         (kustomization,) = documents(KUBERNETES / "base" / "kustomization.yaml")
         return [one for name in kustomization["resources"] for one in documents(KUBERNETES / "base" / name)]
@@ -56,13 +56,13 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod.get("initContainers", []), *pod["containers"]]
 
 
-def test_every_object_is_valid(objects: list[dict[str, Any]]) -> None:
+def test_every_kubernetes_object_is_valid(objects: list[dict[str, Any]]) -> None:
     assert {"StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget"} <= {one["kind"] for one in objects}
     for one in objects:
         kubernetes_validate.validate(one, VERSION, strict=True)
 
 
-def test_all_that_is_referred_to_is_there(objects: list[dict[str, Any]]) -> None:
+def test_every_reference_between_objects_exists(objects: list[dict[str, Any]]) -> None:
     services, settings = of_kind(objects, "Service"), of_kind(objects, "ConfigMap")
     for name, one in of_kind(objects, "StatefulSet").items():
         pod, labels = one["spec"]["template"]["spec"], one["spec"]["template"]["metadata"]["labels"]
@@ -82,11 +82,11 @@ def test_all_that_is_referred_to_is_there(objects: list[dict[str, Any]]) -> None
                 assert check["port"] in ports
 
 
-def test_a_pod_has_no_more_rights_than_it_needs(objects: list[dict[str, Any]]) -> None:
+def test_a_pod_has_minimal_rights(objects: list[dict[str, Any]]) -> None:
     for name, pod in pods(objects).items():
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["securityContext"]["runAsUser"] == 1000
-        assert pod["enableServiceLinks"] is False  # else FTIS_BOOTSTRAP_PORT and its like
+        assert pod["enableServiceLinks"] is False  # it would set FTIS_BOOTSTRAP_PORT and similar variables
         assert pod["automountServiceAccountToken"] is False
         assert pod["terminationGracePeriodSeconds"] == (SAVE_LIMIT_S + 60 if name == "ftis-node" else 30)
         for container in containers(pod):
@@ -99,7 +99,7 @@ def test_a_pod_has_no_more_rights_than_it_needs(objects: list[dict[str, Any]]) -
             assert {"/var/lib/ftis-node", "/var/cache/ftis-node", "/tmp"} <= places
 
 
-def test_commands_and_variables_are_real(objects: list[dict[str, Any]]) -> None:
+def test_commands_and_variables_are_valid(objects: list[dict[str, Any]]) -> None:
     for pod in pods(objects).values():
         for container in containers(pod):
             if "args" in container:
@@ -115,12 +115,10 @@ def test_commands_and_variables_are_real(objects: list[dict[str, Any]]) -> None:
     assert {"name": "shm", "mountPath": "/dev/shm"} in node["containers"][0]["volumeMounts"]
 
 
-def test_the_hosts_of_a_learner_find_their_node_and_only_they_reach_each_other(
-    objects: list[dict[str, Any]],
-) -> None:
-    if not (jobs := of_kind(objects, "Job")):
-        return
-    (job,) = jobs.values()
+@pytest.mark.skipif(program("kubectl") is None, reason="kubectl is not installed: `make kubernetes-tools`")
+def test_hosts_of_a_learner_find_their_node_and_reach_only_each_other(tmp_path: Path) -> None:
+    objects = render(KUBERNETES / "multi-host", tmp_path)
+    (job,) = of_kind(objects, "Job").values()
     node = of_kind(objects, "StatefulSet")["ftis-node"]
     (settings,) = [
         {one["name"]: one.get("value") for one in container["env"]}
@@ -149,7 +147,7 @@ def test_the_hosts_of_a_learner_find_their_node_and_only_they_reach_each_other(
         assert {mount["name"] for one in containers(pod) for mount in one["volumeMounts"]} <= set(volumes) | claimed
 
 
-def test_the_probes_and_scrapes_are_the_routes_of_the_monitoring_port(objects: list[dict[str, Any]]) -> None:
+def test_probes_and_scrapes_use_the_routes_of_the_monitoring_port(objects: list[dict[str, Any]]) -> None:
     (node,) = pods(objects)["ftis-node"]["containers"]
     assert node["livenessProbe"]["httpGet"]["path"] == node["startupProbe"]["httpGet"]["path"] == "/healthz"
     assert node["readinessProbe"]["httpGet"]["path"] == "/readyz"
@@ -158,7 +156,7 @@ def test_the_probes_and_scrapes_are_the_routes_of_the_monitoring_port(objects: l
     assert (notes["prometheus.io/port"], notes["prometheus.io/path"]) == ("9464", "/metrics")
 
 
-def test_figures_need_the_token_of_a_secret_that_only_the_pods_group_reads(objects: list[dict[str, Any]]) -> None:
+def test_metrics_need_the_token_of_a_secret_that_only_the_group_of_the_pod_reads(objects: list[dict[str, Any]]) -> None:
     pod = pods(objects)["ftis-node"]
     (node,) = pod["containers"]
     (token_file,) = [one["value"] for one in node["env"] if one["name"] == "FTIS_OBSERVE__TOKEN_FILE"]
@@ -171,7 +169,7 @@ def test_figures_need_the_token_of_a_secret_that_only_the_pods_group_reads(objec
 
 
 @pytest.mark.skipif(program("kubectl") is None, reason="kubectl is not installed: `make kubernetes-tools`")
-def test_an_overlay_may_take_the_pod_monitor(tmp_path: Path) -> None:
+def test_an_overlay_may_include_the_pod_monitor(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay"
     overlay.mkdir()
     up = os.path.relpath(KUBERNETES, overlay.resolve())
@@ -186,8 +184,8 @@ def test_an_overlay_may_take_the_pod_monitor(tmp_path: Path) -> None:
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
 
 
-def test_the_objects_that_must_be_there_first_are_told(objects: list[dict[str, Any]]) -> None:
-    told = (ROOT / "docs/operate/deploy.md").read_text()
+def test_the_page_names_the_objects_to_create_first(objects: list[dict[str, Any]]) -> None:
+    page = (ROOT / "docs/operate/deploy.md").read_text()
     pod_list = pods(objects).values()
     secrets = [volume["secret"]["secretName"] for pod in pod_list for volume in pod["volumes"] if "secret" in volume]
     maps = [
@@ -199,13 +197,13 @@ def test_the_objects_that_must_be_there_first_are_told(objects: list[dict[str, A
     ]
     assert secrets
     for name in secrets:
-        assert f"create secret generic {name}" in told
+        assert f"create secret generic {name}" in page
     for one in maps:
-        assert f"create configmap {one['name']}" in told
-        assert f"--from-literal={one['key']}=" in told
+        assert f"create configmap {one['name']}" in page
+        assert f"--from-literal={one['key']}=" in page
 
 
-def test_every_file_of_a_kustomization_is_there_and_none_is_forgotten() -> None:
+def test_kustomizations_name_existing_files_and_all_of_them() -> None:
     for path in KUBERNETES.rglob("kustomization.yaml"):
         (kustomization,) = documents(path)
         named = kustomization.get("resources", []) + [one["path"] for one in kustomization.get("patches", [])]

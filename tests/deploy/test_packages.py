@@ -1,4 +1,4 @@
-"""The wheel and the sdist: the same files give the same bytes, and the wheel works without the repository."""
+"""The wheel and the sdist: equal files give equal bytes, and the wheel works without the repository."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
 
 
 def build(folder: Path) -> Path:
-    """Build both packages from a copy of the tracked files and return the folder that holds them."""
+    """Build both packages from a copy of the files that git does not ignore. Returns the folder of the packages."""
     source, packages = folder / "source", folder / "packages"
     files = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT).split("\0")
     for name in filter(None, files):
@@ -59,7 +59,7 @@ def test_two_builds_of_the_same_files_give_the_same_bytes(packages: Path, tmp_pa
         assert (packages / name).read_bytes() == (again / name).read_bytes(), name
 
 
-def test_both_hold_the_pages_and_the_license_and_no_tests(packages: Path) -> None:
+def test_wheel_and_sdist_contain_the_pages_and_the_license_and_no_tests(packages: Path) -> None:
     in_wheel = set(zipfile.ZipFile(packages / WHEEL).namelist())
     assert f"ftis_node-{__version__}.dist-info/licenses/LICENSE" in in_wheel
     assert {"ftis_node/_docs/index.md", "ftis_node/_docs/get-started/quickstart.md", "ftis_node/py.typed"} <= in_wheel

@@ -1,4 +1,4 @@
-"""deploy/systemd: systemd's own check where it is installed, and commands and variables that are real."""
+"""deploy/systemd: its commands and variables are valid, and systemd finds no problem if it is installed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def name_of(unit: Path) -> str:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_of)
-def test_a_unit_runs_a_real_command_and_ends_it_in_order(unit: Path) -> None:
+def test_a_unit_has_a_valid_command_and_time_to_stop(unit: Path) -> None:
     (start,) = lines(unit, "ExecStart")
     program, *arguments = shlex.split(start)
     assert program in PROGRAMS
@@ -46,7 +46,7 @@ def test_a_unit_runs_a_real_command_and_ends_it_in_order(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_of)
-def test_a_unit_that_a_fault_has_ended_starts_again_for_ever_after_longer_and_longer_pauses(unit: Path) -> None:
+def test_a_failed_unit_restarts_forever_with_growing_pauses(unit: Path) -> None:
     assert lines(unit, "StartLimitIntervalSec") == ["0"]
     assert lines(unit, "StartLimitBurst") == []
     assert lines(unit, "Restart")[0] in ("on-failure", "always")
@@ -62,12 +62,12 @@ def test_the_home_of_the_unit_is_the_default_home() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_of)
-def test_systemd_finds_nothing_to_say(unit: Path, tmp_path: Path) -> None:
+def test_systemd_reports_no_problem(unit: Path, tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed: `apt-get install systemd`")
     text = unit.read_text()
-    for program in PROGRAMS[::-1]:  # which need not be installed here
+    for program in PROGRAMS[::-1]:  # these need not be installed
         text = text.replace(program, sys.executable)
     copy = tmp_path / unit.name
     copy.write_text(text)
@@ -75,5 +75,5 @@ def test_systemd_finds_nothing_to_say(unit: Path, tmp_path: Path) -> None:
     command = [analyze, "verify", "--man=no", *scope, str(copy)]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    said = [line for line in done.stderr.splitlines() if not OLD_SYSTEMD.search(line)]
-    assert (done.returncode, said) == (0, [])
+    problems = [line for line in done.stderr.splitlines() if not OLD_SYSTEMD.search(line)]
+    assert (done.returncode, problems) == (0, [])

@@ -1,4 +1,4 @@
-"""The checks of `doctor`, each given what it would find on a machine that is worse than this one."""
+"""The checks of `doctor` with the findings of machines that have faults."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ CONFIG = {
 }  # fmt: skip
 
 
-def told(findings: Iterable[CheckResult]) -> list[tuple[str, str]]:
+def levels(findings: Iterable[CheckResult]) -> list[tuple[str, str]]:
     return [(finding.id, finding.level) for finding in findings]
 
 
-def test_the_document_has_every_finding_and_the_code_no_other() -> None:
+def test_the_page_lists_the_results_of_the_code() -> None:
     page = (ROOT / "docs/reference/doctor.md").read_text()
     rows = re.findall(r"^\| `([a-z]+\.[a-z0-9]+)` \| [^|]+ \| [^|]+ \|$", page, flags=re.MULTILINE)
     text = "\n".join(path.read_text() for path in (ROOT / "ftis_node/doctor").glob("*.py"))
@@ -48,32 +48,32 @@ def test_the_document_has_every_finding_and_the_code_no_other() -> None:
     assert sorted(rows) == sorted(set(made))
 
 
-def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_found() -> None:
-    def broken() -> Iterator[CheckResult]:
+def test_a_check_that_hangs_or_fails_does_not_hide_results() -> None:
+    def fail() -> Iterator[CheckResult]:
         yield CheckResult("ram.free", "ok", "much")
         raise ZeroDivisionError("two\nlines")
 
-    never = threading.Event()
-    words: list[str] = []
+    release = threading.Event()
+    messages: list[str] = []
     checks = [
-        DoctorCheck("disk", "the disk", 0.3, lambda: [CheckResult("disk.free", "ok", str(never.wait(30)))]),
-        DoctorCheck("ram", "memory", 5.0, broken),
+        DoctorCheck("disk", "the disk", 0.3, lambda: [CheckResult("disk.free", "ok", str(release.wait(30)))]),
+        DoctorCheck("ram", "memory", 5.0, fail),
     ]
-    findings = run_checks(checks, on_progress=words.append)
-    never.set()
-    assert told(findings) == [("check.cut", "warn"), ("ram.free", "ok"), ("check.broken", "warn")]
+    findings = run_checks(checks, on_progress=messages.append)
+    release.set()
+    assert levels(findings) == [("check.cut", "warn"), ("ram.free", "ok"), ("check.broken", "warn")]
     assert "the disk: no answer within 0.3 s" in findings[0].finding
     assert "ZeroDivisionError" in findings[2].finding
 
 
-def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_check_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.doctor.doctor.QUIET_S", 0.1)
-    words: list[str] = []
-    run_checks([DoctorCheck("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=words.append)  # type: ignore[arg-type, return-value]
-    assert words == ["still checking: memory"]
+    messages: list[str] = []
+    run_checks([DoctorCheck("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=messages.append)  # type: ignore[arg-type, return-value]
+    assert messages == ["still checking: memory"]
 
 
-def test_the_same_open_checks_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_checks_are_reported_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.doctor.doctor.QUIET_S", 0.05)
     monkeypatch.setattr("ftis_node.doctor.doctor.PROGRESS_EVERY_S", 0.05)
     first_ends, second_ends = threading.Event(), threading.Event()
@@ -81,14 +81,14 @@ def test_the_same_open_checks_are_named_once(monkeypatch: pytest.MonkeyPatch) ->
         DoctorCheck("ram", "memory", 60.0, lambda: iter([first_ends.wait(60)])),  # type: ignore[arg-type, return-value]
         DoctorCheck("disk", "the disk", 60.0, lambda: iter([second_ends.wait(60)])),  # type: ignore[arg-type, return-value]
     ]
-    words: list[str] = []
+    messages: list[str] = []
 
     def on_progress(text: str) -> None:
-        words.append(text)
-        threading.Timer(0.5, first_ends.set if len(words) == 1 else second_ends.set).start()
+        messages.append(text)
+        threading.Timer(0.5, first_ends.set if len(messages) == 1 else second_ends.set).start()
 
     run_checks(checks, on_progress=on_progress)
-    assert words == ["still checking: memory, the disk", "still checking: the disk"]
+    assert messages == ["still checking: memory, the disk", "still checking: the disk"]
 
 
 def test_the_worst_check_comes_first_and_stays_together() -> None:
@@ -113,35 +113,37 @@ def test_the_exit_code_is_the_machines_before_the_networks(failed: list[str], co
     )
 
 
-def test_the_command_line_names_the_checks_that_there_are(tmp_path: Path) -> None:
+def test_the_command_line_offers_the_existing_checks(tmp_path: Path) -> None:
     from ftis_node.cli.commands.doctor import CHECKS as OFFERED
 
     assert tuple(check.name for check in checks_of(Home(tmp_path), NodeSettings(model="any"))) == OFFERED
 
 
-def test_drivers_as_they_answer() -> None:
-    fine = "580.65.06, NVIDIA L4, 23034, 1\n580.65.06, NVIDIA L4, 23034, 9000\n"
-    assert told(read_driver(0, fine)) == [("gpu.driver", "ok"), ("gpu.memory", "ok"), ("gpu.memory", "warn")]
-    assert list(read_driver(0, fine))[1].num_bytes == 23034 << 20
+def test_the_answer_of_the_driver_is_read() -> None:
+    valid = "580.65.06, NVIDIA L4, 23034, 1\n580.65.06, NVIDIA L4, 23034, 9000\n"
+    assert levels(read_driver(0, valid)) == [("gpu.driver", "ok"), ("gpu.memory", "ok"), ("gpu.memory", "warn")]
+    assert list(read_driver(0, valid))[1].num_bytes == 23034 << 20
     mismatch = "Failed to initialize NVML: Driver/library version mismatch"
-    assert told(read_driver(18, mismatch)) == [("gpu.driver", "fail")]
+    assert levels(read_driver(18, mismatch)) == [("gpu.driver", "fail")]
     assert mismatch in next(read_driver(18, mismatch)).finding
-    assert told(read_driver(0, "580, GH200, [N/A], [N/A]\n"))[1] == ("gpu.memory", "ok")
+    assert levels(read_driver(0, "580, GH200, [N/A], [N/A]\n"))[1] == ("gpu.memory", "ok")
 
 
-def test_a_driver_too_old_for_vllms_torch_is_one_clear_line() -> None:
+def test_a_driver_too_old_for_vllms_torch_names_the_needed_version() -> None:
     old = next(read_driver(0, "570.133.20, NVIDIA L4, 23034, 1\n"))
     assert (old.id, old.level, old.advice) == ("gpu.driver", "warn", "install driver 580 or newer")
     assert old.finding == (
         "NVIDIA driver 570.133.20: vLLM and its torch are built for CUDA 13, which needs 580 or newer"
     )
-    blind = doctor_machine.ProbeAnswer({"version": "2.13.0", "cuda": "13.0", "has_gpu": False, "gpus": []})
-    _, found = doctor_machine.torch_results(blind, has_gpu=True)
+    no_gpu = doctor_machine.ProbeAnswer({"version": "2.13.0", "cuda": "13.0", "has_gpu": False, "gpus": []})
+    _, found = doctor_machine.torch_results(no_gpu, has_gpu=True)
     assert (found.id, found.level) == ("engine.gpu", "fail")
     assert found.advice.startswith("install NVIDIA's driver 580 or newer")
 
 
-def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     crash = doctor_machine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
     assert crash.problem == "ImportError: libcuda.so.1: cannot open"
     assert "signal 11" in doctor_machine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
@@ -149,40 +151,42 @@ def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.
     assert "no answer within" in slow.problem
     (cut,) = doctor_machine.torch_results(slow, has_gpu=True)
     assert (cut.id, cut.level) == ("check.cut", "warn") and "pip install" not in cut.advice
-    assert told([doctor_machine.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
+    assert levels([doctor_machine.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
     on_cpu = doctor_machine.ProbeAnswer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
-    levels = told(doctor_machine.torch_results(on_cpu, has_gpu=True))
-    assert levels == [("engine.torch", "ok"), ("engine.gpu", "fail")]
-    assert told(doctor_machine.torch_results(crash, has_gpu=False)) == [("engine.torch", "fail")]
-    assert told([doctor_machine.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
-    assert told([doctor_machine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
+    found = doctor_machine.torch_results(on_cpu, has_gpu=True)
+    assert levels(found) == [("engine.torch", "ok"), ("engine.gpu", "fail")]
+    assert levels(doctor_machine.torch_results(crash, has_gpu=False)) == [("engine.torch", "fail")]
+    assert levels([doctor_machine.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
+    assert levels([doctor_machine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
 
 
-def test_a_disk_that_is_nearly_full_and_small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nearly_full_disk_and_small_shared_memory_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ftis_node.doctor.machine.free_bytes", lambda path: 64 << 20)
-    assert told(check_disk(tmp_path / "home", tmp_path)) == [("disk.free", "fail"), ("shm.size", "warn")]
-    assert told(check_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
+    assert levels(check_disk(tmp_path / "home", tmp_path)) == [("disk.free", "fail"), ("shm.size", "warn")]
+    assert levels(check_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
 
 
-def test_ports_that_are_taken(tmp_path: Path) -> None:
+def test_ports_in_use_are_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         settings = NodeSettings(model="any", listen=(f"/ip4/127.0.0.1/tcp/{port}",), status_port=port)
         findings = examine(checks_of(Home(tmp_path), settings), only=["port"])
-    assert told(findings) == [("port.listen", "fail"), ("port.status", "fail")]
+    assert levels(findings) == [("port.listen", "fail"), ("port.status", "fail")]
     assert exit_code_of(findings) == 4
     assert ["--listen" in findings[0].advice, "--status-port" in findings[1].advice] == [True, True]
 
 
-def test_the_port_of_the_node_that_runs_here_is_its_own() -> None:
+def test_a_port_of_the_homes_running_node_is_no_conflict() -> None:
     findings = doctor_network.check_listen_ports(["/ip4/127.0.0.1/tcp/1"], 1, runs_here=True)
-    assert told(findings) == [("port.listen", "ok")]
+    assert levels(findings) == [("port.listen", "ok")]
 
 
 @pytest.mark.parametrize(
-    ("ipv4", "ipv6", "level", "word"),
+    ("ipv4", "ipv6", "level", "text"),
     [
         ("192.168.1.7", "fe80::1", "warn", "private"),
         ("100.72.3.4", "", "warn", "carrier"),
@@ -191,18 +195,18 @@ def test_the_port_of_the_node_that_runs_here_is_its_own() -> None:
         ("", "", "warn", "no address"),
     ],
 )
-def test_kinds_of_nat(ipv4: str, ipv6: str, level: str, word: str) -> None:
+def test_the_kind_of_nat_is_reported(ipv4: str, ipv6: str, level: str, text: str) -> None:
     kind = nat_kind(ipv4, ipv6)
-    assert (kind.level, word in kind.finding) == (level, True)
+    assert (kind.level, text in kind.finding) == (level, True)
 
 
-def test_a_machine_without_a_network_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_network_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_network, "own_address", lambda family: "")
-    assert told(doctor_network.check_routes()) == [("route.ipv4", "warn")]
+    assert levels(doctor_network.check_routes()) == [("route.ipv4", "warn")]
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers as the hub does: a model, none of that name, or one that is guarded."""
+    """A fake hub: it has the model, does not have it, or restricts it."""
 
     status, error_code = 200, ""
 
@@ -231,8 +235,8 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Hub]]:
-    kind = type("ThisHub", (Hub,), {})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    handler = type("ThisHub", (Hub,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
@@ -240,18 +244,18 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Hub]]:
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    yield kind
+    yield handler
     server.shutdown()
     server.server_close()
 
 
-def look(tmp_path: Path) -> list[CheckResult]:
+def check_hub_model(tmp_path: Path) -> list[CheckResult]:
     return list(check_model(memory_question(Home(tmp_path), model=REPO, gpus_gib=[24])))
 
 
-def test_a_model_that_the_hub_offers_is_planned_without_its_weights(hub: type[Hub], tmp_path: Path) -> None:
-    findings = look(tmp_path)
-    assert told(findings)[:4] == [
+def test_a_model_of_the_hub_is_planned_without_its_weights(hub: type[Hub], tmp_path: Path) -> None:
+    findings = check_hub_model(tmp_path)
+    assert levels(findings)[:4] == [
         ("hub.reached", "ok"), ("hub.token", "ok"), ("model.licence", "ok"), ("memory.plan", "ok"),
     ]  # fmt: skip
     assert "6.0 GB" in findings[0].finding
@@ -260,20 +264,22 @@ def test_a_model_that_the_hub_offers_is_planned_without_its_weights(hub: type[Hu
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "words"),
+    ("status", "code", "message"),
     [(401, "RepoNotFound", "the hub has no model org/model"), (403, "GatedRepo", "accept its terms on the hub")],
 )
-def test_a_model_that_the_hub_keeps(hub: type[Hub], tmp_path: Path, status: int, code: str, words: str) -> None:
+def test_a_missing_or_gated_model_is_reported(
+    hub: type[Hub], tmp_path: Path, status: int, code: str, message: str
+) -> None:
     hub.status, hub.error_code = status, code
-    (finding,) = look(tmp_path)
+    (finding,) = check_hub_model(tmp_path)
     assert (finding.id, finding.level) == ("hub.reached", "fail")
-    assert words in finding.finding
+    assert message in finding.finding
 
 
-def test_a_hub_that_is_not_reached_is_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    (finding,) = look(tmp_path)
+    (finding,) = check_hub_model(tmp_path)
     assert (finding.id, exit_code_of([finding])) == ("hub.reached", 4)
     assert "cannot fetch org/model" in finding.finding

@@ -1,4 +1,4 @@
-"""What `doctor` makes of given peers: how each address fails, clocks that differ, the way back to this machine."""
+"""`doctor --peers` reports how each address fails, clocks that differ, and whether peers reach this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{PEER}"
 REFUSED = "failed to dial X: all dials failed * [/ip4/192.0.2.1/tcp/4001] dial tcp4 192.0.2.1:4001: connection refused"
-GOOD = AddressProbe(ADDRESS, dial_s=0.02, is_in_directory=True, clock_skew_s=0.1)
+REACHED = AddressProbe(ADDRESS, dial_s=0.02, is_in_directory=True, clock_skew_s=0.1)
 
 
 def _levels(*probes: AddressProbe, reachability: Reachability = Reachability.PUBLIC) -> list[tuple[str, str]]:
@@ -28,25 +28,25 @@ def _levels(*probes: AddressProbe, reachability: Reachability = Reachability.PUB
 
 
 @pytest.mark.parametrize(
-    ("skew_s", "level", "words"),
+    ("skew_s", "level", "text"),
     [(0.9, "ok", "+0.90 s"), (-1.5, "warn", "1.5 s ahead of the peers'"), (3.5, "fail", "3.5 s behind the peers'")],
 )
-def test_clocks_that_differ(skew_s: float, level: str, words: str) -> None:
+def test_clocks_that_differ_are_reported(skew_s: float, level: str, text: str) -> None:
     probe = AddressProbe(ADDRESS, is_in_directory=True, clock_skew_s=skew_s)
     (clock,) = [found for found in judge(NetworkProbe((probe,), Reachability.PUBLIC)) if found.id == "clock.peers"]
-    assert (clock.level, words in clock.finding, "3 s" in clock.advice) == (level, True, level != "ok")
+    assert (clock.level, text in clock.finding, "3 s" in clock.advice) == (level, True, level != "ok")
 
 
-def test_a_dead_address_is_a_problem_where_no_other_is_reached() -> None:
-    dead = AddressProbe(ADDRESS, error=REFUSED)
-    assert _levels(dead) == [("peer", "fail"), ("nat", "ok")]
-    assert _levels(dead, GOOD) == [("peer", "warn"), ("peer", "ok"), ("clock", "ok"), ("nat", "ok")]
-    first = next(judge(NetworkProbe((dead,), Reachability.PUBLIC)))
+def test_an_unreachable_address_fails_if_no_other_is_reached() -> None:
+    unreachable = AddressProbe(ADDRESS, error=REFUSED)
+    assert _levels(unreachable) == [("peer", "fail"), ("nat", "ok")]
+    assert _levels(unreachable, REACHED) == [("peer", "warn"), ("peer", "ok"), ("clock", "ok"), ("nat", "ok")]
+    first = next(judge(NetworkProbe((unreachable,), Reachability.PUBLIC)))
     assert first.finding == f"{ADDRESS}: dial tcp4 192.0.2.1:4001: connection refused"
     assert first.advice.startswith("nothing listens there")
 
 
-def test_a_relay_that_cuts_early_and_a_peer_outside_the_directory_are_named() -> None:
+def test_a_relay_with_low_limits_and_a_peer_outside_the_directory_are_warnings() -> None:
     small = AddressProbe(ADDRESS, is_in_directory=True, relay_limit=RelayLimit(num_bytes=131072, duration_s=120))
     outside = AddressProbe(ADDRESS)
     findings = [found for found in judge(NetworkProbe((small, outside), Reachability.LOCAL)) if found.level == "warn"]
@@ -57,15 +57,15 @@ def test_a_relay_that_cuts_early_and_a_peer_outside_the_directory_are_named() ->
     ]
 
 
-@pytest.mark.timeout(90)  # a p2pd for each address
-async def test_each_address_is_dialed_alone(tmp_path: Path) -> None:
+@pytest.mark.timeout(90)  # one p2pd for each address
+async def test_each_address_is_dialed_separately(tmp_path: Path) -> None:
     node = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
     await node.start()
     try:
-        (living,) = node.addresses
-        dead = living.replace(living.split("/")[4], "9", 1)
-        other = living.replace(node.peer_id, Identity.generate().peer_id)
-        peers = tuple(map(parse_multiaddr, (dead, living, other)))
+        (reachable,) = node.addresses
+        unreachable = reachable.replace(reachable.split("/")[4], "9", 1)
+        other = reachable.replace(node.peer_id, Identity.generate().peer_id)
+        peers = tuple(map(parse_multiaddr, (unreachable, reachable, other)))
         probe = await probe_network(peers, listen=(LOOPBACK,), sockets_dir=tmp_path / "p")
     finally:
         await node.close()
@@ -73,7 +73,7 @@ async def test_each_address_is_dialed_alone(tmp_path: Path) -> None:
     assert "connection refused" in first.error
     assert (second.error, second.is_in_directory) == ("", True)
     assert second.clock_skew_s is not None
-    assert abs(second.clock_skew_s) < 1, "it is this machine's own clock"
+    assert abs(second.clock_skew_s) < 1, "both clocks are this machine's"
     assert second.relay_limit is not None
     assert second.relay_limit.num_bytes == 1 << 32
     assert "peer id mismatch" in third.error

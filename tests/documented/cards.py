@@ -1,8 +1,8 @@
-"""Table of the Qwen2.5 models that a card can train, by the memory plan, for README.md and docs/operate/resources.md.
+"""The table of docs/operate/resources.md: what `join` trains of each Qwen2.5 model on each card, by the memory plan.
 
 python -m tests.documented.cards      print it
 
-A card has the memory that CUDA reports for the smallest one sold under its name, or a little less.
+A card's memory is what CUDA reports for the smallest one sold under its name, or a little less.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ftis_node.telemetry.terminal_text import GIB
 if TYPE_CHECKING:
     from ftis_node.models import ModelShape
 
-SMALLEST_GIB = {8: 7.6, 12: 11.6, 16: 14.5, 24: 22.0, 32: 31.0, 48: 44.0, 80: 79.0, 141: 139.0}  # by GB as sold
+SMALLEST_GIB = {8: 7.6, 12: 11.6, 16: 14.5, 24: 22.0, 32: 31.0, 48: 44.0, 80: 79.0, 141: 139.0}  # key: GB as sold
 HOST_GIB = 64
 STATES = {"float32": "full", "8bit": "full, 8-bit states", "offload": "full, states on the host"}
 

@@ -71,7 +71,7 @@ def _first_line(command: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text as one table cell: one line, without what Markdown would read."""
+    """Return a text as one table cell: one line, with Markdown's special characters escaped."""
     text = " ".join(text.split()).replace("|", "\\|")
     return re.sub(r"(?<!`)<([^>]+)>", r"`<\1>`", text)
 

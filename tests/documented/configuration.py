@@ -1,4 +1,4 @@
-"""Generator of docs/reference/configuration.md, made from the settings: every one has its line.
+"""Generator of docs/reference/configuration.md: one row per setting.
 
 python -m tests.documented.configuration      print the page
 """

@@ -1,4 +1,4 @@
-"""The events that the code writes to `events.jsonl`, with their fields, by its syntax trees.
+"""The events that the code writes to `events.jsonl` with their fields, read from the syntax trees.
 
 python -m tests.documented.events       print them as table rows
 """
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "ftis_node"
-RECEIVERS = {"events", "_events", "trail", "_trail", "event_log"}
+RECEIVERS = {"events", "_events", "event_log"}
 
 
 @cache
@@ -41,7 +41,7 @@ def _names(argument: ast.expr) -> list[str]:
             return [name]
         case ast.IfExp(body=ast.Constant(value=str(one)), orelse=ast.Constant(value=str(other))):
             return [one, other]
-        case ast.Name(id=name) if name.isupper():  # a constant that is called by its value
+        case ast.Name(id=name) if name.isupper():  # a constant whose name is its value in capitals
             return [name.lower()]
     return []
 

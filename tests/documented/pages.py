@@ -1,7 +1,7 @@
-"""The commands that README and docs/ show, as their readers would type them.
+"""The commands in README and docs/.
 
-A command is a line of a code block (fenced, or indented after an empty line) that begins with a program of `PROGRAMS`,
-or any line of a block that is marked as `sh`; besides, code within a sentence that begins with `ftis-node`.
+A command is a line of a code block that begins with a program of `PROGRAMS`, or any line of a block marked as `sh`.
+Code blocks are fenced, or indented after an empty line. Inline code that begins with `ftis-node` is a command too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PAGES = [
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent != ROOT / "docs/results"),
 ]
 PROGRAMS = frozenset(
-    "apt-get bash cd chmod chown cp crontab curl docker export for ftis-node git helm journalctl kubectl kustomize ln "
-    "loginctl make mkdir mv nvidia-smi openssl pip podman prometheus promtool python python3 rm scp source ssh sudo "
-    "systemctl tensorboard tmux unshare useradd wget".split()
+    """apt-get bash cd chmod chown cp crontab curl docker export for ftis-node git helm journalctl kubectl kustomize ln
+    loginctl make mkdir mv nvidia-smi openssl pip podman prometheus promtool python python3 rm scp source ssh sudo
+    systemctl tensorboard tmux unshare useradd wget""".split()
 )
 ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
 INLINE = re.compile(r"(?<!`)`(ftis-node [^`]+)`(?!`)")
@@ -34,7 +34,7 @@ SHELL = {"sh", "bash", "shell", "console"}
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: its language, "" where it is not named, and its lines without what indents them."""
+    """A code block: its language, or "" for none, and its lines without indentation."""
 
     page: str
     language: str
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One simple command: what is set before it, its words, and the line where it stands."""
+    """One simple command: assignments before it, its words, and its line of the page."""
 
     page: str
     settings: tuple[str, ...]
@@ -57,7 +57,7 @@ class Command:
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """The code blocks of a page."""
+    """Yield the code blocks of a page."""
     language: str | None = None
     held: list[str] = []
     before = ""
@@ -83,7 +83,7 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def commands(path: Path) -> Iterator[Command]:
-    """The commands of a page."""
+    """Yield the commands of a page."""
     for block in blocks(path):
         for line in "\n".join(block.lines).replace("\\\n", "").splitlines():
             if block.language in {"", *SHELL} and (_begins_with_a_program(line) or block.language in SHELL):
@@ -99,7 +99,7 @@ def _begins_with_a_program(line: str) -> bool:
 
 
 def _simple_commands(page: str, line: str, *, is_inline: bool = False) -> Iterator[Command]:
-    """The parts of a line between `;`, `&&`, `|` and brackets."""
+    """Yield the commands of a line, which `;`, `&&`, `|` and brackets separate."""
     lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=";&|()")
     lexer.whitespace_split, lexer.commenters = True, "#"
     words: list[str] = []

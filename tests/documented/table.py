@@ -1,13 +1,13 @@
-"""What becomes of each documented command: run here, or only parsed, and then why.
+"""Which documented commands a test runs, and why the others are only parsed.
 
-The first pattern that fits counts. A command that fits none fails the test: add a line here, above all one in `RUN`.
+The first matching pattern decides. A command without a match fails the test: add it here, best to `RUN`.
 """
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-RUN = (  # by test_running.py, with what its swarm has in the place of the words in capitals
+RUN = (  # by test_running.py, which replaces the words in capitals
     "ftis-node join --model models/s --task arithmetic --peers ADDRESS --home homes/s --engine torch --steps 10",
     "ftis-node join --model DIR --run examples/ftis-node-task-sorting/run.toml --steps 1",
     "ftis-node bootstrap --home homes/bootstrap",
@@ -29,30 +29,30 @@ ENDLESS = ("ftis-node status*--watch*",)
 INSTALLS = (
     "fetches packages; make test-all installs the same extras, and test_commands.py checks that they are declared"
 )
-OTHERWISE = "only starts and stops: the same command with other words is run here"
+OTHERWISE = "the same command with other arguments is run here"
 NOT_RUN = {
     "make *": "test_commands.py checks that make knows the target; .ci/run is lint, scan, site, test and test-all",
     "make": "test_commands.py checks that make knows the target",
     "pip install ./examples/*": "conftest.py installs it, without an index",
     "pip install*": INSTALLS,
-    "pip uninstall*": "changes the environment that the tests run in; make setup-vllm does it where there is no GPU",
+    "pip uninstall*": "changes the environment of the tests; make setup-vllm runs it on a machine without a GPU",
     "ftis-node --help": "tests/cli and bench/startup.py",
     "ftis-node --install-completion": "changes the reader's shell",
     "ftis-node --version": "tests/test_architecture.py",
     "ftis-node --debug *": OTHERWISE,
-    "ftis-node status*--watch*": "goes on until ctrl-C; tests/cli/test_status.py watches a node",
+    "ftis-node status*--watch*": "runs until ctrl-C; tests/cli/test_status.py watches a node",
     "python examples/python/trl_exchange.py*": "tests/integrations/test_trl_swarm.py runs it",
     "ftis-node join --role exchange*": "tests/integrations/test_trl_swarm.py runs an exchange node and its trainer",
     "ftis-node join --role *": "tests/node/test_roles.py runs a learner and its generators",
     "ftis-node join *--role *": "tests/node/test_roles.py runs a learner and its generators",
     "ftis-node join *--track *": "tests/node/training/test_tracking.py",
     "ftis-node join *--lora*": "tests/node/test_swarm.py and tests/learner train adapters; vLLM: test_vllm_node.py",
-    "ftis-node join *--run run.toml --task arithmetic:*": "tests/node/test_domains.py and test_plan.py run such",
-    "ftis-node join*Qwen/*": "a model of the hub: it is not fetched in a test",
+    "ftis-node join *--run run.toml --task arithmetic:*": "test_domains.py and startup/test_run_plan.py in tests/node",
+    "ftis-node join*Qwen/*": "tests fetch no model of the hub",
     "ftis-node join*": OTHERWISE,
     "ftis-node bootstrap*": OTHERWISE,
     "ftis-node doctor*": OTHERWISE + "; tests/cli/test_doctor.py",
-    "ftis-node *export*--push-to*": "needs the hub; tests/cli/test_push.py pushes to a stand-in",
+    "ftis-node *export*--push-to*": "needs the hub; tests/cli/test_push.py pushes to a fake hub",
     "ftis-node replay export*": "tests/cli/test_replay_texts.py",
     "ftis-node eval*": OTHERWISE + ", with a file of problems: tests/tasks/test_data_files.py",
     "ftis-node export*": OTHERWISE + "; tests/cli/test_export.py",
@@ -64,15 +64,15 @@ NOT_RUN = {
     "ftis-node docs*": "tests/cli/test_docs.py",
     "torchrun *": "tests/learner/distributed/test_learner_hosts.py runs torchrun in two network namespaces",
     "ftis-node learner-host*": "tests/learner/distributed/test_learner_hosts.py runs it in a network namespace",
-    "ftis-node dashboard*": "takes a terminal; tests/dashboard drives it",
-    "ftis-node report*": "its own tests read the page",
-    "ftis-node identity*": "its own tests back up and restore a key",
-    "ftis-node": "the name alone",
+    "ftis-node dashboard*": "needs a terminal; tests/dashboard runs it in one",
+    "ftis-node report*": "tests/report reads the page",
+    "ftis-node identity*": "tests/cli/test_identity.py backs up and restores a key",
+    "ftis-node": "the program's name without a command",
     "python examples/python/trl_exchange.py *": "tests/integrations/test_trl_swarm.py runs it",
     "python bench/*": "a measurement, minutes long: make bench",
-    "python -m *": "a tool for those who work on the code: make docs, make fuzz, make chaos",
+    "python -m *": "a tool for developers: make docs, make fuzz, make chaos",
     "unshare *": "a measurement, minutes long",
-    "tensorboard *": "serves until it is stopped; another project's program",
+    "tensorboard *": "another project's program, which runs until it is stopped",
     "hf *": "another project's program",
     "docker *": "needs a container engine; tests/deploy reads the files",
     "podman *": "needs a container engine; tests/deploy reads the files",
@@ -86,7 +86,7 @@ NOT_RUN = {
     "loginctl *": "changes the machine",
     "journalctl *": "needs systemd",
     "useradd *": "changes the machine",
-    "curl *": "the status port: tests/node asks it",
+    "curl *": "the status port: tests/node sends such requests",
     "git *": "fetches a repository",
     "nvidia-smi*": "needs a GPU's driver",
     "cd *": "a folder of the reader's",
@@ -101,8 +101,8 @@ NOT_RUN = {
     "umask *": "the reader's shell",
     "(umask *": "the reader's shell",
     "echo *": "the reader's shell",
-    "python3 -m venv *": "a folder of the reader's; make makes its own in the same way",
-    "/opt/*": "an installation in the system's folders; the same command with another path stands above",
+    "python3 -m venv *": "a folder of the reader's; make creates .venv in the same way",
+    "/opt/*": "an installation in the system's folders; the same command with another path is in this table",
     "source *": "the reader's shell",
     "export *": "the reader's shell",
     "for *": "the reader's shell",
@@ -111,12 +111,12 @@ NOT_RUN = {
 
 
 def is_run(command: str) -> bool:
-    """Whether test_running.py runs it."""
+    """Return whether test_running.py runs the command."""
     return any(fnmatchcase(command, pattern) for pattern in RUN) and not any(
         fnmatchcase(command, pattern) for pattern in ENDLESS
     )
 
 
 def reason_not_run(command: str) -> str | None:
-    """Why it is not run; None for a command that is not in the table."""
+    """Return why the command is not run; None if it is not in the table."""
     return next((reason for pattern, reason in NOT_RUN.items() if fnmatchcase(command, pattern)), None)

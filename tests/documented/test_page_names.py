@@ -1,4 +1,4 @@
-"""Every page that a message, the help, a setting, a metric, an alert or a deploy file names is there."""
+"""Every page that a message, a help text, a setting, a metric, an alert or a deployment file names exists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _files(*folders: str) -> list[Path]:
 
 
 def _strings(path: Path) -> Iterator[str]:
-    """Yield the strings of a Python file that are no docstrings."""
+    """Yield the strings of a Python file except docstrings."""
     tree = ast.parse(path.read_text())
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -36,7 +36,7 @@ def _strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_every_page_that_is_named_is_there_with_its_section() -> None:
+def test_every_named_page_and_section_exists() -> None:
     pages = {name: set(sections(path.read_text())) for name, path in find_pages().items()}
     named = [
         (str(path.relative_to(ROOT)), found[1], (found[2] or "").removeprefix("#"))
@@ -48,8 +48,8 @@ def test_every_page_that_is_named_is_there_with_its_section() -> None:
     assert not broken, broken
 
 
-def test_no_message_names_a_path_of_the_repository() -> None:
-    """A user of the package has no `docs/`. Comments and docstrings of the code may name it."""
+def test_messages_name_no_path_of_the_repository() -> None:
+    """A user of the package has no `docs/`. Comments and docstrings may name it."""
     python = [path for path in _files("ftis_node") if path.suffix == ".py"]
     named = [f"{path.name}: {text}" for path in python for text in _strings(path) if REPOSITORY_PATH.search(text)]
     others = [path for path in _files("ftis_node", "deploy") if path.suffix != ".py"]
@@ -65,7 +65,7 @@ def test_no_message_names_a_path_of_the_repository() -> None:
 @pytest.mark.parametrize(
     "page", [configuration(), metrics_table(), cli_reference.render()], ids=["keys", "metrics", "help"]
 )
-def test_generated_pages_have_links_in_their_place(page: str) -> None:
+def test_generated_pages_link_the_named_pages(page: str) -> None:
     assert not REPOSITORY_PATH.search(page) and not NAMED.search(page)
     for target in re.findall(r"\]\(\.\./([^)#]+)", page):
         assert (ROOT / "docs" / target).is_file(), target
@@ -77,7 +77,7 @@ def test_every_alert_names_its_page() -> None:
         assert NAMED.fullmatch(rule["annotations"]["runbook"]), rule["alert"]
 
 
-def test_a_page_that_is_named_becomes_a_link() -> None:
+def test_the_name_of_a_page_becomes_a_link() -> None:
     assert as_links("see ftis-node docs operate/deploy#backup.") == "see [operate/deploy](../operate/deploy.md#backup)."
     assert as_links("`ftis-node docs train/roles`") == "[train/roles](../train/roles.md)"
     assert as_links("ftis-node docs shows pages") == "ftis-node docs shows pages"

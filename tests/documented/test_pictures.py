@@ -1,4 +1,4 @@
-"""The pictures of docs/assets: every word on them is one that the program has today, and they load nothing."""
+"""The pictures of docs/assets have only words that the program has, and load nothing from a network."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "docs" / "assets"
 SCREENS = ("dashboard.svg", "group.svg", "status.svg", "swarm.svg")  # docs/make_pictures.py
-# Words of the demo: its folders, its tiny models' names, and the task's vocabulary.
-OF_THE_DEMO = {"home", "demo", "tiny", "arithmetic", "ftis", "node"}
+# The demo's folders, the names of its tiny models, and its task's vocabulary.
+WORDS_OF_DEMO = {"home", "demo", "tiny", "arithmetic", "ftis", "node"}
 MIN_LETTERS = 4
 TEXT = re.compile(r"<text[^>]*>([^<]*)</text>")
 WORD = re.compile(rf"(?<![A-Za-z0-9_])[a-z]{{{MIN_LETTERS},}}(?:_[a-z]+)*(?![A-Za-z0-9_])")
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_words_on_a_picture_are_words_of_the_program(name: str) -> None:
-    stale = words_of((ASSETS / name).read_text(encoding="utf-8")) - words_of_the_program() - OF_THE_DEMO
-    assert not stale, f"make pictures: {name} has words that the program no longer has: {sorted(stale)}"
+def test_every_word_of_a_picture_is_in_the_program(name: str) -> None:
+    stale = words_of((ASSETS / name).read_text(encoding="utf-8")) - words_of_the_program() - WORDS_OF_DEMO
+    assert not stale, f"{name} has words that the program no longer has; run `make pictures`: {sorted(stale)}"
 
 
-def test_a_word_that_the_program_has_not_is_found() -> None:
+def test_a_word_that_the_program_does_not_have_is_found() -> None:
     picture = '<text x="1">groups of&#160;a frobnicated_peer</text>'
     assert words_of(picture) - words_of_the_program() == {"frobnicated_peer"}
 
@@ -38,13 +38,13 @@ def test_a_picture_loads_nothing_from_a_network(picture: Path) -> None:
 
 
 def words_of(svg: str) -> set[str]:
-    """The words in small letters of a picture's text."""
+    """Return the lower-case words of a picture's text."""
     return {word for text in TEXT.findall(svg) for word in WORD.findall(html.unescape(text))}
 
 
 @cache
 def words_of_the_program() -> set[str]:
-    """The words in the string constants of the package, parts of f-strings included."""
+    """Return the words in the package's string constants, f-strings and TOML files."""
     return {
         word
         for file in (ROOT / "ftis_node").rglob("*.py")

@@ -1,4 +1,4 @@
-"""The reference pages that are made from the code, or list what it has, are up to date."""
+"""The reference pages that are generated from the code, or list its parts, are up to date."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 DOCS: Path = ROOT / "docs"
 
 
-def test_the_page_of_commands_is_the_command_line() -> None:
+def test_the_page_of_commands_equals_the_generated_one() -> None:
     assert (DOCS / "reference/cli.md").read_text() == cli_reference.render(), "run `make docs`"
 
 
-def test_the_page_of_commands_names_every_command() -> None:
+def test_the_page_of_commands_links_every_command() -> None:
     page = (DOCS / "reference/cli.md").read_text()
     groups = {str(group.name) for group in app.registered_groups}
     for name in {str(command.name) for command in app.registered_commands if not command.hidden} | groups:
@@ -60,7 +60,7 @@ def test_the_architecture_page_names_every_package() -> None:
     assert packages == {name for name in re.findall(r"`(\w+)`", layers) if name != "status"}
 
 
-def test_every_preset_has_a_page() -> None:
+def test_every_preset_is_on_the_page_of_configuration() -> None:
     page = (DOCS / "reference/configuration.md").read_text()
     assert [preset for preset in PRESETS if preset not in page] == []
 

@@ -1,6 +1,6 @@
-"""The documented commands that a CPU can run in a minute are run, on the small swarm.
+"""The documented commands that take less than a minute on a CPU run on the small swarm.
 
-What a reader fills in is filled in (`_filled`): the addresses, homes and models of this swarm, and fewer problems.
+`_filled` replaces placeholders by addresses, homes and models of this swarm, and reduces the number of problems.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ if TYPE_CHECKING:
     from tests.small_swarm import SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
-STEP_S = 400.0  # for the one step of the example, on a busy machine
+STEP_S = 400.0  # for the example's one step on a loaded machine
 
 JOIN, BOOTSTRAP = ("ftis-node", "join"), ("ftis-node", "bootstrap")
 SHOWN = [command for command in chain.from_iterable(map(commands, PAGES)) if not command.is_inline]
 RUN = list({command.words: command for command in SHOWN if is_run(command.text)}.values())
-ASKING = [command for command in RUN if command.words[:2] not in (JOIN, BOOTSTRAP)]
+QUERIES = [command for command in RUN if command.words[:2] not in (JOIN, BOOTSTRAP)]
 
 
-OPEN = {"--model", "--peers", "--home", "--steps"}  # what the pages leave to their readers
+PLACEHOLDERS = {"--model", "--peers", "--home", "--steps"}  # readers choose these values
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The small swarm, of which `node` is asked, and one node on the example's task."""
+    """The small swarm, whose `node` gets the commands, and one node on the example's task."""
 
     swarm: SmallSwarm
     sorting: RunningNode
     folder: Path
     peer: str = field(default_factory=lambda: Identity.generate().peer_id)
-    """Somebody to ban and to trust, who is no member."""
+    """The id of a peer outside the swarm, to ban and to trust."""
 
     @property
     def node(self) -> RunningNode:
         return self.swarm.bob
 
 
-def _the(start: tuple[str, ...], *having: str) -> Command:
-    """The one documented command that begins so and has these words."""
-    (found,) = [one for one in RUN if one.words[: len(start)] == start and set(having) <= set(one.words)]
+def _command(start: tuple[str, ...], *words: str) -> Command:
+    """Return the one documented command that begins like this and has these words."""
+    (found,) = [one for one in RUN if one.words[: len(start)] == start and set(words) <= set(one.words)]
     return found
 
 
 def _filled(words: tuple[str, ...], nodes: Nodes) -> list[str]:
-    """A command line with what this swarm has in place of what the page leaves open."""
+    """Return a command line with values of this swarm for the placeholders of the page."""
     models = [str(nodes.swarm.models[size]) for size in ("s", "m")]
     values = {
         "--model": models[0],
@@ -85,7 +85,7 @@ def _filled(words: tuple[str, ...], nodes: Nodes) -> list[str]:
 
 
 def _at_home(words: list[str], home: Path) -> list[str]:
-    """The same with this home, where the command takes one."""
+    """Return the command line with this home, if the command has the option."""
     if "--home" in words:
         words[words.index("--home") + 1] = str(home)
         return words
@@ -97,14 +97,14 @@ def _at_home(words: list[str], home: Path) -> list[str]:
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """The options of a command line with their values."""
+    """Return the options of a command line with their values."""
     return {word: value for word, value in pairwise(words) if word.startswith("--")}
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm, example_plugin: Path) -> Iterator[Nodes]:
     folder = tmp_path_factory.mktemp("documented")
-    example = _the(JOIN, "examples/ftis-node-task-sorting/run.toml")
+    example = _command(JOIN, "examples/ftis-node-task-sorting/run.toml")
     own_run = str(ROOT / _options(example.words)["--run"])
     given = _options(example.words[2:]) | {"--model": str(save_tiny(folder / "model", seed=5)), "--run": own_run}
     with pytest.MonkeyPatch.context() as environment:
@@ -113,17 +113,19 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm, exa
             yield Nodes(small_swarm, sorting, folder)
 
 
-def test_the_swarm_is_started_as_documented(small_swarm: SmallSwarm) -> None:
-    for command, node in ((_the(JOIN, "ADDRESS"), small_swarm.bob), (_the(BOOTSTRAP), small_swarm.bootstrap)):
+def test_the_swarm_is_started_with_the_documented_commands(small_swarm: SmallSwarm) -> None:
+    for command, node in ((_command(JOIN, "ADDRESS"), small_swarm.bob), (_command(BOOTSTRAP), small_swarm.bootstrap)):
         words = [str(word) for word in node.process.args]  # type: ignore[union-attr]  # a list
         documented, given = _options(command.words), _options(words)
         assert words[words.index("ftis_node") + 1] == command.words[1]
-        assert documented.items() <= (given | {name: documented[name] for name in OPEN & set(documented)}).items()
-        assert OPEN & set(documented) <= set(given)
+        assert (
+            documented.items() <= (given | {name: documented[name] for name in PLACEHOLDERS & set(documented)}).items()
+        )
+        assert PLACEHOLDERS & set(documented) <= set(given)
 
 
-@pytest.mark.parametrize("command", ASKING, ids=lambda command: command.text)
-def test_a_documented_command_does_what_it_should(
+@pytest.mark.parametrize("command", QUERIES, ids=lambda command: command.text)
+def test_a_documented_command_succeeds_and_prints_something(
     command: Command,
     nodes: Nodes,
     example_plugin: Path,
@@ -135,21 +137,21 @@ def test_a_documented_command_does_what_it_should(
     if command.words[0] != "ftis-node":
         subprocess.run(["bash", "-ec", command.line.strip()], check=True)
         return
-    if command.words[1:3] == ("peers", "show"):  # of somebody that the node has heard of
+    if command.words[1:3] == ("peers", "show"):  # the node must know the peer
         assert run(["peers", "trust", nodes.peer, "--home", str(nodes.node.home)]) == 0
     code = run(_filled(command.words, nodes)[1:])
     captured = capfd.readouterr()
     assert (code, captured.err.count("Traceback")) == (0, 0), captured.err
-    assert captured.out.strip(), "it says something"
+    assert captured.out.strip()
 
 
-def test_the_example_task_is_trained_on(nodes: Nodes) -> None:
+def test_the_node_of_the_example_trains_a_step(nodes: Nodes) -> None:
     assert nodes.sorting.wait(timeout_s=STEP_S) == 0, nodes.sorting.log.read_text()[-2000:]
     status = nodes.sorting.status()
     assert (status["run"]["task"], status["learner"]["step"]) == ("sorting", 1)
 
 
-def test_python_on_the_pages_runs(example_plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_code_on_the_pages_runs(example_plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(example_plugin), str(ROOT)]))
     shown = [block for page in PAGES for block in blocks(page) if block.language == "python"]
     assert shown

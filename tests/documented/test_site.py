@@ -1,4 +1,4 @@
-"""The site builds strictly and without a network, asks nothing of other hosts, and leads to every page."""
+"""The site builds strictly and without a network, loads nothing from other hosts, and links every page."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ sys.exit(main(sys.argv[1:]))
 OUTSIDE = re.compile(r"(?:https?:)?//")
 CSS_ASSET = re.compile(r"""(?:url\(\s*|@import\s+)["']?([^"')\s]+)""")
 SCRIPT_ADDRESS = re.compile(r"""["'`](?:https?:)?//[^"'`]+""")
-NAMESPACES = {'"http://www.w3.org/2000/svg', '"http://www.w3.org/1999/xlink'}  # names, which nothing fetches
-NOT_LINKED = {"search.html"}  # the search form leads there
+NAMESPACES = {'"http://www.w3.org/2000/svg', '"http://www.w3.org/1999/xlink'}  # names that no browser fetches
+NOT_LINKED = {"search.html"}  # only the search form opens it
 
 
 def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 @dataclass
 class Page(HTMLParser):
-    """A built page: what a browser loads for it, where its links lead, and its anchors."""
+    """A built page: the files that a browser loads for it, the targets of its links, and its anchors."""
 
     source: str
     assets: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ def test_no_page_loads_anything_from_another_host(site: Path, pages: dict[Path, 
     assert not [one for one in scripts if one[1] not in NAMESPACES]
 
 
-def test_every_page_is_reachable_and_every_link_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_every_page_is_reachable_and_every_link_has_a_target(site: Path, pages: dict[Path, Page]) -> None:
     reached, waiting, broken = set(), [site / "docs/index.html"], []
     while waiting:
         path = waiting.pop()
@@ -111,7 +111,7 @@ def test_every_page_is_reachable_and_every_link_leads_somewhere(site: Path, page
 
 
 def _links(path: Path, page: Page) -> Iterator[tuple[str, Path, str]]:
-    """Yield each link within the site with the file and the anchor that it leads to."""
+    """Yield each link within the site with its target file and anchor."""
     for link in page.links:
         parts = urlsplit(link)
         if not parts.scheme and not parts.netloc:
@@ -119,9 +119,9 @@ def _links(path: Path, page: Page) -> Iterator[tuple[str, Path, str]]:
             yield link, target, unquote(parts.fragment)
 
 
-def test_the_search_finds_words_of_pages_without_a_server(site: Path) -> None:
+def test_the_search_index_has_words_of_pages_and_needs_no_server(site: Path) -> None:
     index = (site / "searchindex.js").read_text()
-    assert index.startswith("Search.setIndex(")  # a script: browsers load no other file of a file:// page
+    assert index.startswith("Search.setIndex(")  # a script, because a file:// page can load no other files
     assert "docs/operate/troubleshooting" in index and '"bootstrap"' in index
 
 

@@ -1,4 +1,4 @@
-"""Clients of the fake worker, all ended when the test is."""
+"""Clients of the fake worker, stopped at the end of a test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = Timing(
 
 @pytest_asyncio.fixture
 async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClient]:
-    """`make_client(**options)`: a client of the fake worker, not started yet."""
+    """`make_client(**options)` makes a client of the fake worker, not started yet."""
     made: list[GenerationClient] = []
     monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
 

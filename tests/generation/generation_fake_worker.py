@@ -1,13 +1,16 @@
-"""A generation worker without a model, for the tests of the client: it starts fast, and lies when told to.
+"""A generation worker without a model, for the tests of the client: it starts fast and fails on request.
 
-A "weights file" holds one number, which becomes every log-prob of the probe, and whose checksum stands for a tensor's.
-`boot.model` is a folder; as long as the file `lies` in it holds a number above 0, a load counts it down and keeps the
-old weights while claiming the new ones (`lie-about-version`: it also names the old version). Prompt id 66 is never
-answered. When a file `broken` appears, the engine is beyond use, for the reason in it.
+A "weights file" holds one number, which becomes every log-prob of the probe. Its checksum replaces that of a tensor.
+`boot.model` is a folder in which a test and the worker share files:
 
-Shared weights have their number for an id, unless a file `sharing` says otherwise: `refused`, `fatal`, `failing`, or
-the number that is seen instead, because the learner has moved on. `slept` has a line for each sleep; weights that were
-discarded are NaN.
+`stale-weights` holds a count. While it is above 0, a load decrements it and keeps the old weights.
+`stale-version` is the same for the version that the worker reports.
+`broken`: the engine has failed for good. The text is the reason.
+`sharing`: the outcome of loading shared weights, `refused`, `fatal` or `failing`, or the number to read. Without the
+file, the id of the export is the number.
+`shared` gets a line for each load of shared weights, `slept` for each sleep.
+
+The worker never answers the prompt id 66. Discarded weights are NaN.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ UNANSWERED = 66
 
 
 def checksum_of(number: float) -> int:
-    """Stands for that of a tensor."""
+    """Return a checksum of the number in place of a tensor's."""
     return zlib.crc32(repr(number).encode())
 
 
@@ -72,36 +75,36 @@ class FakeEngine:
         return GenerationResult.from_completions((completion,) * request.num_completions)
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        if not path.exists():  # noqa: ASYNC240 - what engines say of it
+        if not path.exists():  # noqa: ASYNC240 - a local file; engines raise the same error
             raise ModelError(f"{path} is damaged: No such file")
         text = path.read_text()  # noqa: ASYNC240 - a few bytes
         if text == "damaged":
             raise ModelError("weights are damaged")
         self._awake.set()
-        if not self._lies("lie-about-version"):
+        if not self._is_stale("stale-version"):
             self.policy_version = version
-        if not self._lies("lies"):
+        if not self._is_stale("stale-weights"):
             self._weights = float(text)
         self._has_weights = True
         return {"number": checksum_of(self._weights)}
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        said = self._folder / "sharing"
-        what = said.read_text() if said.exists() else shared.export_id
+        script = self._folder / "sharing"
+        outcome = script.read_text() if script.exists() else shared.export_id
         with (self._folder / "shared").open("a") as calls:
-            calls.write(f"{version} {what}\n")
-        if what == "refused":
+            calls.write(f"{version} {outcome}\n")
+        if outcome == "refused":
             raise SharingError("CUDA IPC cannot open a handle")
-        if what == "fatal":
+        if outcome == "fatal":
             os._exit(9)
-        if what == "failing":
+        if outcome == "failing":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        self._weights, self._has_weights, self.policy_version = float(what), True, version
+        self._weights, self._has_weights, self.policy_version = float(outcome), True, version
         self._awake.set()
         return {"number": checksum_of(self._weights)}
 
-    def _lies(self, about: str) -> bool:
-        counter = self._folder / about
+    def _is_stale(self, name: str) -> bool:
+        counter = self._folder / name
         if not counter.exists() or int(counter.read_text()) == 0:
             return False
         counter.write_text(str(int(counter.read_text()) - 1))

@@ -1,4 +1,4 @@
-"""Tiny random Qwen2 models for the tests of `generation`, and log-probs by plain forward passes."""
+"""Tiny random Qwen2 models for the tests of `generation`, and log-probs of plain forward passes."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 VOCAB_SIZE = 90
 EMBEDDING_ROWS = 96  # padded, as real models' embeddings are
 EOS_ID = 7
+NEVER: frozenset[int] = frozenset()  # no id ends a completion
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 MakeClient = Callable[..., GenerationClient]
 SETTINGS = EngineSettings(vocab_size=EMBEDDING_ROWS, dtype="float32", device="cpu", seed=0)
@@ -43,9 +45,10 @@ def tiny_model(
     head_dim: int = 16,
     spread: float = 0.2,
 ) -> Any:
-    """A random Qwen2 in float32 and eval mode; its weights are large enough that its choices differ between prompts.
+    """Return a random Qwen2 in float32 and eval mode.
 
-    `spread` is their standard deviation: rounding grows with it.
+    `spread` is the standard deviation of its weights. They are large enough that its tokens depend on the prompt;
+    rounding errors grow with them.
     """
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -69,7 +72,7 @@ def tiny_model(
 
 
 def save_model(folder: Path, **options: Any) -> Path:
-    """A folder as the hub would give it: weights, configuration, tokenizer. Options as of `tiny_model`."""
+    """Write a folder like one of the hub: weights, configuration, tokenizer. The options are those of `tiny_model`."""
     tiny_model(**options).save_pretrained(folder)
     vocab = {f"t{index}": index for index in range(VOCAB_SIZE)}
     PreTrainedTokenizerFast(
@@ -80,7 +83,7 @@ def save_model(folder: Path, **options: Any) -> Path:
 
 
 def make_request(prompt_ids: Sequence[int], **options: Any) -> GenerateRequest:
-    """A request with the tests' defaults: 4 completions of at most 16 tokens at temperature 1."""
+    """Return a request with the tests' defaults: 4 completions of at most 16 tokens at temperature 1."""
     given = {
         "request_id": f"r{'-'.join(map(str, prompt_ids))}",
         "num_completions": 4,
@@ -94,7 +97,7 @@ def make_request(prompt_ids: Sequence[int], **options: Any) -> GenerateRequest:
 
 
 def fresh_logprobs(model: Any, prompt_ids: Sequence[int], completion: Completion, *, temperature: float = 1.0) -> Any:
-    """Log-probs of a completion by one plain forward pass over prompt and completion, without a cache."""
+    """Return log-probs `[T]` of a completion by one forward pass over prompt and completion, without a cache."""
     ids = torch.tensor([[*prompt_ids, *completion.token_ids.tolist()]])
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt_ids) - 1 : -1].double()
@@ -103,7 +106,7 @@ def fresh_logprobs(model: Any, prompt_ids: Sequence[int], completion: Completion
 
 
 def file_tensors(model: Any, *, with_head: bool = False) -> dict[str, torch.Tensor]:
-    """A state dict as it is published: a tied head is not named twice, unless asked for."""
+    """Return a state dict as the learner publishes it. It omits a tied head, unless `with_head`."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings and not with_head:
         del state["lm_head.weight"]
@@ -111,7 +114,7 @@ def file_tensors(model: Any, *, with_head: bool = False) -> dict[str, torch.Tens
 
 
 def damage(path: Path, how: str) -> None:
-    """Make the published file unfit in one way."""
+    """Damage the published file at `path` in the way `how`, a key of `DAMAGES`."""
     tensors = load_file(path)
     name = "model.layers.1.mlp.up_proj.weight"
     match how:
@@ -151,9 +154,9 @@ CLOSE = 1e-3  # nats; two random models differ by far more on some token
 
 
 def mixed_logprobs(old: Any, new: Any, prompt: list[int], token_ids: list[int], num_old: int) -> Any:
-    """Log-probs where `old` sampled the first `num_old` tokens and `new` the others.
+    """Return log-probs `[T]` of tokens of which `old` sampled the first `num_old` and `new` the others.
 
-    The cache of all positions before the last token that `old` sampled is `old`'s: an engine does not compute it again.
+    All positions before the last token of `old` keep the cache of `old`, because an engine does not recompute it.
     """
     ids = torch.tensor([[*prompt, *token_ids]])
     begin = len(prompt) + num_old - 1  # the position that predicts the first token of `new`
@@ -167,9 +170,9 @@ def mixed_logprobs(old: Any, new: Any, prompt: list[int], token_ids: list[int], 
 
 
 def num_sampled_by_old(old: Any, new: Any, prompt: list[int], token_ids: list[int], logprobs: Any) -> list[int]:
-    """Every number of first tokens that `old` may have sampled, by the log-probs that the engine gave.
+    """Return each possible number of first tokens that `old` sampled, given the engine's log-probs.
 
-    Those that a plain pass of `old` agrees on are an upper bound; a few below it may agree by chance.
+    The tokens on which a plain pass of `old` agrees are an upper bound. A few of them may agree by chance.
     """
     wrong = np.abs(mixed_logprobs(old, old, prompt, token_ids, len(token_ids)) - logprobs) > CLOSE
     most = int(wrong.argmax()) if wrong.any() else len(token_ids)
@@ -181,7 +184,7 @@ def num_sampled_by_old(old: Any, new: Any, prompt: list[int], token_ids: list[in
 
 
 def publish(folder: Path, version: int, content: str, *, tensor: str = "packed") -> PublishedWeights:
-    """A "weights file" of the fake worker, which holds the tensor `number` alone as it is in the file."""
+    """Write a "weights file" of the fake worker. Only the tensor `number` has a checksum that the worker reports."""
     path = folder / f"weights-{version}"
     path.write_text(content)
     checksums = {tensor: checksum_of(float(content))} if content != "damaged" else {}
@@ -189,12 +192,12 @@ def publish(folder: Path, version: int, content: str, *, tensor: str = "packed")
 
 
 def proof(version: int, value: float) -> WeightProof:
-    """The learner's word for what the probe must give."""
+    """Return the learner's log-probs for a probe of three tokens."""
     return WeightProof(version=version, probe_ids=(1, 2, 3), logprobs=(value, value))
 
 
-async def one_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
-    """A group of three."""
+async def generate_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
+    """Request a group of three completions."""
     request = GenerateRequest(
         prompt_ids=prompt_ids,
         num_completions=3,

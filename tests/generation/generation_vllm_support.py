@@ -1,8 +1,8 @@
-"""A vLLM engine in a process of its own, which tests drive as if it were here.
+"""A vLLM engine in a separate process, which tests drive like a local engine.
 
-vLLM leaves much behind in a process (environment, process groups, registries), so it never runs in pytest's own. This
-file is both sides: `DistantEngine` here, and `python -m generation_vllm_support` there, a worker that opens one engine
-after the other and answers for what `base.Engine` does. `make_client` has the worker that nodes have.
+vLLM changes its process permanently (environment, process groups, registries), so it never runs in that of pytest. This
+file has both sides. `RemoteEngine` is for the tests. `python -m generation_vllm_support` is a worker that opens engines
+one after the other and has the methods of `base.Engine`. `make_client` starts the worker of real nodes instead.
 """
 
 from __future__ import annotations
@@ -42,46 +42,46 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.generation.engines.vllm_engine import VllmEngine
 
-# vLLM's attention on a CPU takes no smaller heads; with weights of 0.1 float32 itself is off by up to 1.1e-5.
+# vLLM's attention on a CPU takes no smaller heads. With weights of 0.1, float32 rounds by up to 1.1e-5.
 VLLM_MODEL = {"head_dim": 32, "num_layers": 4, "spread": 0.06}
 VLLM_SETTINGS = EngineSettings(vocab_size=96, dtype="float32", device="cpu", seed=0, max_model_len=512)
-STALL_S = 15.0  # a busy machine makes no step for seconds
+STALL_S = 15.0  # a busy machine may make no step for seconds
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 
 
 class Boot(Message, frozen=True):
-    """Nothing: engines are opened by request."""
+    """An empty message: engines are opened by request."""
 
 
 class Open(Message, frozen=True):
-    """Close the engine that is open and open another."""
+    """A request to close the open engine and open another."""
 
     model: str
     settings: EngineSettings
 
 
 class Cancel(Message, frozen=True):
-    """Cut these requests."""
+    """A request to end these requests."""
 
     request_ids: tuple[str, ...]
 
 
 class Break(Message, frozen=True):
-    """Make the driver fail between two steps; answers with what `wait_broken` says then."""
+    """A request to make the driver fail between two steps. The reply is what `wait_broken` returns."""
 
 
 class Broken(Message, frozen=True):
-    """See `Break`."""
+    """The reply to `Break`."""
 
     reason: str
 
 
-class Look(Message, frozen=True):
-    """What is in the engine?"""
+class Inspect(Message, frozen=True):
+    """A request for `EngineState`."""
 
 
-class Sight(Message, frozen=True):
-    """Requests that the driver and vLLM's scheduler hold, and counters."""
+class EngineState(Message, frozen=True):
+    """The requests in the driver and in vLLM's scheduler, and counters."""
 
     num_waiting: int = 0
     num_running: int = 0
@@ -94,8 +94,8 @@ class Sight(Message, frozen=True):
         return self.num_running + self.num_waiting + self.num_scheduled > 0
 
 
-class Holder:
-    """The worker's side: one engine at a time."""
+class EngineHost:
+    """The worker's handlers, with one engine at a time."""
 
     def __init__(self, emit: Emitter) -> None:
         self._emit = emit
@@ -106,11 +106,11 @@ class Holder:
         assert self._engine is not None
         return self._engine
 
-    async def open(self, request: Open, emit: Emitter) -> Sight:
+    async def open(self, request: Open, emit: Emitter) -> EngineState:
         await self.close()
         source = resolve_model(request.model)
         self._engine = await choose_engine("vllm")(source, request.settings, self._emit.progress)
-        return Sight()
+        return EngineState()
 
     async def close(self) -> None:
         if self._engine is not None:
@@ -127,14 +127,14 @@ class Holder:
     async def probe(self, request: Probe, emit: Emitter) -> Probed:
         return Probed(logprobs=tuple(await self.engine.probe(request.token_ids)))
 
-    async def cancel(self, request: Cancel, emit: Emitter) -> Sight:
+    async def cancel(self, request: Cancel, emit: Emitter) -> EngineState:
         self.engine.cancel(request.request_ids)
-        return await self.look(Look(), emit)
+        return await self.inspect(Inspect(), emit)
 
-    async def look(self, request: Look, emit: Emitter) -> Sight:
+    async def inspect(self, request: Inspect, emit: Emitter) -> EngineState:
         driver = self.engine._driver
         scheduler = driver._core.engine_core.scheduler
-        return Sight(
+        return EngineState(
             num_waiting=len(driver._waiting),
             num_running=len(driver._running),
             num_scheduled=len(scheduler.requests),
@@ -152,21 +152,21 @@ class Holder:
 
 @asynccontextmanager
 async def build(boot: Boot, emit: Emitter) -> AsyncIterator[Handlers]:
-    holder = Holder(emit)
+    host = EngineHost(emit)
     yield {
-        Open: holder.open,
-        GenerateRequest: holder.generate,
-        LoadWeights: holder.load_weights,
-        Probe: holder.probe,
-        Cancel: holder.cancel,
-        Look: holder.look,
-        Break: holder.break_driver,
+        Open: host.open,
+        GenerateRequest: host.generate,
+        LoadWeights: host.load_weights,
+        Probe: host.probe,
+        Cancel: host.cancel,
+        Inspect: host.inspect,
+        Break: host.break_driver,
     }
-    await holder.close()
+    await host.close()
 
 
-class DistantEngine:
-    """The test's side; methods as of `base.Engine`, and a look inside."""
+class RemoteEngine:
+    """The test's side: the methods of `base.Engine`, and `inspect`."""
 
     def __init__(self, folder: Path) -> None:
         self.log_path = folder / "engine.log"
@@ -189,17 +189,17 @@ class DistantEngine:
         await self._supervisor.stop()
 
     async def open(self, model: Path, settings: EngineSettings) -> None:
-        """Serve that model in these settings; nothing to do where the engine does already, unchanged."""
+        """Serve the model with these settings. No-op if the engine already does."""
         if self._opened != (str(model), settings):
             self._opened = None
-            await self._supervisor.call(Open(model=str(model), settings=settings), Sight)
+            await self._supervisor.call(Open(model=str(model), settings=settings), EngineState)
             self._opened = (str(model), settings)
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         return (await self._supervisor.call(request, Generated)).to_result()
 
     async def load_weights(self, path: Path, version: int, *, checksums: Mapping[str, int] | None = None) -> str | None:
-        """What the engine holds then differs in so much from these checksums."""
+        """Load weights. Returns how the loaded tensors differ from the checksums, or None."""
         request = LoadWeights(path=str(path), version=version, checksums=dict(checksums or {}))
         loaded = await self._supervisor.call(request, WeightsLoaded)
         self._opened = None
@@ -209,29 +209,29 @@ class DistantEngine:
         return (await self._supervisor.call(Probe(token_ids=tuple(token_ids)), Probed)).logprobs
 
     async def cancel(self, request_ids: Iterable[str]) -> None:
-        await self._supervisor.call(Cancel(request_ids=tuple(request_ids)), Sight)
+        await self._supervisor.call(Cancel(request_ids=tuple(request_ids)), EngineState)
 
     async def break_driver(self) -> str:
         self._opened = None
         return (await self._supervisor.call(Break(), Broken)).reason
 
-    async def look(self) -> Sight:
-        return await self._supervisor.call(Look(), Sight)
+    async def inspect(self) -> EngineState:
+        return await self._supervisor.call(Inspect(), EngineState)
 
-    async def until(self, tokens_made: int, *, num_running: int = 0) -> Sight:
-        """Return when the engine has sampled that many tokens in all, and works on so many completions at once."""
+    async def wait_for_tokens(self, tokens_made: int, *, num_running: int = 0) -> EngineState:
+        """Return when the engine has sampled `tokens_made` tokens in total and has `num_running` completions."""
         async with asyncio.timeout(30):
             while True:
-                sight = await self.look()
-                if sight.tokens_made >= tokens_made and sight.num_running >= num_running:
-                    return sight
+                state = await self.inspect()
+                if state.tokens_made >= tokens_made and state.num_running >= num_running:
+                    return state
                 await asyncio.sleep(0.005)
 
 
 def make_client(
-    folder: Path, *, engine_core: str, problems: list[str] | None = None, lives: int = 9, **changed: Any
+    folder: Path, *, engine_core: str, problems: list[str] | None = None, max_quick_deaths: int = 9, **changed: Any
 ) -> GenerationClient:
-    """A client of the model in `folder`, whose groups end at their token limit alone; `changed` settings."""
+    """Return a client of the model in `folder`, with the `changed` settings."""
     settings = msgspec.structs.replace(VLLM_SETTINGS, engine_core=engine_core, **changed)
     return GenerationClient(
         GenerationBoot(model=str(folder / "model"), settings=settings, engine="vllm"),
@@ -240,7 +240,9 @@ def make_client(
         num_threads=1,
         proof_tolerance=PROOF_TOLERANCES[settings.dtype],
         timing=Timing(heartbeat_every_s=0.2, stall_timeout_s=STALL_S),
-        restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05, factor=1.0), max_quick_deaths=lives),
+        restart_policy=RestartPolicy(
+            backoff=ExponentialBackoff(first_s=0.05, factor=1.0), max_quick_deaths=max_quick_deaths
+        ),
         on_problem=None if problems is None else problems.append,
     )
 

@@ -1,6 +1,6 @@
-"""LoRA adapters by version, served by a real vLLM on the CPU: one worker for all of it, killed once on the way.
+"""LoRA adapters by version, served by one worker with a real vLLM on the CPU; the last test kills it.
 
-The adapters are what a learner publishes, with weights drawn by version; the reference is its own forward pass.
+A learner publishes the adapters, with weights drawn by version. The reference is its own forward pass.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ pytestmark = [
 ]
 
 PROMPT = (3, 1, 4, 1, 5)
-RANK = 4  # vLLM makes room for 8
+RANK = 4  # vLLM allocates 8
 MAX_VERSION_SPAN = 5
 LONG = 4000  # tokens: never reached
 
 
 class Versions:
-    """A learner's policy whose adapter is drawn anew for each version, and the folder it publishes into."""
+    """A learner's policy with a random adapter for each version, and the folder in which it publishes them."""
 
     def __init__(self, home: Path) -> None:
         self.model = save_model(home / "model", head_dim=32, num_layers=4)
-        # Half the tests' usual weights: float32 itself would round by more than the 1e-5 that is proved here.
+        # Half the tests' usual weights: with larger ones float32 would round by more than the tolerance of 1e-5.
         tensors = {name: 0.5 * value for name, value in load_file(self.model / "model.safetensors").items()}
         save_file(tensors, self.model / "model.safetensors", metadata={"format": "pt"})
         config = json.loads((self.model / "config.json").read_text())
@@ -77,7 +77,7 @@ class Versions:
         self._numbers = itertools.count(1)
 
     def model_of(self, version: int) -> Any:
-        """The float32 model with the adapter of that version."""
+        """Return the float32 model with the adapter of that version."""
         generator = torch.Generator().manual_seed(version)
         with torch.no_grad():
             for value in self.policy.trainable().values():
@@ -85,19 +85,19 @@ class Versions:
         return self.policy.causal_lm
 
     def publish(self) -> PublishedWeights:
-        """The next version."""
+        """Publish the next version."""
         version = next(self._numbers)
         self.model_of(version)
         return WeightPublication(self.policy, self.folder, form="adapter").publish(version)
 
     def logprobs(self, result: GenerationResult, index: int) -> Any:
-        """What a completion's log-probs should be, under the one version that sampled it."""
+        """Return the expected log-probs of a completion under the one version that sampled it."""
         completion = result.completions[index]
         assert completion.policy_version == completion.policy_version_newest
         return fresh_logprobs(self.model_of(completion.policy_version), PROMPT, completion)
 
     def check(self, result: GenerationResult, version: int) -> None:
-        """Every token of the group is of that version, to the last digits."""
+        """Assert that each token of the group is of that version, by its log-probs within 1e-5."""
         for index, completion in enumerate(result.completions):
             assert completion.policy_version == version
             np.testing.assert_allclose(completion.logprobs, self.logprobs(result, index), atol=1e-5, rtol=0)
@@ -139,9 +139,9 @@ async def make_group(client: GenerationClient, *, max_tokens: int = 12, num_comp
 
 
 async def begin(client: GenerationClient) -> asyncio.Task[GenerationResult]:
-    """A group that is being sampled, and will be for long."""
+    """Start a group of up to `LONG` tokens. Returns when the engine samples it."""
     task = asyncio.create_task(make_group(client, max_tokens=LONG, num_completions=1))
-    await make_group(client, max_tokens=4)  # it was asked for later and has ended: the other has begun
+    await make_group(client, max_tokens=4)  # requested later and finished: the other has begun
     return task
 
 
@@ -157,7 +157,7 @@ async def test_each_of_ten_versions_is_served_as_the_learner_computes_it(
     assert client.restarts == 0
 
 
-async def test_what_is_in_flight_keeps_its_version_and_new_requests_get_the_new_one(
+async def test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_newest(
     versions: Versions, client: GenerationClient
 ) -> None:
     before = client.policy_version
@@ -171,7 +171,7 @@ async def test_what_is_in_flight_keeps_its_version_and_new_requests_get_the_new_
     versions.check(result, before)
 
 
-async def test_completions_are_cut_when_too_old_or_when_there_is_no_place_for_their_adapter(
+async def test_completions_are_aborted_when_too_old_or_without_an_adapter_slot(
     versions: Versions, client: GenerationClient
 ) -> None:
     first = client.policy_version
@@ -180,7 +180,7 @@ async def test_completions_are_cut_when_too_old_or_when_there_is_no_place_for_th
         await client.update_weights(versions.publish())
         newest = await begin(client)
     assert not oldest.done()
-    await client.update_weights(versions.publish())  # the fourth: vLLM has three places
+    await client.update_weights(versions.publish())  # the fourth: vLLM has three slots
     result = await asyncio.wait_for(oldest, 10)
     assert result.completions[0].finish_reason is FinishReason.ABORT
     versions.check(result, first)
@@ -231,7 +231,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("problem", DAMAGES)
-async def test_a_damaged_or_foreign_adapter_is_refused(versions: Versions, tmp_path: Path, problem: str) -> None:
+async def test_an_invalid_adapter_is_refused(versions: Versions, tmp_path: Path, problem: str) -> None:
     shapes, _ = shapes_in(resolve_model(str(versions.model)))
     versions.model_of(1)
     published = WeightPublication(versions.policy, tmp_path, form="adapter").publish(1)
@@ -249,7 +249,7 @@ async def test_a_damaged_or_foreign_adapter_is_refused(versions: Versions, tmp_p
     ("damage", "complaint"),
     [(cut_short, "is damaged"), (lambda folder: change_config(folder, init_lora_weights="pissa"), "vLLM refuses")],
 )
-async def test_the_old_version_goes_on_where_an_adapter_is_refused(
+async def test_a_refused_adapter_leaves_the_previous_version(
     versions: Versions, client: GenerationClient, tmp_path: Path, damage: Callable[[Path], object], complaint: str
 ) -> None:
     await client.update_weights(versions.publish())
@@ -266,7 +266,7 @@ async def test_the_old_version_goes_on_where_an_adapter_is_refused(
 
 
 class Core:
-    """What of vLLM's core holds adapters."""
+    """The part of vLLM's core that holds adapters."""
 
     def __init__(self) -> None:
         self.held: dict[int, str] = {}
@@ -278,12 +278,12 @@ class Core:
         del self.held[number]
 
 
-async def test_an_adapter_goes_when_nothing_uses_it_and_never_more_are_held_than_there_are_places() -> None:
+async def test_unused_adapters_are_dropped_and_the_oldest_one_blocks_a_full_core() -> None:
     core, adapters = Core(), LoraAdapters(dict, 3)
     for version, place in ((1, "a"), (2, "b"), (2, "b-again")):
         assert adapters.oldest_in_the_way() is None
         adapters.load(core, Path(place), version)
-    assert core.held == {1: "a", 2: "b", 3: "b-again"}, "a version that comes twice is two adapters"
+    assert core.held == {1: "a", 2: "b", 3: "b-again"}, "a version that is published twice takes two adapters"
     assert adapters.oldest_in_the_way() == 1
     adapters.drop_unused(core, {None, 2})
     assert (core.held, adapters.oldest_in_the_way()) == ({2: "b", 3: "b-again"}, None)
@@ -292,7 +292,7 @@ async def test_an_adapter_goes_when_nothing_uses_it_and_never_more_are_held_than
     assert core.held == {}
 
 
-async def test_a_version_that_comes_a_second_time_is_loaded_again(versions: Versions, client: GenerationClient) -> None:
+async def test_a_version_that_is_published_twice_is_loaded_again(versions: Versions, client: GenerationClient) -> None:
     weights = versions.publish()
     await client.update_weights(weights)
     versions.model_of(10_000)
@@ -302,9 +302,7 @@ async def test_a_version_that_comes_a_second_time_is_loaded_again(versions: Vers
     assert client.restarts == 0
 
 
-async def test_a_worker_that_was_killed_serves_the_newest_adapter_again(
-    versions: Versions, client: GenerationClient
-) -> None:
+async def test_a_killed_worker_restarts_with_the_newest_adapter(versions: Versions, client: GenerationClient) -> None:
     weights = versions.publish()
     await client.update_weights(weights, proof_of(versions.policy, version=weights.version))
     under_way = await begin(client)

@@ -1,4 +1,4 @@
-"""The client over a worker that may lie: hand-over, proofs, deaths, the token rate. No model is involved."""
+"""The client with a fake worker, which fails on request: hand-over, proofs, deaths, the token rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from generation_fake_worker import UNANSWERED
-from generation_support import EOS_ID, PYTHON_PATH, MakeClient, one_group, proof, publish
+from generation_support import EOS_ID, PYTHON_PATH, MakeClient, generate_group, proof, publish
 
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerationResult
@@ -24,25 +24,27 @@ from ftis_node.workers.supervisor import WorkerState
 from tests.waiting import eventually
 
 
-async def test_a_group_arrives_as_records(make_client: MakeClient) -> None:
+async def test_a_client_returns_the_completions_of_a_group(make_client: MakeClient) -> None:
     client = make_client()
     assert not client.is_alive
     await client.start()
     assert client.engine == "fake"
     assert client.state is WorkerState.READY
-    result = await one_group(client)
+    result = await generate_group(client)
     assert [completion.token_ids.tolist() for completion in result.completions] == [[4, 5, EOS_ID]] * 3
     assert result.completions[0].token_ids.dtype == np.int32
     assert result.completions[0].logprobs.tolist() == [-0.5] * 3
     assert result.completions[0].finish_reason is FinishReason.STOP
     assert client.restarts == 0
-    for _ in range(5):
-        await asyncio.sleep(0.05)
-        await one_group(client)
-    await eventually(lambda: client.tokens_per_s > 0)  # by the worker's own reports
+
+    async def has_token_rate() -> bool:
+        await generate_group(client)
+        return client.tokens_per_s > 0
+
+    await eventually(has_token_rate)  # the worker reports its tokens
 
 
-def test_each_completion_keeps_its_versions_on_the_way_out_of_the_worker() -> None:
+def test_a_reply_keeps_the_versions_of_each_completion() -> None:
     token, logprob = np.array([1], dtype=np.int32), np.zeros(1, dtype=np.float32)
     mixed = GenerationResult.from_completions(
         tuple(
@@ -56,38 +58,36 @@ def test_each_completion_keeps_its_versions_on_the_way_out_of_the_worker() -> No
     assert (again.policy_version, again.policy_version_newest) == (3, 6)
 
 
-async def test_versions_go_up_with_each_hand_over(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_the_policy_version_follows_each_hand_over(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
-    versions = [(await one_group(client)).policy_version]
+    versions = [(await generate_group(client)).policy_version]
     for version in (1, 2, 5):
         await client.update_weights(publish(tmp_path, version, str(-version)), proof(version, -version))
-        result = await one_group(client)
+        result = await generate_group(client)
         assert result.policy_version == result.policy_version_newest == client.policy_version
         versions.append(client.policy_version)
     assert versions == [0, 1, 2, 5]
 
 
-async def test_one_failed_proof_is_tried_again(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_failed_proof_is_tried_again(make_client: MakeClient, tmp_path: Path) -> None:
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
-    (tmp_path / "lies").write_text("1")
+    (tmp_path / "stale-weights").write_text("1")
     await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
     difference = "differs from the learner by 3.5 nats (RMS) on the probe, more than 0.0001"
     assert problems == [f"{difference} after it was given version 1"]
     assert (client.restarts, client.policy_version) == (0, 1)
 
 
-async def test_a_tensor_that_is_not_what_was_published_fails_the_proof_however_close_it_is(
-    make_client: MakeClient, tmp_path: Path
-) -> None:
+async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client: MakeClient, tmp_path: Path) -> None:
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
     await client.update_weights(publish(tmp_path, 1, "-3.5", tensor="number"), proof(1, -3.5))
     assert problems == []
-    (tmp_path / "lies").write_text("1")  # -3.5 stays
+    (tmp_path / "stale-weights").write_text("1")  # -3.5 stays
     await client.update_weights(publish(tmp_path, 2, "-3.500001", tensor="number"), proof(2, -3.500001))
     difference = "holds other values than were published in 1 of 1 tensors, such as number"
     assert problems == [f"{difference} after it was given version 2"]
@@ -96,7 +96,7 @@ async def test_a_tensor_that_is_not_what_was_published_fails_the_proof_however_c
 
 @pytest.mark.parametrize("content", ["-9.0", "nan", "damaged"])
 @pytest.mark.parametrize("before", [None, 1])
-async def test_others_weights_that_fail_leave_what_was_served(
+async def test_foreign_weights_that_fail_leave_the_previous_ones(
     make_client: MakeClient, tmp_path: Path, content: str, before: int | None
 ) -> None:
     client = make_client()
@@ -106,18 +106,18 @@ async def test_others_weights_that_fail_leave_what_was_served(
     with pytest.raises(ModelError):
         await client.try_weights(publish(tmp_path, 2, content), proof(2, -3.5))
     assert client.policy_version == (before or 0)
-    assert (await one_group(client)).policy_version == (before or 0)
-    assert client.restarts == (0 if content == "damaged" else 1), "what was loaded is gone with the worker"
+    assert (await generate_group(client)).policy_version == (before or 0)
+    assert client.restarts == (0 if content == "damaged" else 1), "a restart removes weights that were loaded"
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.restarts == (1 if content == "damaged" else 2))
     await client.wait_ready()
-    assert client.policy_version == (before or 0), "also in its next life"
+    assert client.policy_version == (before or 0), "also after a restart"
     await client.try_weights(publish(tmp_path, 3, "-4.5"), proof(3, -4.5))
     assert client.policy_version == 3
 
 
-async def test_a_worker_that_dies_over_others_weights_comes_back_without_them(
+async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_ones(
     make_client: MakeClient, tmp_path: Path
 ) -> None:
     client = make_client()
@@ -134,60 +134,60 @@ async def test_a_worker_that_dies_over_others_weights_comes_back_without_them(
     assert client.policy_version == 1
 
 
-@pytest.mark.parametrize("lie", ["lies", "lie-about-version"])
+@pytest.mark.parametrize("file", ["stale-weights", "stale-version"])
 async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(
-    make_client: MakeClient, tmp_path: Path, lie: str
+    make_client: MakeClient, tmp_path: Path, file: str
 ) -> None:
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
     pid = client.pid
-    (tmp_path / lie).write_text("2")
+    (tmp_path / file).write_text("2")
     await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
     assert len(problems) == 2
     assert client.pid != pid
     assert (client.restarts, client.policy_version) == (1, 1)
-    assert (await one_group(client)).policy_version == 1
+    assert (await generate_group(client)).policy_version == 1
     assert "given version 1" in str(client._supervisor._last_error)
 
 
-async def test_a_worker_that_never_serves_what_it_should_is_given_up(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_worker_that_fails_every_proof_is_given_up(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
-    (tmp_path / "lies").write_text("1000")
+    (tmp_path / "stale-weights").write_text("1000")
     with pytest.raises(WorkerDiedError, match=r"3 times in a row.*differs from the learner by 3.5 nats"):
         await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
     assert client.state is WorkerState.FAILED
     assert not client.is_alive
 
 
-async def test_the_tolerance_decides(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_proof_passes_within_its_tolerance(make_client: MakeClient, tmp_path: Path) -> None:
     problems: list[str] = []
     client = make_client(on_problem=problems.append, proof_tolerance=0.1)
     await client.start()
     await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.59))
     assert problems == []
-    (tmp_path / "lies").write_text("1")  # -3.5 stays
+    (tmp_path / "stale-weights").write_text("1")  # -3.5 stays
     await client.update_weights(publish(tmp_path, 2, "-3.61"), proof(2, -3.61))
     assert len(problems) == 1
 
 
-async def test_damaged_weights_leave_the_old_ones_also_after_a_death(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_damaged_weights_leave_the_old_ones_also_after_a_restart(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     with pytest.raises(ModelError, match="damaged"):
         await client.update_weights(publish(tmp_path, 2, "damaged"), proof(2, -2.0))
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.restarts == 1)
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
 
 
-async def test_weights_that_were_taken_back_do_not_keep_the_next_life_from_starting(
+async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(
     make_client: MakeClient, tmp_path: Path
 ) -> None:
-    """A learner that died before its checkpoint took its published weights with it; then the generator dies, too."""
+    """A learner that died before its checkpoint withdraws its published weights. Then the generator dies, too."""
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
@@ -196,68 +196,68 @@ async def test_weights_that_were_taken_back_do_not_keep_the_next_life_from_start
     Path(weights.path).unlink()  # noqa: ASYNC240 - at once
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.restarts == 1)
-    assert (await one_group(client)).policy_version == client.policy_version == 0
+    assert (await generate_group(client)).policy_version == client.policy_version == 0
     assert len(problems) == 1
     assert problems[0].startswith("serves the model as it came, until there are new weights: ")
 
-    await client.update_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))  # step 1, done again
+    await client.update_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))  # step 1, trained again
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.restarts == 2)
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
     assert len(problems) == 1
 
 
-async def test_a_death_during_the_hand_over_begins_the_next_life_with_the_new_weights(
+async def test_a_worker_that_dies_during_a_hand_over_restarts_with_the_new_weights(
     make_client: MakeClient, tmp_path: Path
 ) -> None:
     client = make_client()
     await client.start()
-    os.kill(client.pid, signal.SIGSTOP)  # so that the hand-over is on its way when the worker is found dead
+    os.kill(client.pid, signal.SIGSTOP)  # the hand-over is in flight when the supervisor misses the heartbeat
     with pytest.raises(WorkerDiedError, match="no heartbeat"):
         await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.wait_ready()
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
 
 
-async def test_a_hang_in_generation_is_found_and_ended(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_worker_that_hangs_is_restarted(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
-    call = asyncio.create_task(one_group(client, prompt_ids=(UNANSWERED,)))
+    call = asyncio.create_task(generate_group(client, prompt_ids=(UNANSWERED,)))
     await eventually((tmp_path / "unanswered").exists)
     os.kill(client.pid, signal.SIGSTOP)
     with pytest.raises(WorkerDiedError, match="no heartbeat"):
         await call
-    assert len((await one_group(client)).completions) == 3
+    assert len((await generate_group(client)).completions) == 3
     assert client.restarts == 1
 
 
-async def test_an_engine_beyond_use_is_started_again_and_said_so(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_broken_engine_is_restarted_and_reported(make_client: MakeClient, tmp_path: Path) -> None:
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
-    call = asyncio.create_task(one_group(client, prompt_ids=(UNANSWERED,)))
+    call = asyncio.create_task(generate_group(client, prompt_ids=(UNANSWERED,)))
     await eventually((tmp_path / "unanswered").exists)
     (tmp_path / "new-broken").write_text("lost its core")
     (tmp_path / "new-broken").rename(tmp_path / "broken")
     with pytest.raises(WorkerDiedError, match="is started again, because its engine lost its core"):
         await call
     (tmp_path / "broken").unlink()
-    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == 1
     assert problems == ["is started again, because its engine lost its core"]
     assert client.restarts == 1
 
 
-async def test_a_group_that_takes_too_long_is_given_up_alone(make_client: MakeClient) -> None:
-    client = make_client(request_timeout_s=2.0)  # enough for the group after it, also on a busy machine
+async def test_a_group_that_takes_too_long_fails_alone(make_client: MakeClient) -> None:
+    client = make_client(request_timeout_s=2.0)  # enough for the next group, also on a busy machine
     await client.start()
     with pytest.raises(WorkerTaskError, match="did not answer the generation request within 2.0 s"):
-        await one_group(client, prompt_ids=(UNANSWERED,))
-    assert len((await one_group(client)).completions) == 3
+        await generate_group(client, prompt_ids=(UNANSWERED,))
+    assert len((await generate_group(client)).completions) == 3
     assert client.restarts == 0
 
 
-async def test_stop_closes_the_engine_and_leaves_nothing(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_stop_closes_the_engine_and_ends_the_worker(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
     pid = client.pid
@@ -267,7 +267,7 @@ async def test_stop_closes_the_engine_and_leaves_nothing(make_client: MakeClient
     assert list((tmp_path / "s").iterdir()) == []
 
 
-def test_the_daemons_side_loads_no_torch() -> None:
+def test_the_client_imports_no_torch() -> None:
     code = (
         "import sys, ftis_node.generation.client, ftis_node.generation.evaluate, ftis_node.generation.worker\n"
         "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
@@ -275,7 +275,7 @@ def test_the_daemons_side_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": PYTHON_PATH})
 
 
-def test_the_rate_is_over_the_window_and_falls_when_nothing_comes() -> None:
+def test_the_token_rate_falls_after_the_last_tokens() -> None:
     throughput = Throughput(window_s=10.0)
     assert throughput.per_second(now_s=0.0) == 0.0
     for second in range(21):
@@ -285,7 +285,7 @@ def test_the_rate_is_over_the_window_and_falls_when_nothing_comes() -> None:
     assert throughput.per_second(now_s=40.0) == 0.0
 
 
-def test_a_new_worker_counts_from_the_start() -> None:
+def test_the_token_rate_survives_a_restart_of_the_counter() -> None:
     throughput = Throughput(window_s=10.0)
     throughput.reach(1000, at_s=0.0)
     throughput.reach(2000, at_s=1.0)

@@ -1,4 +1,4 @@
-"""pass@1 and pass@k over a scripted generator."""
+"""pass@1 and pass@k of a scripted generator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RIGHT, WRONG = 1, 0
 
 
 class TenProblems:
-    """A task: problem i is prompt [i]."""
+    """A task whose problem i has the text of the number i as its prompt."""
 
     name = "ten"
     split = "test"
@@ -42,7 +42,7 @@ class TenProblems:
 
 
 class Digits:
-    """A tokenizer: the prompt's number repeated, and ids as text."""
+    """A tokenizer: number n becomes n + 1 ids of n; the text of ids is the ids."""
 
     eos_ids: ClassVar[frozenset[int]] = frozenset({99})
 
@@ -55,7 +55,7 @@ class Digits:
 
 
 class LastTokenScorer:
-    """Right where the last token is 1; half right (which is wrong) where it is 5; fails on 9."""
+    """A scorer by the last token: 1 has reward 1, 5 has reward 0.5, 9 cannot be scored, others have reward 0."""
 
     async def score(self, item: TaskItem, texts: Sequence[str]) -> list[tuple[float, CompletionStatus]]:
         return [self.score_one(text.split()[-1]) for text in texts]
@@ -67,7 +67,7 @@ class LastTokenScorer:
 
 @dataclass
 class Scripted:
-    """Greedy: right for problems 0 to 3. Sampled: the first `problem` completions are right."""
+    """A generator. Greedy: right answers to problems 0 to 3. Sampled: the first `problem` completions are right."""
 
     deaths: int = 0
     death: WorkerError = field(default_factory=lambda: WorkerDiedError("killed"))
@@ -104,15 +104,15 @@ async def grade(generator: Scripted, **options: object) -> object:
 
 
 async def test_greedy_pass_at_1_over_the_first_problems() -> None:
-    generator, told = Scripted(), []
-    result = await grade(generator, limit=8, on_progress=lambda done, of: told.append((done, of)))
+    generator, reported = Scripted(), []
+    result = await grade(generator, limit=8, on_progress=lambda done, of: reported.append((done, of)))
     assert (result.pass_at_1, result.n, result.pass_at_k) == (0.5, 8, None)
     assert sorted(generator.calls) == [(problem, 1, 0.0, 19 - problem) for problem in range(8)]
-    assert told == [(done, 8) for done in range(1, 9)]
+    assert reported == [(done, 8) for done in range(1, 9)]
     assert (await grade(Scripted(), limit=1000)).n == 10
 
 
-async def test_what_went_wrong_is_counted_and_half_right_is_wrong() -> None:
+async def test_failures_are_counted_and_half_a_reward_is_a_wrong_answer() -> None:
     generator = Scripted(greedy={0: 1, 1: 5, 2: 9})
     result = await grade(generator, completion_limit=lambda length: 9 - length)
     assert result.pass_at_1 == 0.1
@@ -124,14 +124,14 @@ async def test_what_went_wrong_is_counted_and_half_right_is_wrong() -> None:
 async def test_pass_at_k_by_samples() -> None:
     generator = Scripted()
     result = await grade(generator, limit=3, k=2)
-    # 0, 1 and 2 of 4 are right: two drawn hold none, with chance 1/2, with chance 1 - 1/6
+    # 0, 1 and 2 of 4 are right: two draws hold a right one with probability 0, 1/2 and 1 - 1/6
     assert result.pass_at_k == pytest.approx((0 + 1 / 2 + 5 / 6) / 3)
     assert result.pass_at_1 == 1.0
     assert [call[1:3] for call in sorted(generator.calls)] == [(1, 0.0), (4, 1.0)] * 3
 
 
 @pytest.mark.parametrize("num_samples", [1, 4, 6])
-def test_the_estimator_is_the_share_of_draws_that_hold_a_right_one(num_samples: int) -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(num_samples: int) -> None:
     for num_right in range(num_samples + 1):
         for k in range(1, num_samples + 1):
             draws = list(combinations([True] * num_right + [False] * (num_samples - num_right), k))
@@ -148,7 +148,7 @@ async def test_problems_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("death", [WorkerDiedError("killed"), WorkerTaskError("the engine was closed, or failed")])
-async def test_a_death_of_the_worker_costs_another_try_and_no_more(
+async def test_a_problem_is_tried_three_times_if_the_worker_dies(
     death: WorkerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "RETRY_PAUSE_S", 0.01)
@@ -157,7 +157,7 @@ async def test_a_death_of_the_worker_costs_another_try_and_no_more(
         await grade(Scripted(deaths=3, death=death), limit=1)
 
 
-async def test_another_failure_ends_the_evaluation_as_itself() -> None:
+async def test_an_engine_error_ends_the_evaluation() -> None:
     class Broken(Scripted):
         async def generate(self, request: GenerateRequest) -> GenerationResult:
             raise EngineError("broken")
@@ -167,12 +167,12 @@ async def test_another_failure_ends_the_evaluation_as_itself() -> None:
 
 
 @pytest.mark.parametrize("options", [{"limit": 0}, {"k": 0}])
-async def test_senseless_numbers_are_refused(options: dict[str, int]) -> None:
+async def test_a_limit_or_k_below_one_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least"):
         await grade(Scripted(), **options)
 
 
-async def test_an_engine_in_this_process_is_evaluated_up_to_the_given_ends() -> None:
+async def test_answers_end_at_the_given_eos_ids() -> None:
     engine = TorchEngine(tiny_model(), SETTINGS)
     try:
         request = make_request([1, 1], num_completions=1, max_tokens=5, sampling=GREEDY, eos_ids=frozenset())

@@ -1,4 +1,4 @@
-"""The gate of an ensemble: rewards of a toy by hand, and the carry of two digits that nobody labels."""
+"""The gate of an ensemble, against a case computed by hand and on sums with carries, without labels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def prompt(text: str) -> tuple[ChatMessage, ...]:
     return ({"role": "system", "content": "Answer."}, {"role": "user", "content": text})
 
 
-def test_one_feature_by_hand() -> None:
-    """All prompts alike: each weight is the same, and the chance is where cross-entropy and ridge balance."""
+def test_a_gate_of_equal_prompts_has_the_chance_computed_by_hand() -> None:
+    """Equal prompts give equal weights, and the gradients of cross-entropy and ridge balance at the chance."""
     (chance,) = train_gate([prompt("é")] * 8, [[True] * 6 + [False] * 2]).chances([prompt("é")])
     # three features (character, word, constant) of weight w: 3 (6 - 8 p) = RIDGE * 3 w, logit p = 3 w
     logit = math.log(chance[0] / (1 - chance[0]))
@@ -29,20 +29,20 @@ def test_one_feature_by_hand() -> None:
     assert 0.5 < chance[0] < 0.75
 
 
-def test_words_tell_who_is_right() -> None:
-    """Two experts, of apples and of pears, and a third who knows all; the words come after the first 64 characters."""
-    lead = "Please count these for me, slowly and with care, and tell me the number of all of them: "
+def test_the_gate_learns_the_expert_of_each_word() -> None:
+    """Two experts for apples and pears, and one for both. The words are beyond the first 64 characters."""
+    lead = "Please count these for me, slowly and with care, and give me the number of all of them: "
     prompts = [prompt(f"{lead}{'Apples' if number % 2 else 'pears'}, {number} times") for number in range(20)]
     of_apples = [bool(number % 2) for number in range(20)]
     gate = train_gate(prompts, [of_apples, [not right for right in of_apples], [True] * 20])
-    apples, pears, both = gate.chances([prompt(f"{lead}apples"), prompt(f"{lead}PEARS, unheard of")])
+    apples, pears, both = gate.chances([prompt(f"{lead}apples"), prompt(f"{lead}PEARS, unknown word")])
     assert apples[0] > 0.8 > 0.2 > apples[1]
     assert pears[0] < 0.2 < 0.8 < pears[1]
     assert min(both) > 0.9
 
 
-def test_a_carry_is_seen_by_the_rewards_alone() -> None:
-    """Each expert is right in its own domain: the choice for held-out prompts, after 256 prompts without a label."""
+def test_the_gate_learns_carries_from_rewards() -> None:
+    """Each expert is right in its own domain. After 256 prompts, the gate chooses for held-out prompts."""
     training = load_task("+".join(DOMAINS), split="train")
     items = [training[len(training) - 256 + index] for index in range(256)]
     rewards = [[item.ref.task == domain for item in items] for domain in DOMAINS]

@@ -1,4 +1,4 @@
-"""The mixture engine against plain forward passes of every expert and the formulas written out."""
+"""The mixture engine against plain forward passes of every expert and the explicit formulas."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from generation_support import (
     EMBEDDING_ROWS,
     EOS_ID,
+    PROMPTS,
     SETTINGS,
     VOCAB_SIZE,
     make_request,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GREEDY = SamplingSettings(temperature=0.0)
-PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
 PRIOR = [0.5, 0.3, 0.2]
 EVEN = [1 / 3] * 3
 FIT = msgspec.structs.replace(SETTINGS, vocab_size=VOCAB_SIZE)
@@ -45,7 +45,7 @@ def weighing(prior: list[float], **options: bool) -> MixtureWeights:
 
 @pytest_asyncio.fixture
 async def open_tiny() -> AsyncIterator[OpenMixture]:
-    """`open_tiny(models, weighing)`: an engine that is closed when the test ends."""
+    """`open_tiny(models, weighing)` opens an engine that is closed when the test ends."""
     opened: list[MixtureEngine] = []
 
     def open_one(models: list[Any], how: MixtureWeights, **changed: Any) -> MixtureEngine:
@@ -58,14 +58,14 @@ async def open_tiny() -> AsyncIterator[OpenMixture]:
 
 
 def three_experts() -> list[Any]:
-    """Of unlike size, and sharp enough that a few tokens tell them apart."""
+    """Return models of different size, so peaked that a few tokens distinguish them."""
     return [tiny_model(seed=seed, num_layers=seed + 1, head_dim=16 * (1 + seed % 2)) for seed in range(3)]
 
 
 def expected_mixtures(
     models: list[Any], prior: list[float], text: list[int], *, learns: bool, num_ids: int, num_unread: int = 0
 ) -> np.ndarray[Any, Any]:
-    """Probabilities `[T, V]` after each token of `text`: plain forward passes, then products and sums.
+    """Return probabilities `[T, V]` after each token of `text`, by forward passes, products and sums.
 
     The first `num_unread` tokens are no evidence.
     """
@@ -86,7 +86,7 @@ def expected_mixtures(
 def expected_logprobs(
     models: list[Any], prior: list[float], text: list[int], *, learns: bool, num_ids: int, temperature: float = 1.0
 ) -> np.ndarray[Any, Any]:
-    """Log-probs of `text[1:]` under the mixture."""
+    """Return log-probs of `text[1:]` under the mixture."""
     mixtures = expected_mixtures(models, prior, text, learns=learns, num_ids=num_ids)[:-1] ** (1 / temperature)
     return np.log(mixtures[range(len(text) - 1), text[1:]] / mixtures.sum(axis=1))
 
@@ -94,7 +94,7 @@ def expected_logprobs(
 @pytest.mark.parametrize("learns", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 async def test_log_probs_are_those_of_the_mixture(open_tiny: OpenMixture, learns: bool, temperature: float) -> None:
-    """Ragged prompts, all at once in a batch too small for them: evidence is trimmed and joined with the rows."""
+    """Prompts of different length share a batch too small for them: evidence is trimmed and joined with the rows."""
     models = three_experts()
     engine = open_tiny(models, weighing(PRIOR, learns=learns), max_batch=30)
     sampling = SamplingSettings(temperature=temperature)
@@ -115,8 +115,8 @@ async def test_log_probs_are_those_of_the_mixture(open_tiny: OpenMixture, learns
     assert len(lengths) > 3
 
 
-async def test_the_text_moves_the_weights(open_tiny: OpenMixture) -> None:
-    """Otherwise the test above could not tell a posterior from a prior."""
+async def test_the_weights_of_the_experts_follow_the_text(open_tiny: OpenMixture) -> None:
+    """Otherwise the test above could not distinguish a posterior from a prior."""
     models, text = three_experts(), [*PROMPTS[1], *PROMPTS[3]]
     prior = expected_logprobs(models, PRIOR, text, learns=False, num_ids=EMBEDDING_ROWS)
     engine = open_tiny(models, weighing(PRIOR))
@@ -128,7 +128,7 @@ async def test_the_text_moves_the_weights(open_tiny: OpenMixture) -> None:
     np.testing.assert_allclose(await engine.probe(text), prior, atol=2e-5)
 
 
-async def test_greedy_takes_the_likeliest_of_the_mixture(open_tiny: OpenMixture) -> None:
+async def test_greedy_takes_the_most_likely_id_of_the_mixture(open_tiny: OpenMixture) -> None:
     models = three_experts()
     engine = open_tiny(models, weighing(EVEN))
     results = await asyncio.gather(
@@ -140,8 +140,8 @@ async def test_greedy_takes_the_likeliest_of_the_mixture(open_tiny: OpenMixture)
         assert tokens == mixtures[len(prompt) - 1 : -1].argmax(axis=1).tolist()
 
 
-async def test_only_the_completion_is_evidence_where_the_prompt_is_not_read(open_tiny: OpenMixture) -> None:
-    """Ragged prompts side by side, each completion against products and sums that leave the prompt out."""
+async def test_an_unread_prompt_is_no_evidence(open_tiny: OpenMixture) -> None:
+    """Prompts of different length share a batch; the expected products and sums omit the prompt."""
     models = three_experts()
     engine = open_tiny(models, weighing(PRIOR, reads_prompt=False), max_batch=12)
     requests = [make_request(prompt, max_tokens=9, num_completions=4) for prompt in PROMPTS]
@@ -159,10 +159,10 @@ async def test_only_the_completion_is_evidence_where_the_prompt_is_not_read(open
             }
             np.testing.assert_allclose(completion.logprobs, np.log(found[num_unread]), atol=2e-5, rtol=0)
             farthest = max(farthest, np.abs(np.log(found[num_unread] / found[0])).max())
-    assert farthest > 0.5, "else reading the prompt would make no difference"
+    assert farthest > 0.5, "reading the prompt makes no difference"
 
 
-async def test_a_prompt_that_is_impossible_for_an_expert_only_matters_where_it_is_read(open_tiny: OpenMixture) -> None:
+async def test_an_impossible_prompt_excludes_an_expert_only_if_it_is_read(open_tiny: OpenMixture) -> None:
     models = [tiny_model(seed=0), tiny_model(seed=1)]
     old = models[0].lm_head
     head = torch.nn.Linear(old.in_features, old.out_features)
@@ -183,7 +183,7 @@ async def test_a_prompt_that_is_impossible_for_an_expert_only_matters_where_it_i
     assert np.abs(first - second).max() > 0.1
 
 
-async def test_one_expert_alone_is_the_torch_engine(open_tiny: OpenMixture) -> None:
+async def test_a_mixture_of_one_equals_the_torch_engine(open_tiny: OpenMixture) -> None:
     model = tiny_model(seed=3)
     plain = TorchEngine(model, SETTINGS)
     mixture = open_tiny([model], weighing([1.0]))
@@ -200,7 +200,7 @@ async def test_one_expert_alone_is_the_torch_engine(open_tiny: OpenMixture) -> N
         await plain.close()
 
 
-async def test_an_expert_that_counts_for_nothing_changes_nothing(open_tiny: OpenMixture) -> None:
+async def test_experts_of_weight_zero_change_nothing(open_tiny: OpenMixture) -> None:
     models = three_experts()
     plain = open_tiny(models[:1], weighing([1.0]))
     with np.errstate(divide="ignore"):
@@ -221,8 +221,8 @@ async def test_a_seed_gives_the_same_tokens(open_tiny: OpenMixture) -> None:
     assert tokens[0] == tokens[1] != tokens[2]
 
 
-async def test_paddings_of_unlike_width_are_cut(tmp_path: Path) -> None:
-    """Both fit the tokenizer; one is padded to 96 rows and its padding is likely, the other to 128."""
+async def test_padded_rows_of_different_numbers_are_cut(tmp_path: Path) -> None:
+    """Both models fit the tokenizer. One is padded to 96 rows, which are likely, the other to 128."""
     wide = tiny_model(seed=1)
     wide.resize_token_embeddings(128, mean_resizing=False)
     narrow = tiny_model(seed=0, tied=False, padded_rows_are_likely=True)
@@ -238,13 +238,13 @@ async def test_paddings_of_unlike_width_are_cut(tmp_path: Path) -> None:
         np.testing.assert_allclose(completion.logprobs, expected[len(PROMPTS[0]) - 1 :], atol=2e-5)
 
 
-async def test_models_of_unlike_size_are_opened_from_folders(tmp_path: Path) -> None:
+async def test_models_of_different_size_are_opened_from_folders(tmp_path: Path) -> None:
     sources = [
         resolve_model(str(save_model(tmp_path / name, seed=seed, num_layers=seed)))
         for name, seed in (("a", 1), ("b", 2))
     ]
-    told: list[str] = []
-    engine = open_mixture(sources, FIT, weighing([0.5, 0.5]), on_progress=lambda _, what: told.append(what))
+    progress: list[str] = []
+    engine = open_mixture(sources, FIT, weighing([0.5, 0.5]), on_progress=lambda _, what: progress.append(what))
     try:
         result = await engine.generate(make_request(PROMPTS[0], num_completions=2, eos_ids=frozenset({EOS_ID})))
         with pytest.raises(EngineError, match="cannot load new weights"):
@@ -252,13 +252,13 @@ async def test_models_of_unlike_size_are_opened_from_folders(tmp_path: Path) -> 
     finally:
         await engine.close()
     assert len(result.completions) == 2
-    assert told == ["loading a into the mixture", "loading b into the mixture"]
+    assert progress == ["loading a into the mixture", "loading b into the mixture"]
     too_many = msgspec.structs.replace(FIT, vocab_size=EMBEDDING_ROWS + 1)
     with pytest.raises(ModelError, match="a has 96 embeddings for the 97 ids"):
         open_mixture(sources, too_many, weighing([0.5, 0.5]))
 
 
-async def test_a_broken_expert_is_told(open_tiny: OpenMixture) -> None:
+async def test_an_expert_with_nan_raises_an_error(open_tiny: OpenMixture) -> None:
     models = three_experts()
     with torch.no_grad():
         models[1].model.norm.weight.fill_(float("nan"))

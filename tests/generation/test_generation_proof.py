@@ -1,7 +1,7 @@
-"""The proof of new weights: honest engines pass it in every version, and each fault is found every time.
+"""The proof of new weights: correct engines pass it in every version, and each fault is found every time.
 
-The client decides over a real `Service`, without a process between them: one engine whose log-probs are drawn as those
-of real ones are published to differ, and the torch engine with faults in its loading.
+A `WeightLoader` calls a real `Service` in the same process. One engine draws log-probs that differ as published ones
+do. The other is the torch engine with faults in its loading.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 NUM_VERSIONS = 1000
-# As published of bfloat16 (`PROOF_TOLERANCES`): a standard deviation of 0.05; one token in 1,000 is off by more than
-# 0.25, and the largest of 4,000 by about 0.5.
+# Differences as published for bfloat16 (`PROOF_TOLERANCES`): a standard deviation of 0.05. One token in 1,000 differs
+# by more than 0.25, and the largest of 4,000 by about 0.5.
 SD, TAIL_SHARE, TAIL_START, TAIL_MEAN = 0.05, 0.001, 0.25, 0.15
 
 Tensors = dict[str, torch.Tensor]
 
 
-async def prove_it(folder: Path, engine: Any, weights: PublishedWeights, proof: WeightProof, *, dtype: str) -> str:
-    """What the client says of the first try, empty where it is content."""
+async def problem_of_loading(
+    folder: Path, engine: Any, weights: PublishedWeights, proof: WeightProof, *, dtype: str
+) -> str:
+    """Return the problem of the first load, "" if it passes."""
     problems: list[str] = []
     loader = WeightLoader(proof_tolerance=PROOF_TOLERANCES[dtype], on_problem=problems.append)
     handlers = Service(engine).handlers()
@@ -45,7 +47,7 @@ async def prove_it(folder: Path, engine: Any, weights: PublishedWeights, proof: 
 
 
 class DrawnEngine:
-    """Holds tensors; its log-probs are the learner's but for differences as published."""
+    """An engine that holds tensors. Its log-probs are the learner's plus differences as published."""
 
     def __init__(self, seed: int) -> None:
         self._draws = np.random.default_rng(seed)
@@ -67,7 +69,7 @@ class DrawnEngine:
 
 
 async def test_a_thousand_versions_pass_and_every_fault_in_them_is_found(tmp_path: Path) -> None:
-    """Checksums find what is too small for the log-probs: two layers or the head exchanged, or a step not loaded."""
+    """Checksums find faults that are too small for the log-probs: exchanged layers or head, a missing step."""
     generator = torch.Generator().manual_seed(0)
     names = ("embed.weight", "layers.0.weight", "layers.1.weight", "head.weight")
     masters = {name: torch.randn(16, 17, generator=generator) / 4 for name in names}
@@ -90,7 +92,7 @@ async def test_a_thousand_versions_pass_and_every_fault_in_them_is_found(tmp_pat
         }
         for fault, tensors in given.items():
             engine.given, engine.logprobs = tensors, np.array(proof.logprobs)
-            found[fault] += bool(await prove_it(tmp_path, engine, weights, proof, dtype="bfloat16"))
+            found[fault] += bool(await problem_of_loading(tmp_path, engine, weights, proof, dtype="bfloat16"))
         before = now
     assert found == {"nothing": 0, "layer": NUM_VERSIONS, "stale": NUM_VERSIONS, "head": NUM_VERSIONS}
 
@@ -101,7 +103,7 @@ def published(version: int, tensors: Tensors) -> PublishedWeights:
 
 
 def exchanged(tensors: Mapping[str, torch.Tensor], one: str, other: str) -> Tensors:
-    """Tensors whose names have `one` in them under the names with `other`, and the other way round."""
+    """Exchange the tensors whose names contain `one` with those whose names contain `other`."""
     names = {one: other, other: one}
 
     def taken(name: str) -> str:
@@ -112,7 +114,7 @@ def exchanged(tensors: Mapping[str, torch.Tensor], one: str, other: str) -> Tens
 
 
 def heads_exchanged(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """The first attention head's queries in the second's place: the same numbers, so the same sum."""
+    """Rotate the queries of the attention heads by one head: the numbers and so the checksum stay equal."""
     name = "model.layers.0.self_attn.q_proj.weight"
     return {**tensors, name: tensors[name].roll(16, dims=0)}
 
@@ -123,8 +125,8 @@ FAULTS: dict[str, Callable[[Tensors, Tensors], Tensors]] = {
     "attention heads": lambda now, before: heads_exchanged(now),
     "stale": lambda now, before: before,
 }
-GROSS = ("layer", "head", "attention heads")  # what the log-probs find by themselves
-EXACT = ("layer", "head", "stale")  # what the checksums do
+GROSS = ("layer", "head", "attention heads")  # the faults that the log-probs show
+EXACT = ("layer", "head", "stale")  # the faults that the checksums show
 
 
 @pytest.mark.parametrize("fault", ["nothing", *FAULTS])
@@ -132,29 +134,29 @@ EXACT = ("layer", "head", "stale")  # what the checksums do
 async def test_faults_in_loading_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, dtype: str
 ) -> None:
-    """By the torch engine after a real optimizer step of 1e-6, as it is and with its loading broken."""
+    """The torch engine loads the weights of a real optimizer step of 1e-6, correctly and with each fault."""
     kind = getattr(torch, dtype)
     engine = TorchEngine(tiny_model(tied=False).to(kind), SETTINGS)
     learner, store = tiny_model(tied=False, seed=1), WeightStore(tmp_path)
     before = read_tensors(Path(store.publish(1, file_tensors(learner), dtype=kind).path))
-    take_a_step(learner)
+    take_optimizer_step(learner)
     weights = store.publish(2, file_tensors(learner), dtype=kind)
     proof = prove(learner.to(kind), version=2, vocab_size=EMBEDDING_ROWS)
     if fault in FAULTS:
         monkeypatch.setattr(published_file, "read_tensors", lambda path, **_: FAULTS[fault](read_tensors(path), before))
-    problem = await prove_it(tmp_path, engine, weights, proof, dtype=dtype)
+    problem = await problem_of_loading(tmp_path, engine, weights, proof, dtype=dtype)
     held = await engine.load_weights(Path(weights.path), 2)
     rms = proof.rms_difference(await engine.probe(proof.probe_ids))
     await engine.close()
-    assert set(held) == set(weights.checksums) == set(file_tensors(learner)), "every tensor is compared"
+    assert set(held) == set(weights.checksums) == set(file_tensors(learner)), "a tensor is not compared"
     assert bool(problem) == (fault in FAULTS)
     assert (find_difference(weights.checksums, held) is not None) == (fault in EXACT)
     if dtype == "bfloat16":
         assert (rms > PROOF_TOLERANCES[dtype]) == (fault in GROSS)
 
 
-def take_a_step(model: Any) -> None:
-    """One of Adam's, at the learning rate of a run."""
+def take_optimizer_step(model: Any) -> None:
+    """Take one step of AdamW at the learning rate of a run."""
     ids = torch.arange(40)[None] % EMBEDDING_ROWS
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     model(input_ids=ids, labels=ids).loss.backward()

@@ -1,4 +1,4 @@
-"""The choice of a token, on distributions that one can check by hand; across a hand-over, who sampled it."""
+"""The choice of a token, on distributions checked by hand; after a hand-over, the version that sampled it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_an_id_of_probability_zero_is_never_drawn() -> None:
     assert draw(probabilities.expand(4, 5), uniforms).tolist() == [1, 1, 3, 3]
 
 
-def test_a_tail_far_below_the_rounding_of_float32_is_drawn_as_it_should_be() -> None:
-    """Beside a sum of 1, float32 would lose every one of these ids."""
+def test_ids_below_the_rounding_of_float32_are_drawn() -> None:
+    """In float32, a sum of 1 would lose each of these ids."""
     tail = 2.0**-32
     probabilities = torch.tensor([[1.0] + [tail] * 8])
     expected = torch.arange(1, 9)
@@ -57,7 +57,7 @@ def test_a_tail_far_below_the_rounding_of_float32_is_drawn_as_it_should_be() -> 
     assert draw(probabilities.expand(8, 9), uniforms).tolist() == expected.tolist()
 
 
-def test_a_cut_distribution_is_the_one_that_is_drawn_from() -> None:
+def test_tokens_are_drawn_from_the_cut_distribution() -> None:
     logits = PROBABILITIES.log().expand(3, 4)
     rows = settings(SamplingSettings(), SamplingSettings(top_k=1), SamplingSettings(top_p=0.7))
     ids, _ = choose_tokens(logits, rows, torch.full((3,), 0.95, dtype=torch.float64), num_ids=4)
@@ -103,7 +103,7 @@ def test_ids_beyond_the_limit_are_not_chosen_but_stay_in_the_softmax() -> None:
         (0.5, 0, [0.5, 0.0, 0.0, 0.0]),
         (0.51, 0, [0.5, 0.0, 0.25, 0.0]),
         (0.8, 0, [0.5, 0.125, 0.25, 0.0]),
-        (0.7, 2, [0.5, 0.0, 0.25, 0.0]),  # 0.5 is two thirds of what top_k left: below 0.7
+        (0.7, 2, [0.5, 0.0, 0.25, 0.0]),  # 0.5 is two thirds of the sum after top_k: below 0.7
         (0.6, 2, [0.5, 0.0, 0.0, 0.0]),
         (1e-9, 0, [0.5, 0.0, 0.0, 0.0]),
         (0.0, 0, [0.5, 0.0, 0.0, 0.0]),
@@ -137,7 +137,7 @@ def test_the_reference_finds_the_token_at_which_the_weights_changed() -> None:
 async def test_completions_in_flight_keep_the_version_that_sampled_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """This engine ends what is in flight before it takes new weights; what waits meanwhile has them from its start."""
+    """The torch engine finishes groups in flight before it loads weights. Waiting groups use the new ones."""
     cpu_sharing.install(monkeypatch.setattr)
     old, new = tiny_model(), tiny_model(seed=1)
     engine = TorchEngine(tiny_model(), SETTINGS)

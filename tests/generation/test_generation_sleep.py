@@ -1,6 +1,6 @@
-"""Sleep and wake: of the torch engine, of vLLM in a worker, and of the client.
+"""Sleep and wake of the torch engine, of vLLM in a worker, and of the client.
 
-On a CPU vLLM's worker gives no memory back; its core pauses and resumes as on a GPU, which is what is seen here.
+On a CPU, vLLM's worker frees no memory. Its core pauses and resumes as on a GPU, and that is tested here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import pytest
 import pytest_asyncio
 from generation_support import (
     EMBEDDING_ROWS,
+    NEVER,
     SETTINGS,
     MakeClient,
+    generate_group,
     make_request,
-    one_group,
     proof,
     publish,
     save_model,
@@ -50,7 +51,6 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-NEVER: frozenset[int] = frozenset()  # no id ends a completion
 VLLM_SHAPE = {"head_dim": 32, "num_layers": 4}  # vLLM's attention has no smaller heads
 
 
@@ -62,33 +62,33 @@ async def engine() -> AsyncIterator[TorchEngine]:
 
 
 def ask(engine: TorchEngine, *prompt_ids: int, max_tokens: int = 8) -> asyncio.Task[Any]:
-    """A group of four, under way; `cancel` knows it by its first id."""
+    """Request a group of four completions. Its request id is `r` and the first prompt id."""
     request = make_request(prompt_ids, max_tokens=max_tokens, eos_ids=NEVER, request_id=f"r{prompt_ids[0]}")
     return asyncio.create_task(engine.generate(request))
 
 
 async def begin(engine: TorchEngine) -> asyncio.Task[Any]:
-    """A long group that is being decoded."""
+    """Start a long group. Returns when the engine decodes it."""
     before, running = engine.tokens_made, ask(engine, 3, 1, 4, max_tokens=120)
     await eventually(lambda: engine.tokens_made > before)
     return running
 
 
 async def begin_sleep(engine: TorchEngine) -> asyncio.Task[None]:
-    """A sleep that has been asked for."""
+    """Start a sleep. Returns when the engine has received the request."""
     asleep = asyncio.create_task(engine.sleep())
     await asyncio.sleep(0)
     return asleep
 
 
 def file_of(folder: Path, version: int, *, seed: int, **options: Any) -> Path:
-    """Weights as the learner publishes them: a tied tensor once."""
+    """Publish weights as the learner does: a tied tensor once."""
     tensors = tiny_model(seed=seed, **options).state_dict()
     del tensors["lm_head.weight"]
     return Path(WeightStore(folder).publish(version, tensors).path)
 
 
-async def test_what_runs_ends_and_what_comes_waits(engine: TorchEngine) -> None:
+async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine: TorchEngine) -> None:
     running = await begin(engine)
     asleep = await begin_sleep(engine)
     waiting = ask(engine, 1, 5)
@@ -96,19 +96,19 @@ async def test_what_runs_ends_and_what_comes_waits(engine: TorchEngine) -> None:
     await asleep
     assert engine.is_asleep
     assert [len(completion.token_ids) for completion in running.result().completions] == [120] * 4
-    await engine.sleep()  # once more: nothing
+    await engine.sleep()  # no-op
     with pytest.raises(WorkerTaskError, match="asleep"):
         await engine.probe((0, 1))
     await asyncio.sleep(0.05)
     assert (waiting.done(), engine.tokens_made) == (False, 480)
     await engine.wake()
     assert [len(completion.token_ids) for completion in (await waiting).completions] == [8] * 4
-    await engine.wake()  # once more: nothing
+    await engine.wake()  # no-op
     assert not engine.is_asleep
     assert len(await engine.probe((0, 1))) == 1
 
 
-async def test_requests_can_be_cancelled_while_it_sleeps(engine: TorchEngine) -> None:
+async def test_requests_are_canceled_during_sleep(engine: TorchEngine) -> None:
     await engine.sleep()
     cut, given_up, waiting = ask(engine, 6), ask(engine, 9), ask(engine, 1)
     await asyncio.sleep(0)
@@ -122,7 +122,7 @@ async def test_requests_can_be_cancelled_while_it_sleeps(engine: TorchEngine) ->
     assert (given_up.cancelled(), engine.tokens_made) == (True, 32)
 
 
-async def test_new_weights_wake_it_and_sample_what_waited(engine: TorchEngine, tmp_path: Path) -> None:
+async def test_new_weights_wake_the_engine(engine: TorchEngine, tmp_path: Path) -> None:
     await engine.sleep()
     waiting = ask(engine, 1, 5)
     await engine.load_weights(file_of(tmp_path, 1, seed=1), 1)
@@ -130,7 +130,7 @@ async def test_new_weights_wake_it_and_sample_what_waited(engine: TorchEngine, t
     assert (await waiting).policy_version == 1
 
 
-async def test_a_sleep_that_is_taken_back_leaves_it_awake(engine: TorchEngine) -> None:
+async def test_a_canceled_sleep_leaves_the_engine_awake(engine: TorchEngine) -> None:
     running = await begin(engine)
     asleep = await begin_sleep(engine)
     await engine.wake()
@@ -143,8 +143,8 @@ async def test_a_sleep_that_is_taken_back_leaves_it_awake(engine: TorchEngine) -
 
 
 @pytest.mark.timeout(180)
-async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> None:
-    """`can_sleep` has vLLM's core itself pause, although its CPU worker keeps the memory."""
+async def test_a_vllm_worker_sleeps_and_wakes_by_request_and_by_new_weights(tmp_path: Path) -> None:
+    """With `can_sleep`, vLLM's core pauses, although its CPU worker keeps the memory."""
     settings = msgspec.structs.replace(SETTINGS, max_model_len=256, can_sleep=True)
     boot = GenerationBoot(model=str(save_model(tmp_path / "model", **VLLM_SHAPE)), settings=settings, engine="vllm")
     worker = Supervisor(
@@ -166,17 +166,17 @@ async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> 
 
     try:
         await worker.start()
-        await worker.call(Wake(), Done)  # awake: nothing
+        await worker.call(Wake(), Done)  # no-op: it is awake
         running = make(3, 1, 4, max_tokens=120)
-        await worker.call(Probe(token_ids=(0, 1)), Probed)  # so it has been admitted
+        await worker.call(Probe(token_ids=(0, 1)), Probed)  # the reply shows that the group is admitted
         await worker.call(Sleep(), Done)
         assert (await running).lengths == (120,) * 4
         waiting, given_up = make(1, 5), make(9, 2)
-        await worker.call(Sleep(), Done)  # asleep: nothing
+        await worker.call(Sleep(), Done)  # no-op: it sleeps
         with pytest.raises(WorkerTaskError, match="asleep"):
             await worker.call(Probe(token_ids=(0, 1)), Probed)
         given_up.cancel()
-        await asyncio.sleep(3.0)  # longer than a stall: who sleeps is not hung
+        await asyncio.sleep(3.0)  # longer than `stall_timeout_s`, which does not count during sleep
         assert not waiting.done()
         await worker.call(Wake(), Done)
         assert (await waiting).policy_versions == (0,) * 4
@@ -193,19 +193,19 @@ async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> 
         weights.write_bytes(weights.read_bytes()[:-8])
         with pytest.raises(ModelError):
             await worker.call(LoadWeights(path=str(weights), version=2), WeightsLoaded)
-        assert (await waiting).policy_versions == (1,) * 4  # awake all the same
+        assert (await waiting).policy_versions == (1,) * 4  # awake although the load failed
         assert worker.restarts == 0
     finally:
         await worker.stop()
 
 
-async def test_the_clients_time_limit_does_not_count_the_sleep(make_client: MakeClient) -> None:
+async def test_the_time_limit_of_a_request_excludes_sleep(make_client: MakeClient) -> None:
     client = make_client(request_timeout_s=2.0)
     await client.start()
     await client.sleep()
-    await client.sleep()  # once more: nothing
+    await client.sleep()  # no-op
     assert client.is_asleep
-    waiting = asyncio.create_task(one_group(client))
+    waiting = asyncio.create_task(generate_group(client))
     await asyncio.sleep(2.3)
     assert not waiting.done()
     await client.wake()
@@ -213,21 +213,21 @@ async def test_the_clients_time_limit_does_not_count_the_sleep(make_client: Make
     assert not client.is_asleep
 
 
-async def test_new_weights_wake_the_client_also_damaged_ones(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_new_weights_wake_the_client_even_if_they_are_damaged(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
     await client.sleep()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
-    assert (await one_group(client)).policy_version == 1
+    assert (await generate_group(client)).policy_version == 1
     await client.sleep()
     with pytest.raises(ModelError, match="damaged"):
         await client.update_weights(publish(tmp_path, 2, "damaged"), proof(2, -2.0))
-    assert (await one_group(client)).policy_version == 1
+    assert (await generate_group(client)).policy_version == 1
     assert not client.is_asleep
 
 
 @pytest.mark.parametrize("by", ["wake", "update_weights"])
-async def test_a_worker_that_dies_asleep_comes_back_when_it_is_woken(
+async def test_a_worker_that_dies_asleep_is_restarted_on_waking(
     make_client: MakeClient,
     tmp_path: Path,
     by: str,
@@ -238,10 +238,10 @@ async def test_a_worker_that_dies_asleep_comes_back_when_it_is_woken(
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
     await eventually(lambda: client.state is WorkerState.BACKING_OFF)
-    waiting = asyncio.create_task(one_group(client))
+    waiting = asyncio.create_task(generate_group(client))
     await asyncio.sleep(0.5)  # ten times the delay before a restart
     assert (client.state, client.restarts) == (WorkerState.BACKING_OFF, 0)
-    await client.sleep()  # once more: nothing
+    await client.sleep()  # no-op
     if by == "wake":
         await client.wake()
     else:
@@ -250,7 +250,7 @@ async def test_a_worker_that_dies_asleep_comes_back_when_it_is_woken(
     assert (client.state, client.restarts, client.is_asleep) == (WorkerState.READY, 1, False)
 
 
-async def test_a_limit_runs_out_after_its_time_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_time_limit_counts_only_time_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, clock = TimeLimits(2.0), LoopClock(monkeypatch)
 
     async def call() -> None:
@@ -258,15 +258,15 @@ async def test_a_limit_runs_out_after_its_time_awake(monkeypatch: pytest.MonkeyP
             await asyncio.sleep(60)
 
     early = asyncio.create_task(call())
-    await clock.passes(1.5)
+    await clock.advance(1.5)
     limits.pause()
     late = asyncio.create_task(call())
-    await clock.passes(2.0)
+    await clock.advance(2.0)
     limits.resume()
-    await clock.passes(0.4)
+    await clock.advance(0.4)
     assert not early.done()
-    await clock.passes(0.2)
+    await clock.advance(0.2)
     assert isinstance(early.exception(), TimeoutError)
     assert not late.done()
-    await clock.passes(1.5)
+    await clock.advance(1.5)
     assert isinstance(late.exception(), TimeoutError)

@@ -1,4 +1,4 @@
-"""The torch engine against plain forward passes and transformers' own generation."""
+"""The torch engine against plain forward passes and `generate` of transformers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import torch
 from generation_support import (
     DAMAGES,
     EOS_ID,
+    NEVER,
+    PROMPTS,
     SETTINGS,
     VOCAB_SIZE,
     damage,
@@ -34,16 +36,12 @@ from ftis_node.workers.weight_store import WeightStore, probe_logprobs, probe_to
 from tests.waiting import eventually
 
 GREEDY = SamplingSettings(temperature=0.0)
-NEVER: frozenset[int] = frozenset()  # no id ends a completion
-
-PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
-
 OpenTiny = Callable[..., TorchEngine]
 
 
 @pytest_asyncio.fixture
 async def open_tiny() -> AsyncIterator[OpenTiny]:
-    """`open_tiny(model, **changed settings)`: an engine that is closed when the test ends."""
+    """`open_tiny(model, **changed)` opens an engine with changed settings. It is closed when the test ends."""
     opened: list[TorchEngine] = []
 
     def open_one(model: Any, on_progress: Callable[[], None] = lambda: None, **changed: Any) -> TorchEngine:
@@ -58,7 +56,7 @@ async def open_tiny() -> AsyncIterator[OpenTiny]:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("num_layers", [2, 4])
 async def test_log_probs_equal_a_fresh_forward_pass(open_tiny: OpenTiny, tied: bool, num_layers: int) -> None:
-    """Ragged prompts, all at once in a batch too small for them, so that rows join and leave while others decode."""
+    """Prompts of different length share a batch too small for them: rows join and leave while others decode."""
     model = tiny_model(tied=tied, num_layers=num_layers)
     engine = open_tiny(model, max_batch=10)
     requests = [make_request(prompt, max_tokens=4 + 7 * n, num_completions=3 + n) for n, prompt in enumerate(PROMPTS)]
@@ -129,7 +127,7 @@ async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(o
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-async def test_a_single_token_is_enough(open_tiny: OpenTiny) -> None:
+async def test_a_completion_may_have_one_token(open_tiny: OpenTiny) -> None:
     result = await open_tiny(tiny_model()).generate(make_request(PROMPTS[0], max_tokens=1))
     assert [len(completion.token_ids) for completion in result.completions] == [1] * 4
 
@@ -161,7 +159,7 @@ async def test_samples_follow_the_models_distribution(open_tiny: OpenTiny) -> No
     assert chi_square < degrees + 4 * math.sqrt(2 * degrees)
 
 
-async def test_a_seed_gives_the_same_tokens_in_any_company(open_tiny: OpenTiny) -> None:
+async def test_a_seed_gives_the_same_tokens_in_any_batch(open_tiny: OpenTiny) -> None:
     model = tiny_model()
     engine = open_tiny(model)
     request = make_request(PROMPTS[0], max_tokens=24, seed=5)
@@ -174,8 +172,8 @@ async def test_a_seed_gives_the_same_tokens_in_any_company(open_tiny: OpenTiny) 
     assert len({tuple(ids) for ids in tokens[0]}) == 4
 
 
-async def test_rows_that_end_do_not_change_the_others(open_tiny: OpenTiny) -> None:
-    """Each completion is the beginning of what it would be if none had ended."""
+async def test_completions_that_end_do_not_change_the_others(open_tiny: OpenTiny) -> None:
+    """Each completion is the prefix of the one that is sampled if none ends."""
     engine = open_tiny(tiny_model())
     request = make_request(PROMPTS[0], num_completions=8, max_tokens=24, eos_ids=frozenset(range(20, 30)))
     ended = await engine.generate(request)
@@ -185,7 +183,7 @@ async def test_rows_that_end_do_not_change_the_others(open_tiny: OpenTiny) -> No
         assert short.token_ids.tolist() == long.token_ids[: len(short.token_ids)].tolist()
 
 
-async def test_without_seeds_no_two_groups_are_alike(open_tiny: OpenTiny) -> None:
+async def test_groups_without_a_seed_differ(open_tiny: OpenTiny) -> None:
     engine = open_tiny(tiny_model())
     requests = [make_request(PROMPTS[0], seed=None, request_id=str(n)) for n in range(2)]
     first, second = await asyncio.gather(*map(engine.generate, requests))
@@ -193,14 +191,14 @@ async def test_without_seeds_no_two_groups_are_alike(open_tiny: OpenTiny) -> Non
     assert tokens[0] != tokens[1]
 
 
-async def test_more_completions_than_the_batch_holds_go_alone(open_tiny: OpenTiny) -> None:
+async def test_a_group_larger_than_the_batch_is_sampled(open_tiny: OpenTiny) -> None:
     engine = open_tiny(tiny_model(), max_batch=4, max_prefill_tokens=5)
     requests = [make_request(p, num_completions=6, request_id=str(n)) for n, p in enumerate(PROMPTS)]
     results = await asyncio.gather(*map(engine.generate, requests))
     assert [len(result.completions) for result in results] == [6] * 4
 
 
-async def test_the_loop_answers_while_the_engine_computes(open_tiny: OpenTiny) -> None:
+async def test_the_event_loop_runs_while_the_engine_computes(open_tiny: OpenTiny) -> None:
     progress: list[float] = []
     engine = open_tiny(tiny_model(num_layers=4), lambda: progress.append(time.monotonic()))
     generating = asyncio.create_task(
@@ -214,7 +212,7 @@ async def test_the_loop_answers_while_the_engine_computes(open_tiny: OpenTiny) -
     assert len(progress) >= 200 / 8
 
 
-async def test_a_cancelled_caller_frees_the_engine(open_tiny: OpenTiny) -> None:
+async def test_a_canceled_caller_frees_the_engine(open_tiny: OpenTiny) -> None:
     engine = open_tiny(tiny_model())
     endless = asyncio.create_task(
         engine.generate(make_request(PROMPTS[0], max_tokens=100_000, eos_ids=NEVER, request_id="endless"))
@@ -226,7 +224,7 @@ async def test_a_cancelled_caller_frees_the_engine(open_tiny: OpenTiny) -> None:
     await engine.generate(make_request(PROMPTS[3], max_tokens=1, eos_ids=NEVER))  # the engine has seen the cancellation
     made = engine.tokens_made
     await engine.generate(make_request(PROMPTS[2], max_tokens=10, eos_ids=NEVER))
-    assert engine.tokens_made - made == 40, "rows that nobody waits for are still decoded"
+    assert engine.tokens_made - made == 40, "rows of a canceled caller are still decoded"
 
 
 async def test_cancel_returns_what_was_sampled_as_aborted(open_tiny: OpenTiny) -> None:
@@ -248,9 +246,7 @@ async def test_cancel_returns_what_was_sampled_as_aborted(open_tiny: OpenTiny) -
     assert len((await engine.generate(make_request(PROMPTS[2]))).completions) == 4
 
 
-async def test_weights_that_are_not_numbers_are_a_typed_error_and_new_ones_mend_it(
-    open_tiny: OpenTiny, tmp_path: Path
-) -> None:
+async def test_nan_weights_raise_an_error_until_new_weights_come(open_tiny: OpenTiny, tmp_path: Path) -> None:
     model = tiny_model()
     published = WeightStore(tmp_path).publish(1, file_tensors(tiny_model(seed=1)))
     with torch.no_grad():
@@ -264,7 +260,7 @@ async def test_weights_that_are_not_numbers_are_a_typed_error_and_new_ones_mend_
 
 @pytest.mark.parametrize(("tied", "with_head"), [(True, False), (True, True), (False, False)])
 async def test_new_weights_are_served(open_tiny: OpenTiny, tmp_path: Path, tied: bool, with_head: bool) -> None:
-    """The proof is the log-probs, not the version that the engine names."""
+    """The log-probs prove the weights; the version alone does not."""
     store = WeightStore(tmp_path)
     engine = open_tiny(tiny_model(tied=tied))
     probe_ids = probe_token_ids(VOCAB_SIZE)
@@ -283,28 +279,8 @@ async def test_new_weights_are_served(open_tiny: OpenTiny, tmp_path: Path, tied:
             np.testing.assert_allclose(completion.logprobs, fresh_logprobs(learner, PROMPTS[1], completion), atol=1e-5)
 
 
-async def test_groups_in_flight_end_on_the_weights_that_they_began_with(open_tiny: OpenTiny, tmp_path: Path) -> None:
-    old, new = tiny_model(seed=0), tiny_model(seed=1)
-    published = WeightStore(tmp_path).publish(9, file_tensors(new))
-    engine = open_tiny(tiny_model(seed=0))
-    first = asyncio.create_task(
-        engine.generate(make_request(PROMPTS[0], max_tokens=60, eos_ids=NEVER, request_id="first"))
-    )
-    await eventually(lambda: engine.tokens_made >= 40)
-    loading = asyncio.create_task(engine.load_weights(Path(published.path), 9))
-    await asyncio.sleep(0)
-    second = asyncio.create_task(engine.generate(make_request(PROMPTS[1], request_id="second")))
-    begun, later = await first, await second
-    await loading
-    assert (begun.policy_version, begun.policy_version_newest) == (0, 0)
-    assert (later.policy_version, later.policy_version_newest) == (9, 9)
-    for model, prompt, result in ((old, PROMPTS[0], begun), (new, PROMPTS[1], later)):
-        for completion in result.completions:
-            np.testing.assert_allclose(completion.logprobs, fresh_logprobs(model, prompt, completion), atol=1e-5)
-
-
 @pytest.mark.parametrize("how", DAMAGES)
-async def test_unfit_weights_change_nothing(open_tiny: OpenTiny, tmp_path: Path, how: str) -> None:
+async def test_invalid_weights_change_nothing(open_tiny: OpenTiny, tmp_path: Path, how: str) -> None:
     engine = open_tiny(tiny_model())
     probe_ids = probe_token_ids(VOCAB_SIZE)
     before = await engine.probe(probe_ids)
@@ -341,26 +317,26 @@ async def test_close_waits_for_one_forward_pass_at_most(open_tiny: OpenTiny) -> 
 
     model.register_forward_pre_hook(slow)
     engine = open_tiny(model)
-    asking = asyncio.create_task(engine.generate(make_request(PROMPTS[0], max_tokens=100_000, eos_ids=NEVER)))
+    running = asyncio.create_task(engine.generate(make_request(PROMPTS[0], max_tokens=100_000, eos_ids=NEVER)))
     await asyncio.to_thread(begun.wait, 60)
     closing = asyncio.create_task(engine.close())
     await eventually(lambda: engine._thread._shutdown)
     go.set()
     await closing
-    await asyncio.gather(asking, return_exceptions=True)
+    await asyncio.gather(running, return_exceptions=True)
     assert passes == 2
 
 
-@pytest.mark.parametrize("bad_id", [-1, 96])
-async def test_a_prompt_of_another_vocabulary_is_refused_alone(open_tiny: OpenTiny, bad_id: int) -> None:
+@pytest.mark.parametrize("unknown_id", [-1, 96])
+async def test_a_prompt_with_an_unknown_id_fails_alone(open_tiny: OpenTiny, unknown_id: int) -> None:
     engine = open_tiny(tiny_model())
-    requests = [make_request([1, 2]), make_request([1, bad_id])]
-    good, bad = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
-    assert len(good.completions) == 4
-    assert isinstance(bad, ValueError)
+    requests = [make_request([1, 2]), make_request([1, unknown_id])]
+    result, error = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
+    assert len(result.completions) == 4
+    assert isinstance(error, ValueError)
 
 
 @pytest.mark.parametrize("change", [{"prompt_ids": ()}, {"num_completions": 0}, {"max_tokens": 0}])
-def test_a_request_without_an_answer_is_refused(change: dict[str, Any]) -> None:
+def test_an_empty_request_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least one"):
         msgspec.structs.replace(make_request([1]), **change)

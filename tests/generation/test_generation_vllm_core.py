@@ -1,7 +1,7 @@
-"""The order in which vLLM's core is put to sleep, woken and given weights, against a core that does as vLLM's does.
+"""The order of calls by which vLLM's core sleeps, wakes and loads weights, without vLLM.
 
-No vLLM is needed. The stand-in has one step under way when a command comes, stamps versions on outputs as
-`EngineCore._attach_weight_version` does, and refuses what `Executor.wake_up` and `GPUWorker.sleep` of vLLM 0.32 refuse.
+`FakeClient` replaces vLLM's core: it has one step in flight when a command comes. It stamps versions on outputs as
+`EngineCore._attach_weight_version` does. It refuses what `Executor.wake_up` and `GPUWorker.sleep` of vLLM 0.32 refuse.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOST = -1
 
 
 class FakeClient:
-    """`weights` is the version that steps compute with, `outputs` the pairs of that and the stamp on what came out."""
+    """A client of a core. `weights` is the version that steps use; `outputs` has pairs of version and stamp."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -32,7 +32,7 @@ class FakeClient:
         self._under_way: int | None = 0
 
     def _step(self) -> None:
-        """The step that was under way comes out, and the next one begins; as the core does between two commands."""
+        """Finish the step in flight and begin the next one, as the core does between two commands."""
         if self._is_paused:
             return
         if self._under_way is not None:
@@ -42,7 +42,7 @@ class FakeClient:
     def sleep(self, level: int, mode: str = "abort") -> None:
         self.calls.append(f"sleep {level}")
         if level == 0:
-            assert mode == "keep", "anything else ends requests in flight"
+            assert mode == "keep", "another mode ends requests in flight"
             self._step()
             self._under_way, self._is_paused = None, True
             return
@@ -69,7 +69,7 @@ class FakeClient:
             return [self.refuses]
         if self.fails is not None:
             raise self.fails
-        assert "weights" not in self._asleep, "there is no memory for them"
+        assert "weights" not in self._asleep, "there is no memory for the weights"
         self.weights += 10 if self.weights != LOST else 101
         return [{"a": self.weights}]
 
@@ -77,8 +77,7 @@ class FakeClient:
         self._step()
         self._stamp = version
 
-    def draw(self) -> None:
-        """Three steps."""
+    def run_steps(self) -> None:
         for _ in range(3):
             self._step()
 
@@ -89,13 +88,13 @@ def load(core: VllmCore, way: str, version: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("way", ["file", "shared"])
 def test_each_token_has_the_version_of_the_weights_that_computed_it(way: str) -> None:
-    """A completion in flight across two hand-overs: whatever comes out is stamped with what it was computed by."""
+    """A completion is in flight during two hand-overs. The stamp of each output is the version that computed it."""
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     for version in (10, 20):
-        client.draw()
+        client.run_steps()
         assert load(core, way, version) == {"a": version}
-        client.draw()
+        client.run_steps()
     assert {computed for computed, _ in client.outputs} == {0, 10, 20}
     assert all(str(computed) == stamp for computed, stamp in client.outputs), client.outputs
     assert "wake scheduling" in client.calls
@@ -103,25 +102,25 @@ def test_each_token_has_the_version_of_the_weights_that_computed_it(way: str) ->
 
 @pytest.mark.parametrize(("discard", "level"), [(False, 1), (True, 2)])
 @pytest.mark.parametrize("way", ["file", "shared"])
-def test_new_weights_wake_it_with_the_cache_last(way: str, discard: bool, level: int) -> None:
+def test_new_weights_wake_the_core_and_its_cache_last(way: str, discard: bool, level: int) -> None:
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     core.sleep(discard=discard)
-    core.sleep(discard=discard)  # once more: nothing
+    core.sleep(discard=discard)  # no-op
     assert core.is_asleep
     load(core, way, 100 if discard else 10)
     opened = ["ftis_open"] if way == "shared" else []
     name = "ftis_load_shared" if way == "shared" else "ftis_load"
     assert client.calls == [f"sleep {level}", *opened, "wake weights", name, "wake kv_cache"]
     assert (core.is_asleep, core.has_weights) == (False, True)
-    client.draw()
+    client.run_steps()
     assert all(str(computed) == stamp for computed, stamp in client.outputs)
     core.sleep(discard=False)
     core.wake()
     assert client.calls[-1] == "wake weights kv_cache"
 
 
-def test_nothing_is_computed_with_weights_that_were_discarded() -> None:
+def test_no_step_runs_on_discarded_weights() -> None:
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     core.sleep(discard=True)
@@ -136,30 +135,30 @@ def test_nothing_is_computed_with_weights_that_were_discarded() -> None:
         core.wake()
     client.fails = None
     core.load("path", 100)
-    client.draw()
+    client.run_steps()
     assert LOST not in {computed for computed, _ in client.outputs}
     assert client.calls == ["sleep 2", "wake weights", "ftis_load", "ftis_load", "wake kv_cache"]
 
 
-def test_one_that_kept_its_weights_goes_on_with_them_after_a_failure() -> None:
+def test_a_failed_load_leaves_the_kept_weights() -> None:
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     client.fails = ModelError("the file is gone")
     with pytest.raises(ModelError):
         core.load("path", 10)
-    assert client.calls == ["sleep 0", "ftis_load", "wake scheduling"], "else no step is ever made again"
+    assert client.calls == ["sleep 0", "ftis_load", "wake scheduling"], "the core stays paused"
     core.sleep(discard=False)
     with pytest.raises(ModelError):
         core.load("path", 10)
     assert core.is_asleep
     core.wake()
     assert client.calls[3:] == ["sleep 1", "wake weights", "ftis_load", "wake kv_cache"]
-    client.draw()
+    client.run_steps()
     assert set(client.outputs) == {(0, "0")}
 
 
 @pytest.mark.parametrize("asleep", [True, False])
-def test_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> None:
+def test_shared_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> None:
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     if asleep:
@@ -170,11 +169,11 @@ def test_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> None:
     assert client.calls == ["sleep 2", "ftis_open"] if asleep else ["ftis_open"]
     assert (core.is_asleep, client.weights) == (asleep, 0)
     load(core, "file", 100 if asleep else 10)
-    client.draw()
+    client.run_steps()
     assert all(str(computed) == stamp for computed, stamp in client.outputs)
 
 
-def test_one_that_gives_no_memory_back_keeps_its_weights() -> None:
+def test_a_core_that_cannot_sleep_keeps_its_weights() -> None:
     client = FakeClient()
     core = VllmCore(client, can_sleep=False)
     core.sleep(discard=True)

@@ -1,6 +1,6 @@
-"""vLLM's engine, the real one, against plain forward passes: log-probs, versions, endings, and what is left behind.
+"""The real vLLM engine against plain forward passes: log-probs, versions, ends of completions, and cleanup.
 
-All tests share one process (`generation_vllm_support`); an engine is opened again where settings or weights changed.
+All tests share one process (`generation_vllm_support`). It opens the engine again if settings or weights changed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from generation_support import (
     DAMAGES,
     EMBEDDING_ROWS,
     EOS_ID,
+    NEVER,
+    PROMPTS,
     VOCAB_SIZE,
     damage,
     file_tensors,
@@ -28,7 +30,7 @@ from generation_support import (
     save_model,
     tiny_model,
 )
-from generation_vllm_support import VLLM_MODEL, VLLM_SETTINGS, DistantEngine
+from generation_vllm_support import VLLM_MODEL, VLLM_SETTINGS, RemoteEngine
 
 from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
@@ -37,8 +39,6 @@ from ftis_node.workers.weight_store import WeightStore, probe_logprobs, probe_to
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
-NEVER: frozenset[int] = frozenset()
-PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
 LONG_PROMPT = [(7 * index + 3) % 90 for index in range(100)]  # three blocks of vLLM's cache and a few ids
 PROBE_IDS = probe_token_ids(EMBEDDING_ROWS)
 
@@ -46,19 +46,19 @@ Serve = Callable[..., Any]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DistantEngine]:
-    """The process; nothing is open in it yet."""
-    engine = DistantEngine(tmp_path_factory.mktemp("engine"))
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteEngine]:
+    """A process without an open engine."""
+    engine = RemoteEngine(tmp_path_factory.mktemp("engine"))
     await engine.start()
     yield engine
     await engine.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def serve(engine: DistantEngine, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """`await serve(settings=..., tied=...)`: the engine, with the weights of seed 0 and these settings."""
+async def serve(engine: RemoteEngine, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """`await serve(tied=..., **changed)` returns the engine with the weights of seed 0 and changed settings."""
 
-    async def open_one(*, tied: bool = True, padded_rows_are_likely: bool = False, **changed: Any) -> DistantEngine:
+    async def open_one(*, tied: bool = True, padded_rows_are_likely: bool = False, **changed: Any) -> RemoteEngine:
         options = {"tied": tied, "padded_rows_are_likely": padded_rows_are_likely}
         folder = tmp_path_factory.getbasetemp() / "-".join(["vllm", *(key for key, value in options.items() if value)])
         if not folder.exists():
@@ -70,12 +70,12 @@ async def serve(engine: DistantEngine, tmp_path_factory: pytest.TempPathFactory)
 
 
 def model_of(seed: int = 0, **options: Any) -> Any:
-    """The model that the engine serves, in transformers."""
+    """Return the served model, of transformers."""
     return tiny_model(seed=seed, **VLLM_MODEL, **options)
 
 
 def assert_logprobs(model: Any, prompt: list[int], completion: Completion, *, temperature: float = 1.0) -> None:
-    """Within 1e-5 of a float32 forward pass."""
+    """Assert that log-probs are within 1e-5 of a float32 forward pass."""
     expected = fresh_logprobs(model, prompt, completion, temperature=temperature)
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
@@ -84,7 +84,7 @@ def assert_logprobs(model: Any, prompt: list[int], completion: Completion, *, te
 async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates(
     serve: Serve, tmp_path: Path, tied: bool
 ) -> None:
-    """Ragged prompts in a batch too small for them, the same ones each time: no answer may come from an old cache."""
+    """The same prompts each time, in a batch too small for them: an old cache must not be used."""
     engine = await serve(tied=tied, max_batch=10)
     store = WeightStore(tmp_path)
     before = np.zeros(len(PROBE_IDS) - 1)
@@ -107,13 +107,13 @@ async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates
 
 
 @pytest.mark.parametrize("how", ["directly", "by vLLM's reload"])
-async def test_tensors_that_are_not_what_was_published_are_found(serve: Serve, tmp_path: Path, how: str) -> None:
-    """All of them where the file is read into packed layers; those that are not packed where vLLM reloads it."""
+async def test_tensors_with_other_values_are_found(serve: Serve, tmp_path: Path, how: str) -> None:
+    """A direct load compares all tensors; a reload by vLLM compares those that it does not pack."""
     engine = await serve(tied=False)
     right, wrong = file_tensors(model_of(seed=1, tied=False)), {}
     if how != "directly":
         right["model.norm.weight"] = right["model.norm.weight"].bfloat16()
-    for name, tensor in right.items():  # two layers exchanged, and embedding and head
+    for name, tensor in right.items():  # exchange two layers, and embedding and head
         others = {
             "layers.0.": "layers.1.",
             "layers.1.": "layers.0.",
@@ -159,7 +159,7 @@ async def test_a_cut_distribution_still_reports_the_full_softmax(serve: Serve) -
 
 
 async def test_greedy_equals_transformers_generate(serve: Serve) -> None:
-    """Beside a request at temperature 2, with which it shares its batch."""
+    """A request at temperature 2 shares the batch."""
     engine = await serve()
     model = model_of()
     greedy = [make_request(p, sampling=SamplingSettings(0.0), num_completions=2, max_tokens=24) for p in PROMPTS]
@@ -176,7 +176,7 @@ async def test_greedy_equals_transformers_generate(serve: Serve) -> None:
             assert_logprobs(model, prompt, completion)
 
 
-async def test_a_seed_gives_the_same_tokens_in_any_company(serve: Serve) -> None:
+async def test_a_seed_gives_the_same_tokens_in_any_batch(serve: Serve) -> None:
     engine = await serve()
     request = make_request(PROMPTS[0], max_tokens=24, seed=5, eos_ids=NEVER)
     alone = await engine.generate(request)
@@ -215,7 +215,7 @@ async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(s
 
 @pytest.mark.parametrize("seed", [1, None])
 async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(serve: Serve, seed: int | None) -> None:
-    """At once: what would come after such an id is not computed."""
+    """The completion ends at once: no token after such an id is computed."""
     options = {"tied": False, "padded_rows_are_likely": True}
     engine = await serve(**options, vocab_size=VOCAB_SIZE)
     request = make_request(PROMPTS[1], num_completions=64, eos_ids=NEVER, seed=seed)
@@ -230,39 +230,39 @@ async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(serve: Serve, 
     assert all(len(completion.token_ids) < 16 for completion in aborted)
     long = msgspec.structs.replace(request, max_tokens=400)
     assert max(len(completion.token_ids) for completion in (await engine.generate(long)).completions) < 300
-    assert not (await engine.look()).is_busy, "what would come after is computed all the same"
+    assert not (await engine.inspect()).is_busy, "tokens after a padded id are computed"
 
 
-async def test_a_model_that_samples_no_tokens_at_all_is_told_so(serve: Serve, tmp_path: Path) -> None:
+async def test_a_model_that_samples_only_padded_ids_raises_an_error(serve: Serve, tmp_path: Path) -> None:
     engine = await serve(tied=False, vocab_size=VOCAB_SIZE)
     tensors = file_tensors(model_of(tied=False))
     head = tensors["lm_head.weight"].zero_()
-    head[-1], head[-2] = 1e3, -1e3  # whatever the hidden state: one of the two is far above zero
+    head[-1], head[-2] = 1e3, -1e3  # for any hidden state, one of the two logits is far above zero
     await engine.load_weights(Path(WeightStore(tmp_path).publish(1, tensors).path), 1)
     with pytest.raises(WorkerTaskError, match="the model samples no tokens: 100 times"):
         await engine.generate(make_request(PROMPTS[1]))
-    assert not (await engine.look()).is_busy
+    assert not (await engine.inspect()).is_busy
 
 
-async def test_a_group_computes_its_prompt_once_and_no_group_takes_it_from_another(serve: Serve) -> None:
+async def test_a_prompt_is_cached_within_its_group_only(serve: Serve) -> None:
     engine = await serve()
-    before = (await engine.look()).prompt_tokens_cached
+    before = (await engine.inspect()).prompt_tokens_cached
     await engine.generate(make_request(LONG_PROMPT, num_completions=12))
-    shared = (await engine.look()).prompt_tokens_cached - before
+    shared = (await engine.inspect()).prompt_tokens_cached - before
     assert shared == 11 * 96  # whole blocks of 32
     await engine.generate(make_request(LONG_PROMPT, num_completions=1))
-    assert (await engine.look()).prompt_tokens_cached - before == shared
+    assert (await engine.inspect()).prompt_tokens_cached - before == shared
 
 
-async def test_completions_in_flight_across_an_update_say_so_one_by_one(serve: Serve, tmp_path: Path) -> None:
+async def test_each_completion_in_flight_reports_its_own_versions(serve: Serve, tmp_path: Path) -> None:
     engine = await serve()
     path = Path(WeightStore(tmp_path).publish(1, file_tensors(model_of(seed=1))).path)
-    made = (await engine.look()).tokens_made
+    made = (await engine.inspect()).tokens_made
     long = make_request(PROMPTS[0], max_tokens=480, eos_ids=NEVER, num_completions=2, request_id="long")
     rare = frozenset({64})  # one token in 200: some end before the update, some after it
     mixed = make_request(PROMPTS[1], max_tokens=480, eos_ids=rare, num_completions=24, request_id="mixed")
     running = [asyncio.create_task(engine.generate(request)) for request in (long, mixed)]
-    await engine.until(made + 26 * 80)
+    await engine.wait_for_tokens(made + 26 * 80)
     await engine.load_weights(path, 1)
     across, both = await asyncio.gather(*running)
     after = await engine.generate(make_request(PROMPTS[0]))
@@ -277,20 +277,20 @@ async def test_completions_in_flight_across_an_update_say_so_one_by_one(serve: S
         assert_logprobs(model_of(seed=1), PROMPTS[0], completion)
 
 
-async def test_what_began_too_many_versions_ago_is_cut_and_keeps_its_tokens(serve: Serve, tmp_path: Path) -> None:
+async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(serve: Serve, tmp_path: Path) -> None:
     engine = await serve(max_version_span=2)
     store = WeightStore(tmp_path, keep=4)
     paths = [Path(store.publish(v, file_tensors(model_of(seed=v))).path) for v in (1, 2, 3)]
-    made = (await engine.look()).tokens_made
+    made = (await engine.inspect()).tokens_made
     options = {"max_tokens": 400, "eos_ids": NEVER, "num_completions": 2}
     old = asyncio.create_task(engine.generate(make_request(PROMPTS[0], **options, request_id="old")))
-    await engine.until(made + 2 * 10)
+    await engine.wait_for_tokens(made + 2 * 10)
     await engine.load_weights(paths[0], 1)
     young = asyncio.create_task(engine.generate(make_request(PROMPTS[1], **options, request_id="young")))
-    both = await engine.until(made, num_running=4)
-    await engine.until(both.tokens_made + 4 * 10)
+    both = await engine.wait_for_tokens(made, num_running=4)
+    await engine.wait_for_tokens(both.tokens_made + 4 * 10)
     await engine.load_weights(paths[1], 2)
-    await engine.until((await engine.look()).tokens_made + 4 * 2)
+    await engine.wait_for_tokens((await engine.inspect()).tokens_made + 4 * 2)
     assert not old.done()
     await engine.load_weights(paths[2], 3)
     async with asyncio.timeout(30):
@@ -306,32 +306,32 @@ async def test_what_began_too_many_versions_ago_is_cut_and_keeps_its_tokens(serv
         assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.LENGTH, 400)
 
 
-async def test_a_cancelled_caller_leaves_nothing_in_the_engine(serve: Serve) -> None:
+async def test_a_canceled_caller_leaves_nothing_in_the_engine(serve: Serve) -> None:
     engine = await serve(max_batch=4)
-    made = (await engine.look()).tokens_made
+    made = (await engine.inspect()).tokens_made
     options = {"max_tokens": 400, "eos_ids": NEVER}
     running, waiting = (
         asyncio.create_task(engine.generate(make_request(p, **options, request_id=str(p)))) for p in PROMPTS[:2]
     )
-    sight = await engine.until(made + 40)
-    assert (sight.num_running, sight.num_waiting, sight.num_scheduled) == (4, 1, 4)
+    state = await engine.wait_for_tokens(made + 40)
+    assert (state.num_running, state.num_waiting, state.num_scheduled) == (4, 1, 4)
     running.cancel()
     waiting.cancel()
     await asyncio.gather(running, waiting, return_exceptions=True)
     async with asyncio.timeout(30):
-        while (sight := await engine.look()).is_busy:  # noqa: ASYNC110 - in another process
+        while (state := await engine.inspect()).is_busy:  # noqa: ASYNC110 - in another process
             await asyncio.sleep(0.01)
-    assert sight.tokens_made < made + 1600
+    assert state.tokens_made < made + 1600
     assert len((await engine.generate(make_request(PROMPTS[2]))).completions) == 4
 
 
 async def test_cancel_returns_what_was_sampled_as_aborted(serve: Serve) -> None:
     engine = await serve(max_batch=4)
-    made = (await engine.look()).tokens_made
+    made = (await engine.inspect()).tokens_made
     options = {"max_tokens": 400, "eos_ids": NEVER}
     running = asyncio.create_task(engine.generate(make_request(PROMPTS[0], **options, request_id="running")))
     waiting = asyncio.create_task(engine.generate(make_request(PROMPTS[1], request_id="waiting")))
-    await engine.until(made + 40)
+    await engine.wait_for_tokens(made + 40)
     await engine.cancel(["waiting", "running", "unknown"])
     completions = (await running).completions
     for completion in completions:
@@ -340,12 +340,12 @@ async def test_cancel_returns_what_was_sampled_as_aborted(serve: Serve) -> None:
         assert_logprobs(model_of(), PROMPTS[0], completion)
     with pytest.raises(WorkerTaskError, match="before its first token"):
         await waiting
-    sight = await engine.look()
-    assert not sight.is_busy
+    state = await engine.inspect()
+    assert not state.is_busy
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-async def test_unfit_weights_change_nothing(serve: Serve, tmp_path: Path, how: str) -> None:
+async def test_invalid_weights_change_nothing(serve: Serve, tmp_path: Path, how: str) -> None:
     engine = await serve()
     before = await engine.probe(PROBE_IDS)
     path = Path(WeightStore(tmp_path).publish(1, file_tensors(model_of(seed=1))).path)
@@ -356,9 +356,7 @@ async def test_unfit_weights_change_nothing(serve: Serve, tmp_path: Path, how: s
     assert (await engine.generate(make_request(PROMPTS[0]))).policy_version == 0
 
 
-async def test_weights_that_are_not_numbers_are_a_typed_error_and_new_ones_mend_it(
-    serve: Serve, tmp_path: Path
-) -> None:
+async def test_nan_weights_raise_an_error_until_new_weights_come(serve: Serve, tmp_path: Path) -> None:
     engine = await serve()
     store = WeightStore(tmp_path)
     broken = file_tensors(model_of(seed=1))
@@ -371,15 +369,15 @@ async def test_weights_that_are_not_numbers_are_a_typed_error_and_new_ones_mend_
         assert_logprobs(model_of(seed=2), PROMPTS[0], completion)
 
 
-async def test_what_the_engine_cannot_take_is_refused_alone(serve: Serve) -> None:
+async def test_an_invalid_request_fails_alone(serve: Serve) -> None:
     engine = await serve(options={"max_model_len": 64})
-    good, too_long, foreign = await asyncio.gather(
+    result, too_long, foreign = await asyncio.gather(
         engine.generate(make_request([1, 2])),
         engine.generate(make_request([1] * 60)),
         engine.generate(make_request([1, EMBEDDING_ROWS])),
         return_exceptions=True,
     )
-    assert len(good.completions) == 4
+    assert len(result.completions) == 4
     assert isinstance(too_long, WorkerTaskError)
     assert "ValueError: 60 + 16 tokens: the engine takes 64" in str(too_long)
     assert isinstance(foreign, WorkerTaskError)
@@ -393,12 +391,12 @@ async def test_a_wrong_option_is_named_in_one_line(serve: Serve, option: dict[st
     assert "\n" not in str(caught.value)
 
 
-async def test_a_failure_of_the_driver_is_told_to_everyone(serve: Serve) -> None:
+async def test_a_failure_of_the_driver_ends_every_request(serve: Serve) -> None:
     engine = await serve(max_batch=4)
-    made = (await engine.look()).tokens_made
+    made = (await engine.inspect()).tokens_made
     options = {"max_tokens": 400, "eos_ids": NEVER}
     tasks = [asyncio.create_task(engine.generate(make_request(p, **options, request_id=str(p)))) for p in PROMPTS[:2]]
-    await engine.until(made + 8)
+    await engine.wait_for_tokens(made + 8)
     async with asyncio.timeout(30):
         assert await engine.break_driver() == "failed in vLLM: RuntimeError: out of order"
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)

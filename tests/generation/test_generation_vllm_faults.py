@@ -1,6 +1,6 @@
-"""Client, worker process and vLLM's own processes together, when one of them dies, hangs or serves nonsense.
+"""Client, worker process and vLLM's own processes together, when one of them dies, hangs or serves NaN.
 
-A life with vLLM takes half a minute to begin, so each test is a story of several faults.
+vLLM takes half a minute to start, so each test has several faults.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
-    """Four completions of the prompt."""
+    """Request four completions of the prompt, which end at their token limit."""
     request = GenerateRequest(
         prompt_ids=PROMPT,
         num_completions=4,
@@ -61,7 +61,7 @@ async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
 
 
 async def assert_serves(client: GenerationClient, learner: Any, *, version: int) -> None:
-    """What comes out is of that version by its own word, by the client's, and by its log-probs."""
+    """Assert that a new group is of that version, by its own report, the client's report, and its log-probs."""
     group = await make_group(client)
     assert (group.policy_version, group.policy_version_newest, client.policy_version) == (version,) * 3
     for completion in group.completions:
@@ -70,64 +70,64 @@ async def assert_serves(client: GenerationClient, learner: Any, *, version: int)
 
 
 def processes_of(client: GenerationClient) -> list[psutil.Process]:
-    """The worker and everything below it."""
+    """Return the worker and all its descendants."""
     worker = psutil.Process(client.pid)
     return [worker, *worker.children(recursive=True)]
 
 
 def find_core(client: GenerationClient) -> psutil.Process:
-    """vLLM's engine core: the child of the worker that has a child of its own, vLLM's worker."""
+    """Return vLLM's engine core, the only child of the worker that has a child, vLLM's worker."""
     (core,) = (child for child in psutil.Process(client.pid).children() if child.children())
     return core
 
 
-async def assert_gone(processes: list[psutil.Process], *, within_s: float = 3.0) -> None:
-    """None of them runs any more; those that do are ended, so that a failed test leaves nothing."""
+async def assert_ended(processes: list[psutil.Process], *, within_s: float = 3.0) -> None:
+    """Assert that none of the processes runs. Kill those that do, so that a failed test leaves none."""
     try:
-        await eventually(lambda: not any(map(runs, processes)), within_s=within_s)
+        await eventually(lambda: not any(map(is_running, processes)), within_s=within_s)
     finally:
-        for process in filter(runs, processes):
+        for process in filter(is_running, processes):
             process.kill()
 
 
-def runs(process: psutil.Process) -> bool:
-    """Whether it does more than wait to be reaped."""
+def is_running(process: psutil.Process) -> bool:
+    """Return whether the process is more than a zombie."""
     try:
         return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
 
 
-async def in_flight(client: GenerationClient) -> list[asyncio.Task[Any]]:
-    """Groups that would never end in the time of the test, well on their way."""
+async def start_groups(client: GenerationClient) -> list[asyncio.Task[Any]]:
+    """Start three loops that request group after group. Returns after the first group."""
     made: list[Any] = []
-    tasks = [asyncio.create_task(make_group_again_and_again(client, made)) for _ in range(3)]
+    tasks = [asyncio.create_task(make_groups_until_error(client, made)) for _ in range(3)]
     await eventually(lambda: bool(made))
     return tasks
 
 
-async def make_group_again_and_again(client: GenerationClient, made: list[Any]) -> None:
-    """Until it raises."""
+async def make_groups_until_error(client: GenerationClient, made: list[Any]) -> None:
+    """Request groups until one raises."""
     while True:
         made.append(await make_group(client, max_tokens=VLLM_SETTINGS.max_model_len - len(PROMPT)))
 
 
 async def assert_all_died(tasks: list[asyncio.Task[Any]], *, within_s: float, match: str) -> None:
-    """Every call in flight failed soon: by the worker's own word, where it still had one, or with its death."""
+    """Assert that all tasks fail within `within_s`, by an error of the worker or by its death."""
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), within_s)
     assert all(isinstance(outcome, WorkerError) for outcome in outcomes), outcomes
     assert all(match in str(each) for each in outcomes if isinstance(each, WorkerDiedError)), outcomes
 
 
 def publish(folder: Path, learner: Any, *, version: int) -> tuple[Any, Any]:
-    """Weights and their proof."""
+    """Publish weights. Returns them and their proof."""
     published = WeightStore(folder / "weights").publish(version, file_tensors(learner))
     return published, prove(learner, version=version, vocab_size=EMBEDDING_ROWS)
 
 
-@pytest.mark.timeout(420)  # three lives with a core of its own
-async def test_a_core_of_its_own_may_be_killed_or_stopped_at_any_time(tmp_path: Path) -> None:
-    """Killed while it samples, stopped while it samples, killed while it has nothing to do."""
+@pytest.mark.timeout(420)  # three starts of a separate core
+async def test_a_separate_core_that_is_killed_or_stopped_is_restarted(tmp_path: Path) -> None:
+    """The core is killed while it samples, stopped while it samples, and killed while it is idle."""
     save_model(tmp_path / "model", **VLLM_MODEL)
     learner = tiny_model(seed=1, **VLLM_MODEL)
     problems: list[str] = []
@@ -141,51 +141,51 @@ async def test_a_core_of_its_own_may_be_killed_or_stopped_at_any_time(tmp_path: 
         begun = [asyncio.create_task(make_group(client, max_tokens=400)) for _ in range(2)]
         await eventually(lambda: client.tokens_per_s > 0)
         await client.update_weights(*handed_over)
-        for group in await asyncio.gather(*begun):  # none is lost; some may end before the new weights come
+        for group in await asyncio.gather(*begun):  # none is lost; some may end before the new weights are loaded
             assert {completion.policy_version_newest for completion in group.completions} <= {1, 2}
         await assert_serves(client, learner, version=2)
 
-        everything, tasks = processes_of(client), await in_flight(client)
+        processes, tasks = processes_of(client), await start_groups(client)
         find_core(client).kill()
         await assert_all_died(tasks, within_s=STALL_S, match="its engine ")
         assert len(problems) == 1
         assert problems[0].startswith("is started again, because its engine ")
-        await assert_gone(everything)
+        await assert_ended(processes)
         await assert_serves(client, learner, version=2)
 
-        everything, tasks = processes_of(client), await in_flight(client)
+        processes, tasks = processes_of(client), await start_groups(client)
         find_core(client).suspend()
         await assert_all_died(tasks, within_s=2 * STALL_S, match=f"made no progress for {STALL_S:.0f} s")
-        await assert_gone(everything)
+        await assert_ended(processes)
         await assert_serves(client, learner, version=2)
 
-        everything = processes_of(client)
-        assert len(everything) >= 3
+        processes = processes_of(client)
+        assert len(processes) >= 3
         find_core(client).kill()
         await eventually(lambda: client.state is not WorkerState.READY, within_s=5.0)
         assert problems[1:] == ["is started again, because its engine lost vLLM's engine core: its process ended"]
-        await assert_gone(everything)
+        await assert_ended(processes)
         assert client.is_alive
     finally:
         await client.stop()
 
 
 @pytest.mark.timeout(240)
-async def test_a_core_inside_survives_a_kill_and_is_given_up_over_weights_that_nobody_can_serve(
+async def test_a_core_inside_the_worker_restarts_and_is_given_up_over_nan_weights(
     tmp_path: Path,
 ) -> None:
     save_model(tmp_path / "model", **VLLM_MODEL)
     learner = tiny_model(seed=1, **VLLM_MODEL)
     problems: list[str] = []
-    client = make_client(tmp_path, engine_core="inside", problems=problems, lives=2)
+    client = make_client(tmp_path, engine_core="inside", problems=problems, max_quick_deaths=2)
     try:
         await client.start()
         assert client.engine == "vllm"
         await client.update_weights(*publish(tmp_path, learner, version=1))
-        everything, tasks = processes_of(client), await in_flight(client)
+        processes, tasks = processes_of(client), await start_groups(client)
         os.kill(client.pid, signal.SIGKILL)
         await assert_all_died(tasks, within_s=2.0, match="was killed")
-        await assert_gone(everything)
+        await assert_ended(processes)
         await assert_serves(client, learner, version=1)
         assert (client.restarts, problems) == (1, [])
 
@@ -202,8 +202,8 @@ async def test_a_core_inside_survives_a_kill_and_is_given_up_over_weights_that_n
 
 
 @pytest.mark.timeout(240)
-async def test_a_core_that_cannot_start_ends_the_start_with_its_own_words(tmp_path: Path) -> None:
-    """A cache of a thousand bytes holds no block. The core's process alone knows; the worker is told that it ended."""
+async def test_a_core_that_cannot_start_reports_its_own_error(tmp_path: Path) -> None:
+    """A cache of 1,000 bytes holds no block. The error is in the core's process; the worker sees only its end."""
     save_model(tmp_path / "model", **VLLM_MODEL)
     client = make_client(tmp_path, engine_core="separate", cache_bytes=1000)
     try:
@@ -215,7 +215,7 @@ async def test_a_core_that_cannot_start_ends_the_start_with_its_own_words(tmp_pa
 
 
 @pytest.mark.timeout(240)
-def test_no_process_of_vllms_outlives_a_killed_daemon(tmp_path: Path) -> None:
+def test_the_processes_of_vllm_end_with_a_killed_daemon(tmp_path: Path) -> None:
     save_model(tmp_path / "model", **VLLM_MODEL)
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     with subprocess.Popen(
@@ -226,4 +226,4 @@ def test_no_process_of_vllms_outlives_a_killed_daemon(tmp_path: Path) -> None:
         below = worker.children(recursive=True)
         assert len([process for process in below if "resource_tracker" not in " ".join(process.cmdline())]) >= 2
         daemon.kill()
-        asyncio.run(assert_gone([worker, *below]))
+        asyncio.run(assert_ended([worker, *below]))

@@ -1,4 +1,4 @@
-"""What the vLLM engine is made of that needs no vLLM: its arguments, completions in the making, checks of files."""
+"""Parts of the vLLM engine that need no vLLM: its arguments, completions in progress, checks of files."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ SOURCE = ModelSource("tiny", Path("models/tiny"))
 
 
 def settings(**changed: Any) -> EngineSettings:
-    """The tests' settings, changed."""
+    """Return the tests' settings with changes."""
     return msgspec.structs.replace(SETTINGS, **changed)
 
 
 def arguments(*, device: str = "cpu", **changed: Any) -> dict[str, Any]:
-    """What vLLM is given for these settings."""
+    """Return vLLM's arguments for changed settings."""
     return engine_arguments(SOURCE, settings(**changed), device=device, seed=5)
 
 
-def test_the_log_probs_mode_follows_whether_the_run_cuts() -> None:
+def test_the_log_probs_mode_depends_on_top_p_and_top_k() -> None:
     assert arguments()["logprobs_mode"] == "processed_logprobs"
     assert arguments(is_cut=True)["logprobs_mode"] == "raw_logprobs"
 
@@ -73,7 +73,7 @@ def test_the_log_probs_mode_follows_whether_the_run_cuts() -> None:
     ("device", "dtype", "expected"),
     [("cpu", "auto", "float32"), ("cuda", "auto", "bfloat16"), ("cuda", "float32", "float32")],
 )
-def test_the_device_decides_what_is_left_open(device: str, dtype: str, expected: str) -> None:
+def test_the_device_decides_unset_settings(device: str, dtype: str, expected: str) -> None:
     given = arguments(device=device, dtype=dtype, can_sleep=True)
     assert given["dtype"] == expected
     assert given["enforce_eager"] == (device == "cpu")
@@ -81,7 +81,7 @@ def test_the_device_decides_what_is_left_open(device: str, dtype: str, expected:
     assert ("block_size" in given) == (device == "cpu")
 
 
-def test_settings_reach_vllm_only_where_they_are_set() -> None:
+def test_only_set_settings_reach_vllm() -> None:
     given = arguments(max_batch=7, memory_share=0.4, lora_rank=16, max_model_len=99, options={"enforce_eager": False})
     assert (given["max_num_seqs"], given["gpu_memory_utilization"], given["max_model_len"]) == (7, 0.4, 99)
     assert (given["enable_lora"], given["max_lora_rank"], given["seed"]) == (True, 16, 5)
@@ -101,12 +101,12 @@ def test_settings_reach_vllm_only_where_they_are_set() -> None:
         ("gpu_memory_utilization", ": set generation.gpu_memory_utilization"),
     ],
 )
-def test_options_that_are_ours_are_refused(name: str, instead: str) -> None:
+def test_options_that_ftis_node_sets_are_refused(name: str, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"^generation.engine_options must not have '{name}'{instead}$"):
         arguments(options={name: 1})
 
 
-def test_options_that_vllm_does_not_have_are_refused() -> None:
+def test_unknown_options_of_vllm_are_refused() -> None:
     check_options(["block_size"], known=["block_size"])
     with pytest.raises(ConfigError, match="'blocksize', which is not an argument of vLLM's engine"):
         check_options(["block_size", "blocksize"], known=["block_size"])
@@ -121,7 +121,7 @@ def test_options_that_vllm_does_not_have_are_refused() -> None:
         ("separate", "cpu", True),
     ],
 )
-def test_where_the_core_lives(core: Any, device: str, expected: bool) -> None:
+def test_the_process_of_the_core(core: Any, device: str, expected: bool) -> None:
     chosen = settings(engine_core=core)
     assert has_separate_core(chosen, device=device) is expected
     assert environment(chosen, device=device)["VLLM_ENABLE_V1_MULTIPROCESSING"] == str(int(expected))
@@ -132,7 +132,7 @@ NAMES_SCRIPT = "import vllm.envs; print(*vllm.envs.environment_variables)"
 
 @pytest.mark.timeout(120)
 def test_vllm_knows_every_variable_that_is_set_for_it() -> None:
-    """In a process of its own, because importing vLLM changes the one that does."""
+    """The import is in a separate process, because it changes its process."""
     done = subprocess.run([sys.executable, "-c", NAMES_SCRIPT], capture_output=True, check=True, text=True)
     ours = {name for device in ("cpu", "cuda") for name in environment(settings(), device=device)}
     assert {name for name in ours if name.startswith("VLLM_")} <= set(done.stdout.split())
@@ -151,7 +151,7 @@ print(json.dumps([[getattr(each, name) for name in names] for each in (parallel,
 
 
 @pytest.mark.timeout(240)
-def test_vllm_divides_the_model_as_the_options_say(tmp_path: Path) -> None:
+def test_vllm_divides_the_model_by_the_options(tmp_path: Path) -> None:
     options = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
     given = settings(options=options)
     source = resolve_model(str(save_model(tmp_path)))
@@ -164,7 +164,7 @@ def test_vllm_divides_the_model_as_the_options_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["uni", "external_launcher", "mymodule.MyExecutor", 3])
-def test_only_executors_that_a_node_can_run_are_accepted(backend: object) -> None:
+def test_other_executors_than_mp_and_ray_are_refused(backend: object) -> None:
     with pytest.raises(ValueError, match='give "mp" or "ray"'):
         GenerationSection(engine_options={"distributed_executor_backend": backend})
 
@@ -176,7 +176,7 @@ def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         check_executor({"distributed_executor_backend": "ray"})
 
 
-def test_nothing_is_compiled_on_a_cpu_unless_asked_for() -> None:
+def test_nothing_is_compiled_on_a_cpu_by_default() -> None:
     name = "TORCHDYNAMO_DISABLE"
     assert environment(settings(), device="cpu")[name] == "1"
     assert name not in environment(settings(options={"enforce_eager": False}), device="cpu")
@@ -185,7 +185,7 @@ def test_nothing_is_compiled_on_a_cpu_unless_asked_for() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_progress_bars_of_libraries_do_not_reach_the_log(device: str) -> None:
-    """vLLM and its libraries make bars with the default of `disable`, which tqdm reads from the environment."""
+    """vLLM and its libraries make bars with the default `disable`, which tqdm reads from the environment."""
     command = [sys.executable, "-c", "from tqdm.auto import tqdm; print(len(list(tqdm(range(3)))))"]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
     for added, has_bar in ({}, True), (environment(settings(), device=device), False):
@@ -194,7 +194,7 @@ def test_progress_bars_of_libraries_do_not_reach_the_log(device: str) -> None:
         assert ("3/3" in done.stderr) == has_bar
 
 
-def test_a_step_takes_as_many_tokens_on_a_gpu_as_the_memory_plan_has_room_for() -> None:
+def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_memory_plan_assumes() -> None:
     assert "max_num_batched_tokens" not in arguments()
     assert arguments(device="cuda")["max_num_batched_tokens"] == 8192
     assert arguments(device="cuda", max_batch=9000)["max_num_batched_tokens"] == 9000, "vLLM refuses less"
@@ -220,19 +220,19 @@ def test_no_attention_is_compiled_at_the_start(
     assert given.get("attention_backend") == expected
 
 
-def test_no_sampler_is_compiled_at_the_start_and_gpus_are_counted_as_vllm_counts_them() -> None:
+def test_no_sampler_is_compiled_at_the_start_and_gpus_have_the_order_of_vllm() -> None:
     assert environment(settings(is_cut=True), device="cuda")["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     program = "import os, sys, ftis_node; print('torch' in sys.modules, os.environ['CUDA_DEVICE_ORDER'])"
-    for told, expected in (({}, "PCI_BUS_ID"), ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "FASTEST_FIRST")):
+    for variables, expected in (({}, "PCI_BUS_ID"), ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "FASTEST_FIRST")):
         bare = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"}
-        said = subprocess.run(
-            [sys.executable, "-c", program], env=bare | told, capture_output=True, text=True, check=True
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=bare | variables, capture_output=True, text=True, check=True
         )
-        assert said.stdout.split() == ["False", expected]
+        assert done.stdout.split() == ["False", expected]
 
 
-CORE_FAILS = """\
+CORE_LOG = """\
 (EngineCore pid=6109) WARNING 11-23 19:01:08 [core.py:99] ValueError: of no consequence
 (Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] WorkerProc failed to start.
 (Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] Traceback (most recent call last):
@@ -246,11 +246,11 @@ Traceback (most recent call last):
     raise e from None
 Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.
 """
-PARENT_SAYS = "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}"
+PARENT_ERROR = "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}"
 
 
 @pytest.mark.parametrize(
-    ("cause", "kind", "says"),
+    ("cause", "kind", "message"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory.", OutOfMemoryError, "OutOfMemoryError: CUDA out of memory."),
         (
@@ -261,38 +261,38 @@ PARENT_SAYS = "Engine core initialization failed. See root cause above. Failed c
         ("RuntimeError: no kernel image is available", EngineError, "RuntimeError: no kernel image is available"),
     ],
 )
-def test_the_error_of_another_process_stands_in_the_line(
-    tmp_path: Path, cause: str, kind: type[EngineError], says: str
+def test_an_error_names_its_cause_in_another_process(
+    tmp_path: Path, cause: str, kind: type[EngineError], message: str
 ) -> None:
-    """stderr is this test's file for a moment; what was written before the engine was opened is not this start's."""
+    """stderr is a file meanwhile. Lines from before the engine was opened belong to another start."""
     kept = os.dup(2)
     with (tmp_path / "log").open("wb") as log:
         os.dup2(log.fileno(), 2)
         try:
             os.write(2, b"ValueError: of another start\n")
             worker_log = WorkerLog()
-            assert worker_log.with_cause(LOST_CORE) == LOST_CORE, "nothing was said"
-            os.write(2, CORE_FAILS.replace("CAUSE", cause).encode())
-            error = explained(RuntimeError(PARENT_SAYS), "m", worker_log)
+            assert worker_log.with_cause(LOST_CORE) == LOST_CORE, "an older line is taken for the cause"
+            os.write(2, CORE_LOG.replace("CAUSE", cause).encode())
+            error = explained(RuntimeError(PARENT_ERROR), "m", worker_log)
             lost = worker_log.with_cause(LOST_CORE)
-            own = explained(ValueError("of our own process"), "m", worker_log)
+            own = explained(ValueError("an error of this process"), "m", worker_log)
         finally:
             os.dup2(kept, 2)
             os.close(kept)
     assert type(error) is kind
-    assert f" {says} Tried this. (use" in str(error) or f" ({says} Tried this.): see" in str(error)
+    assert f" {message} Tried this. (use" in str(error) or f" ({message} Tried this.): see" in str(error)
     assert "root cause" not in str(error)
-    assert lost == f"{LOST_CORE} ({says} Tried this.)"
-    assert str(own) == "vLLM cannot serve m: of our own process (use --engine torch, or see the worker's log)"
+    assert lost == f"{LOST_CORE} ({message} Tried this.)"
+    assert str(own) == "vLLM cannot serve m: an error of this process (use --engine torch, or see the worker's log)"
 
 
 def test_a_log_without_an_error_has_no_cause() -> None:
     assert root_cause("") is None
-    assert root_cause(CORE_FAILS.replace("CAUSE", "Error").replace("ValueError: of", "of")) is None
+    assert root_cause(CORE_LOG.replace("CAUSE", "Error").replace("ValueError: of", "of")) is None
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("message", "kind"),
     [
         (
             "Model architectures ['Foo'] are not supported for now. Supported architectures: ...",
@@ -307,12 +307,12 @@ def test_a_log_without_an_error_has_no_cause() -> None:
         ("No available memory for the cache blocks.", OutOfMemoryError),
     ],
 )
-def test_what_vllm_says_of_a_model_decides_the_kind_of_error(said: str, kind: type[EngineError]) -> None:
-    assert type(explained(ValueError(said), "m", WorkerLog())) is kind
+def test_the_message_of_vllm_decides_the_type_of_the_error(message: str, kind: type[EngineError]) -> None:
+    assert type(explained(ValueError(message), "m", WorkerLog())) is kind
 
 
 class RecordingLoader(DirectLoader):
-    """A loader that reads no file; `calls` has the paths, in order."""
+    """A loader that reads no file; `calls` has the paths in order."""
 
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
@@ -322,8 +322,8 @@ class RecordingLoader(DirectLoader):
         return {"a": 1}
 
 
-class OnGpu(WorkerExtension):
-    """vLLM's worker as far as the extension sees it; `calls` has what it does, in order."""
+class FakeVllmWorker(WorkerExtension):
+    """vLLM's worker with the parts that the extension uses; `calls` has its actions in order."""
 
     def __init__(self, device: str) -> None:
         self.calls: list[Any] = []
@@ -335,10 +335,10 @@ class OnGpu(WorkerExtension):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_new_weights_go_through_vllms_worker_and_leave_no_memory_behind_on_a_gpu(
+def test_new_weights_are_loaded_by_vllm_on_a_gpu_and_directly_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    worker = OnGpu(device)
+    worker = FakeVllmWorker(device)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.accelerator, name, lambda name=name: worker.calls.append(name))
     path = WeightStore(tmp_path).publish(1, {"a": torch.tensor([1.0, 2.0])}).path
@@ -347,7 +347,7 @@ def test_new_weights_go_through_vllms_worker_and_leave_no_memory_behind_on_a_gpu
 
 
 def vllm_config(*, max_num_seqs: int) -> Any:
-    """2 layers of 2 heads of 8 in float32: 256 bytes a token; 32 + 32 tokens a sequence: 16 KiB."""
+    """Return 2 layers of 2 heads of 8 in float32: 256 bytes per token, and 16 KiB per sequence of 32 + 32 tokens."""
     model = SimpleNamespace(
         get_num_layers=lambda parallel: 2,
         get_num_kv_heads=lambda parallel: 2,
@@ -362,9 +362,9 @@ def vllm_config(*, max_num_seqs: int) -> Any:
 
 @pytest.mark.parametrize(
     ("max_num_seqs", "free_kib", "expected_kib"),
-    [(4, 10_000, 64), (4, 160, 40), (4, 4, 16)],  # a full batch; a quarter of what is free; one sequence at least
+    [(4, 10_000, 64), (4, 160, 40), (4, 4, 16)],  # a full batch; a quarter of the free memory; at least one sequence
 )
-def test_the_cache_on_a_cpu_is_a_full_batch_within_a_share_of_what_is_free(
+def test_the_cache_on_a_cpu_holds_a_full_batch_within_its_share_of_free_memory(
     max_num_seqs: int, free_kib: int, expected_kib: int
 ) -> None:
     got = cpu_cache_bytes(vllm_config(max_num_seqs=max_num_seqs), free_bytes=free_kib * 1024)
@@ -372,18 +372,18 @@ def test_the_cache_on_a_cpu_is_a_full_batch_within_a_share_of_what_is_free(
 
 
 def make_partials(num: int, *, seed: int | None = 10) -> tuple[VllmJob, list[VllmCompletion]]:
-    """A group of which nothing was sampled yet, at version 4."""
+    """Return a group without sampled tokens, at version 4."""
     job = VllmJob(make_request((1, 2), num_completions=num, seed=seed))
     job.partials = [VllmCompletion(job, index, salt="s", version=4, newest=4) for index in range(num)]
     return job, job.partials
 
 
 def take(partial: VllmCompletion, *token_ids: int, version: int = 4, logprob: float = -0.5) -> None:
-    """Tokens of one step, where ids from 90 on are padding."""
+    """Append the tokens of one step. Ids from 90 on are padding."""
     partial.take(token_ids, [logprob] * len(token_ids), version=version, vocab_size=90)
 
 
-def test_a_completion_is_what_was_taken_with_its_versions() -> None:
+def test_a_completion_has_its_tokens_and_versions() -> None:
     job, (first, second) = make_partials(2)
     take(first, 5, 6)
     take(first, 7, version=6, logprob=1e-7)
@@ -409,7 +409,7 @@ def test_a_completion_ends_before_an_id_that_is_no_token() -> None:
     assert partial.finish_reason is FinishReason.ABORT
 
 
-def test_what_is_cut_short_counts_as_aborted_and_nan_as_a_fault() -> None:
+def test_an_unfinished_completion_is_aborted_and_nan_raises_an_error() -> None:
     job, partials = make_partials(2)
     take(partials[0], 5)
     take(partials[1], 5)
@@ -421,7 +421,7 @@ def test_what_is_cut_short_counts_as_aborted_and_nan_as_a_fault() -> None:
     assert isinstance(broken.result.exception(), NonFiniteError)
 
 
-def test_each_completion_and_each_draw_has_a_seed_of_its_own() -> None:
+def test_each_completion_and_each_draw_has_its_own_seed() -> None:
     _, partials = make_partials(3)
     seeds = [partial.seed for partial in partials]
     for partial in partials:
@@ -430,7 +430,7 @@ def test_each_completion_and_each_draw_has_a_seed_of_its_own() -> None:
     assert make_partials(1, seed=None)[1][0].seed is None
 
 
-def test_a_result_that_nobody_waits_for_or_that_is_there_is_left_alone() -> None:
+def test_a_result_that_is_set_or_canceled_does_not_change() -> None:
     job, (partial,) = make_partials(1)
     take(partial, 5)
     job.finish()
@@ -445,7 +445,7 @@ def test_a_result_that_nobody_waits_for_or_that_is_there_is_left_alone() -> None
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_tied_head_may_be_left_out_and_only_a_tied_one(tmp_path: Path, tied: bool) -> None:
+def test_only_a_tied_head_may_be_missing_from_a_file(tmp_path: Path, tied: bool) -> None:
     source = resolve_model(str(save_model(tmp_path / "model", tied=tied)))
     shapes, optional = shapes_in(source)
     assert optional == ({"lm_head.weight"} if tied else set())
@@ -466,7 +466,7 @@ def test_a_tied_head_may_be_left_out_and_only_a_tied_one(tmp_path: Path, tied: b
             check(set(shapes) - {"lm_head.weight"})
 
 
-def test_several_names_are_counted(tmp_path: Path) -> None:
+def test_an_error_names_one_missing_tensor_and_counts_the_others(tmp_path: Path) -> None:
     path = Path(WeightStore(tmp_path).publish(1, {"a": torch.zeros(2), "d": torch.zeros(2)}).path)
     with pytest.raises(ModelError, match="the file lacks b and 1 more$"):
         check_published(path, {"a": (2,), "b": (1,), "c": (1,), "d": (2,)}, optional=())

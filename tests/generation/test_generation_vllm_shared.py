@@ -1,6 +1,6 @@
-"""Real vLLM and weights without a file, weights discarded asleep, and tokens drawn across a hand-over.
+"""Real vLLM with shared weights, with weights discarded during sleep, and with tokens in flight at a hand-over.
 
-CUDA IPC is shared memory of a CPU here (`tests/cpu_sharing.py`); the last test is for a GPU and does the real thing.
+Shared memory of the CPU replaces CUDA IPC (`tests/cpu_sharing.py`). The last test uses CUDA IPC on a GPU.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ pytestmark = pytest.mark.timeout(300)
 
 PROMPT = [3, 1, 4]
 FIRST_LENGTH, NUM_COMPLETIONS = 60, 80
-LONG_LENGTHS = (200, 300, 400, 500)  # in flight also where the weights come late
+LONG_LENGTHS = (200, 300, 400, 500)  # in flight even if the weights come late
 
 Open = Callable[..., contextlib.AbstractAsyncContextManager[GenerationClient]]
 
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """`opened(core)`: a client of a real worker, whose processes share weights as on a GPU."""
+    """`opened(core)` starts a client of a real worker, whose processes share weights as on a GPU."""
     monkeypatch.setenv("PYTHONPATH", cpu_sharing.site_folder(tmp_path / "site"))
     cpu_sharing.install(monkeypatch.setattr)
     save_model(tmp_path / "model", **VLLM_MODEL)
@@ -69,7 +69,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
 
 
 def share(exporter: Exporter, model: Any, version: int) -> PublishedWeights:
-    """As the learner publishes its own tensors."""
+    """Share the model's tensors as the learner does."""
     tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
     shared = exporter.share(tensors)
     checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
@@ -87,10 +87,10 @@ async def draw(client: GenerationClient, *, max_tokens: int = 8) -> Any:
     return (await client.generate(request)).completions[0]
 
 
-async def test_completions_in_flight_say_which_weights_sampled_their_tokens(opened: Open, tmp_path: Path) -> None:
-    """Some completion ends at every step, also at the one that is under way when the weights come.
+async def test_completions_in_flight_report_the_versions_that_sampled_them(opened: Open, tmp_path: Path) -> None:
+    """A completion ends at each step, also at the one in flight when the weights come.
 
-    The core is inside the worker: one of its own may be done before a busy machine hands anything over.
+    The core is inside the worker: on a busy machine a separate one may finish before the hand-over.
     """
     old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
     weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
@@ -113,9 +113,7 @@ async def test_completions_in_flight_say_which_weights_sampled_their_tokens(open
 
 
 @pytest.mark.parametrize("core", ["inside", "separate"])
-async def test_the_learner_s_own_tensors_are_served_and_come_back_after_a_sleep_without_weights(
-    opened: Open, tmp_path: Path, core: str
-) -> None:
+async def test_shared_tensors_are_served_and_restored_after_a_discard(opened: Open, tmp_path: Path, core: str) -> None:
     model, exporter = tiny_model(seed=1, **VLLM_MODEL), Exporter()
     for parameter in model.parameters():
         parameter.data.share_memory_()
@@ -150,21 +148,21 @@ async def test_the_learner_s_own_tensors_are_served_and_come_back_after_a_sleep_
         assert client.restarts == 0
 
 
-async def test_tensors_that_differ_from_what_was_published_are_found(opened: Open) -> None:
-    """Of what is plain on a CPU: embedding, norms, biases."""
+async def test_shared_tensors_with_other_values_are_found(opened: Open) -> None:
+    """On a CPU, vLLM packs all tensors but embedding, norms and biases; only those are compared."""
     model, problems = tiny_model(seed=1, **VLLM_MODEL), list[str]()
     weights = share(Exporter(), model, 1)
     with torch.no_grad():
         model.model.norm.weight[3] += 0.25
-    async with opened("inside", problems=problems, lives=1) as client:
+    async with opened("inside", problems=problems, max_quick_deaths=1) as client:
         with contextlib.suppress(Exception):
             await client.update_weights(weights, None)
     assert problems[0].startswith("holds other values than were published in 1 of ")
     assert "model.norm.weight" in problems[0]
 
 
-async def test_vllm_on_a_gpu_serves_another_process_tensors(tmp_path: Path) -> None:
-    """The real thing: this process has the weights, vLLM's core maps them on the same GPU, asleep and awake."""
+async def test_vllm_on_a_gpu_serves_tensors_of_another_process(tmp_path: Path) -> None:
+    """This process has the weights. vLLM's core maps them on the same GPU, asleep and awake."""
     shape = {**VLLM_MODEL, "head_dim": 64}
     save_model(tmp_path / "model", **shape)
     model, exporter = tiny_model(seed=1, **shape).to("cuda", torch.bfloat16), Exporter()

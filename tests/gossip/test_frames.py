@@ -69,7 +69,7 @@ async def test_a_long_body_over_a_slow_connection_does_not_time_out(monkeypatch:
     clock = LoopClock(monkeypatch)
     reading = asyncio.create_task(read_frame(reader, max_bytes=3 * CHUNK_BYTES, idle_s=0.4))
     for _ in range(3):
-        await clock.passes(0.3)
+        await clock.advance(0.3)
         reader.feed_data(bytes(CHUNK_BYTES))
     assert (await reading)[1] == bytes(3 * CHUNK_BYTES)
 

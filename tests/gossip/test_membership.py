@@ -208,11 +208,15 @@ async def test_a_silent_directory_does_not_disconnect_the_node(tmp_path: Path) -
         await eventually(lambda: membership.state().reason.startswith("1 peer connected"))
 
 
-async def test_the_own_shard_is_listed_completely(tmp_path: Path) -> None:
+async def test_the_shard_members_are_all_members_of_the_own_shard(tmp_path: Path) -> None:
     own = [peer_id for peer_id in PEERS if shard_of(peer_id, 4) == shard_of(OWN, 4)]
     control, directory = FakeControl([GIVEN, *PEERS]), FakeDirectory(PEERS)
     async with running_membership(tmp_path, control, directory, num_shards=4) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
+        assert set(membership.shard_members) == set(own)
+        of_another_shard = next(peer_id for peer_id in PEERS if peer_id not in own)
+        control.connected.append(of_another_shard)
+        await eventually(lambda: of_another_shard in membership.members)
         assert set(membership.shard_members) == set(own)
     assert len(own) > len(PEERS) / 8
 

@@ -16,8 +16,8 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import RpcService, protocol, topic
 from ftis_node.records.identity import Identity, is_peer_id
+from tests.attacks.visitors.host import FOREIGN, Host, KeyKind, Target, host
 from tests.gossip.helpers import BodyStore, announce_until_received, settings
-from tests.gossip.other_key_hosts import KEY_TYPES, OtherKeyHost, other_key_host
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -67,31 +67,30 @@ async def _has(node: Gossip, peer_id: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("key_type", "secret"),
-    [(key_type, None) for key_type in KEY_TYPES] + [("rsa", SECRET)],
+    ("kind", "secret"),
+    [(kind, None) for kind in FOREIGN] + [(KeyKind.RSA, SECRET)],
     ids=["rsa", "secp256k1", "ecdsa", "rsa-secret"],
 )
 async def test_a_host_with_another_key_is_counted_and_ignored(
-    tmp_path: Path, key_type: str, secret: bytes | None
+    tmp_path: Path, kind: KeyKind, secret: bytes | None
 ) -> None:
-    async with two_members(tmp_path, secret=secret) as nodes, other_key_host(tmp_path / "v", key_type) as host:
+    async with two_members(tmp_path, secret=secret) as nodes, host(tmp_path / "v", kind) as foreign:
         victim = nodes[0]
-        assert not is_peer_id(host.raw_id)
-        await host.dial(victim.addresses[0])
+        assert not is_peer_id(base58.b58decode(foreign.peer_id))
+        await foreign.connect(Target(victim.addresses[0], RUN, tokenizer=""))
         await eventually(lambda: victim.counters.non_ed25519.get("connection") == 1)
-        await _ask(host, victim, service=RpcService.HELLO)
+        await _ask(foreign, victim, service=RpcService.HELLO)
         await eventually(lambda: victim.counters.non_ed25519.get("stream") == 1)
         await asyncio.sleep(5 * 0.1)  # several polls of the connections
-        host_id = base58.b58encode(host.raw_id).decode()
-        assert host_id not in {peer.peer_id for peer in await victim.connected_peers()}
+        assert foreign.peer_id not in {peer.peer_id for peer in await victim.connected_peers()}
         assert victim.counters.non_ed25519["connection"] == 1, "counted once per connection, not at each poll"
         await check_exchange(nodes)
 
 
-async def _ask(host: OtherKeyHost, victim: Libp2pGossip, *, service: RpcService) -> None:
+async def _ask(foreign: Host, victim: Libp2pGossip, *, service: RpcService) -> None:
     """Open a stream to a node, and read until the node closes it."""
     name = protocol(victim._run_name, service)
-    async with host.control.stream(victim.peer_id, name, timeout_s=10) as (reader, _):
+    async with foreign.control.stream(victim.peer_id, name, timeout_s=10) as (reader, _):
         assert await reader.read() == b"", "the node sends no answer"
 
 
@@ -100,13 +99,13 @@ async def test_announcements_with_another_key_do_not_pass_a_bootstrap_node(tmp_p
     await bootstrap.start()
     try:
         addresses = tuple(bootstrap.addresses)
-        async with two_members(tmp_path, peers=addresses) as nodes, other_key_host(tmp_path / "v", "rsa") as host:
-            await host.dial(addresses[0])
+        async with two_members(tmp_path, peers=addresses) as nodes, host(tmp_path / "v", KeyKind.RSA) as foreign:
+            await foreign.connect(Target(addresses[0], RUN, tokenizer=""))
             await eventually(lambda: bootstrap.counters.non_ed25519.get("connection") == 1)
             num_received = [node.counters.announcements_received for node in nodes]
-            async with host.control.subscribe(topic(RUN, 0)):  # joins the mesh
+            async with foreign.control.subscribe(topic(RUN, 0)):  # joins the mesh
                 while not all(node.counters.non_ed25519.get("message") for node in nodes):
-                    await host.control.publish(topic(RUN, 0), os.urandom(80))
+                    await foreign.control.publish(topic(RUN, 0), os.urandom(80))
                     await asyncio.sleep(0.1)
             assert not any(node.counters.non_ed25519.get("connection") for node in nodes), (
                 "the host is connected to no member"

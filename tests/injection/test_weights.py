@@ -11,13 +11,13 @@ import pytest
 from ftis_node.swarm.peer_guard import Place
 from tests.injection.injector import Injector
 from tests.injection.table import GENERATORS, LEARNERS
-from tests.node.loops.test_weights import _one_model, _pair
+from tests.node.loops.test_weights import _pair, _same_model
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["_one_model"]  # the fixture of that file
+__all__ = ["_same_model"]  # the fixture of that file
 
 MAX_VERSIONS = 40
 NUM_BYTES = 64

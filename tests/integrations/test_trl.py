@@ -1,4 +1,4 @@
-"""TRL's trainer with our loss: real steps of a tiny model on the CPU."""
+"""TRL's trainer with a loss of ftis-node: real steps of a tiny model on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ftis_node.integrations import trl as integration
 from tests.trained_models import trained_model
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # TRL warns of every vLLM that is newer than itself
+    warnings.simplefilter("ignore")  # TRL warns about each newer release of vLLM
     from trl import GRPOConfig
 
     from ftis_node.integrations.trl import SwarmGRPOTrainer
@@ -33,7 +33,7 @@ GROUP_SIZE, LENGTH = 4, 6
 
 
 def parity_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """Differ inside a group, for any model: whether the sum of the ids is even, and a little of the last id."""
+    """Return rewards that differ inside a group for any model: the parity of the sum, and 0.001 of the first id."""
     return [float(sum(ids) % 2) + 0.001 * ids[0] for ids in completion_ids]
 
 
@@ -66,7 +66,7 @@ def make_trainer(folder: Path, *, grpo: dict[str, Any] | None = None, **options:
 
 
 class Recorded(SwarmGRPOTrainer):
-    """Keeps the micro-batches of a step, their losses, and the weights before it."""
+    """A trainer that keeps the micro-batches of a step, their losses, and the weights before it."""
 
     def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
         if not hasattr(self, "seen"):
@@ -78,7 +78,7 @@ class Recorded(SwarmGRPOTrainer):
 
 
 def logprobs_by_hand(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Each row alone and without padding: `[N, T]`, 0 outside the mask."""
+    """Return log-probs `[N, T]` of each row alone and without padding; 0 outside the mask."""
     found = torch.zeros(inputs["completion_ids"].shape)
     for row, (prompt, completion) in enumerate(zip(inputs["prompt_ids"], inputs["completion_ids"], strict=True)):
         prompt = prompt[inputs["prompt_mask"][row].bool()]
@@ -91,7 +91,9 @@ def logprobs_by_hand(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tenso
 
 
 @pytest.mark.parametrize("method", ["ftis", "cispo", "topr"])
-def test_a_real_step_minimizes_our_loss(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_step_minimizes_the_loss_of_the_method(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(f"{__name__}.SwarmGRPOTrainer", Recorded)
     trainer = make_trainer(
         tmp_path,
@@ -109,20 +111,20 @@ def test_a_real_step_minimizes_our_loss(tmp_path: Path, method: str, monkeypatch
         mask = inputs["completion_mask"].bool()
         expected, _ = policy_loss(method, logps, logps, mask, inputs["advantages"], inputs["group_ids"], cap=1.5)
         assert loss == pytest.approx(float(expected) / 2, abs=1e-5)
-    assert any(abs(loss) > 1e-4 for _, loss in trainer.seen), "a loss of 0 compares nothing"
+    assert any(abs(loss) > 1e-4 for _, loss in trainer.seen), "all losses are 0"
     moved = zip(before.parameters(), trainer.model.parameters(), strict=True)
     assert any(not torch.equal(old, new) for old, new in moved)
     assert "kept_fraction" in trainer.state.log_history[0]
 
 
-def test_a_method_that_takes_no_anchor_makes_several_updates_of_a_batch(tmp_path: Path) -> None:
+def test_a_method_without_an_anchor_makes_several_updates_per_batch(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, method="cispo", grpo={"num_iterations": 2, "max_steps": 2})
     trainer.train()
     assert trainer.state.global_step == 2
 
 
 def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:
-    """The loss reads the sampler's log-probs, and the learner's own for a row without them."""
+    """The loss uses the sampler's log-probs, or the learner's for a row without them."""
     trainer = make_trainer(tmp_path, method_params={"cap": 1.5})
     inputs = trainer._generate_and_score_completions([{"prompt": "1+4="}] * GROUP_SIZE)
     learner, mask = trainer._learner_logprobs(trainer.model, inputs)
@@ -133,11 +135,11 @@ def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:
     group_ids = torch.zeros(GROUP_SIZE, dtype=torch.int64)
     expected, figures = policy_loss("ftis", learner, filled, mask, inputs["advantages"], group_ids, cap=1.5)
     assert float(loss) == pytest.approx(float(expected), abs=1e-6)
-    assert 0 < figures["truncated_fraction"] < 1, "only the rows of the other sampler are truncated"
+    assert 0 < figures["truncated_fraction"] < 1, "not only the rows of the other sampler are truncated"
 
 
 @pytest.mark.parametrize(
-    ("grpo", "options", "words"),
+    ("grpo", "options", "message"),
     [
         ({"beta": 0.1}, {}, "beta has no effect"),
         ({}, {"method": "dr_grpo"}, "scale_rewards='none'"),
@@ -154,9 +156,9 @@ def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_the_loss_cannot_follow_are_refused(
-    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], words: str
+    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         make_trainer(tmp_path, grpo=grpo, **options)
 
 

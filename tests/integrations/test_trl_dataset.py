@@ -1,4 +1,4 @@
-"""A run's task in TRL: prompts and rewards are those of the run's nodes."""
+"""A run's task in TRL: prompts and rewards equal those of the run's nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_prompts_and_rewards_are_those_of_the_task(tmp_path: Path, spec: str, fo
     assert found[0] == found[2] == 1.0 > (found[1] or 0.0)
 
 
-def test_a_run_of_a_local_data_set_takes_the_path_of_this_machine(tmp_path: Path) -> None:
+def test_a_run_with_a_local_data_set_needs_its_path(tmp_path: Path) -> None:
     file, run = tmp_path / "mine.csv", tmp_path / "run.toml"
     file.write_text("question,answer\nhow many?,4\nhow few?,2\n")
     spec = pinned(parse_spec(f"dataset:{file}?name=counts&prompt=question&answer=answer&reward=math:3,format:1"))
@@ -65,7 +65,7 @@ def test_a_run_of_a_local_data_set_takes_the_path_of_this_machine(tmp_path: Path
         swarm_dataset(str(run), task=f"dataset:{file}?name=counts")
 
 
-def test_the_trainer_steps_on_them(tmp_path: Path) -> None:
+def test_a_trainer_steps_on_the_prompts_and_rewards(tmp_path: Path) -> None:
     prompts, reward = swarm_dataset("arithmetic-ftis", num_prompts=8)
     trainer = make_trainer(tmp_path, train_dataset=prompts, reward_funcs=reward)
     trainer.train()

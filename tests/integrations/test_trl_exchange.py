@@ -1,4 +1,4 @@
-"""A real GRPO step beside an exchange node: own groups go to its buffer, and a peer's group comes into the batch."""
+"""A real GRPO step with an exchange node: own groups go to its buffer, and a foreign group comes into the batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NUM_GROUPS = 3
 
 @asynccontextmanager
 async def exchange_node(folder: Path, *, manifest: RunManifest = MANIFEST) -> AsyncIterator[NodeComponents]:
-    """An exchange node whose home the trainer finds as that of a running node."""
+    """An exchange node. Its home looks to the trainer like that of a running node."""
     async with exchanging(folder, manifest=manifest) as (node, exchange), serving(node, exchange) as (url, _):
         node.home.run_toml.write_text(manifest.to_toml())
         with node.home.owned():
@@ -57,7 +57,7 @@ async def exchange_node(folder: Path, *, manifest: RunManifest = MANIFEST) -> As
 
 
 def admit_foreign(node: NodeComponents, *, number: int = 1, **changes: Any) -> Accepted:
-    """A group of Ann's in the node's buffer, on which the trainer can train."""
+    """Store a foreign group in the node's buffer, on which the trainer can train."""
     completions = [make_completion(19 + extra, 20, EOS, reward=float(extra)) for extra in range(GROUP_SIZE)]
     given = {"tokenizer": node.tokenizer.fingerprint, "completions": completions} | changes
     group = make_group(ANN, number=number, run_id=node.context.manifest.run_id, **given)
@@ -84,7 +84,7 @@ def logprobs_at(temperature: float, model: Any, prompt: list[int], completion: l
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_a_real_step_shares_its_groups_and_trains_on_a_peers(
+async def test_a_real_step_shares_its_groups_and_trains_on_a_foreign_one(
     tmp_path: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.integrations.test_trl.SwarmGRPOTrainer", Recorded)
@@ -110,7 +110,7 @@ async def test_a_real_step_shares_its_groups_and_trains_on_a_peers(
         assert node.reader.figures().released == {"trained": 1}
 
         ready = node.reader.own_ready()
-        assert len(ready) == NUM_GROUPS - 1, "each own group arrived"
+        assert len(ready) == NUM_GROUPS - 1, "an own group is missing"
         model = AutoModelForCausalLM.from_pretrained(trained_model("s"))
         model.load_state_dict(trainer.before)
         own_ids = {tuple(row) for row in inputs["completion_ids"][~is_foreign].tolist()}
@@ -126,11 +126,11 @@ async def test_a_real_step_shares_its_groups_and_trains_on_a_peers(
                 torch.testing.assert_close(torch.from_numpy(one.logprobs.copy()), expected, atol=1e-4, rtol=0)
         [line] = [line for line in trainer.state.log_history if "foreign_groups" in line]
         assert line["foreign_groups"] == 1
-        assert line["shared_groups"] == 0, "counted with the next batch"
+        assert line["shared_groups"] == 0, "groups are counted with the next batch"
         assert exchange.take_num_shared() == NUM_GROUPS - 1
 
 
-async def test_an_unusable_group_makes_place_for_the_next(tmp_path: Path) -> None:
+async def test_an_unusable_group_is_replaced_by_the_next(tmp_path: Path) -> None:
     async with exchange_node(tmp_path) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root, per_batch=2)
         fit = (await asyncio.to_thread(swarm_trainer, tmp_path, exchange))._fit
@@ -144,7 +144,7 @@ async def test_an_unusable_group_makes_place_for_the_next(tmp_path: Path) -> Non
         exchange.close()
 
 
-async def test_the_link_goes_down_and_comes_back(
+async def test_a_trainer_continues_during_an_outage_of_its_exchange_node(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with exchange_node(tmp_path / "home") as node:
@@ -159,32 +159,32 @@ async def test_the_link_goes_down_and_comes_back(
         for _ in range(3):
             exchange.share(group)
             assert await asyncio.to_thread(exchange.draw, trainer._fit) == []
-    assert trainer.state.global_step == 1, "the trainer goes on"
+    assert trainer.state.global_step == 1, "the trainer stopped"
     assert len([record for record in caplog.records if "exchange node unreachable" in record.message]) == 1
-    assert len(calls) <= 2, "an open circuit makes no call"
+    assert len(calls) <= 2, "calls are made during the pause after a failure"
     caplog.clear()
     async with exchange_node(tmp_path / "home") as node:
         admit_foreign(node)
         drawn = await eventually(lambda: asyncio.to_thread(exchange.draw, trainer._fit))
         assert [one.group.number for one in drawn] == [1]
         assert await asyncio.to_thread(exchange.flush, 60.0)
-        assert len(node.reader.own_ready()) >= 1, "the queue is sent after the outage"
+        assert len(node.reader.own_ready()) >= 1, "the queue is not sent after the outage"
     exchange.close()
     assert "reachable again" in caplog.text
 
 
-async def test_a_refused_group_is_logged_once_and_stops_nothing(
+async def test_a_refused_group_is_logged_once_and_others_are_shared(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with exchange_node(tmp_path) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
-        good, wrong = own_group(node.tokenizer, ["1", "2"]), own_group(node.tokenizer, ["3", "4"], temperature=0.5)
+        valid, invalid = own_group(node.tokenizer, ["1", "2"]), own_group(node.tokenizer, ["3", "4"], temperature=0.5)
         client = ExchangeClient(node.home.root, timeout_s=30)
         with pytest.raises(RefusedGroupError) as caught:
-            await asyncio.to_thread(client.publish, wrong)
+            await asyncio.to_thread(client.publish, invalid)
         assert caught.value.reason == "sampling"
         with caplog.at_level(logging.WARNING, logger="ftis_node.integrations"):
-            for group in (wrong, wrong, good):
+            for group in (invalid, invalid, valid):
                 exchange.share(group)
             assert await asyncio.to_thread(exchange.flush, 60.0)
         assert caplog.text.count("own group not shared (sampling)") == 1
@@ -193,23 +193,23 @@ async def test_a_refused_group_is_logged_once_and_stops_nothing(
         exchange.close()
 
 
-async def test_of_many_groups_in_an_outage_the_newest_are_kept(tmp_path: Path) -> None:
+async def test_the_newest_groups_are_kept_during_an_outage(tmp_path: Path) -> None:
     async with exchange_node(tmp_path) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
         groups = [own_group(node.tokenizer, ["1", "2"], policy_version=version) for version in range(MAX_QUEUED + 8)]
-    assert await asyncio.to_thread(exchange.draw, None) == [], "the circuit is open"
+    assert await asyncio.to_thread(exchange.draw, None) == [], "a group comes from a stopped node"
     for group in groups:
         exchange.share(group)
     began_at = time.monotonic()
     assert not await asyncio.to_thread(exchange.flush, 600.0)
-    assert time.monotonic() - began_at < 60, "it does not wait for a link that is down"
+    assert time.monotonic() - began_at < 60, "flush waits during an outage"
     waiting = [group.policy_version for group in exchange._queue]
     exchange.close()
-    assert len(waiting) in (MAX_QUEUED, MAX_QUEUED - 1), "one may be under way"
+    assert len(waiting) in (MAX_QUEUED, MAX_QUEUED - 1)  # one may be in flight
     assert waiting[-1] == MAX_QUEUED + 7
 
 
-async def test_a_wrong_token_is_a_failure_of_the_link(tmp_path: Path) -> None:
+async def test_a_wrong_token_is_a_link_error(tmp_path: Path) -> None:
     async with exchange_node(tmp_path) as node:
         node.home.control_token.write_text("0" * 32)
         client = ExchangeClient(node.home.root, timeout_s=30)
@@ -217,7 +217,7 @@ async def test_a_wrong_token_is_a_failure_of_the_link(tmp_path: Path) -> None:
             await asyncio.to_thread(client.take, 1)
 
 
-async def test_without_an_exchange_node_there_is_one_clear_error(tmp_path: Path) -> None:
+async def test_a_missing_exchange_node_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no node runs on .*: start it: ftis-node join --role exchange --home"):
         SwarmExchange(tmp_path)
     async with exchanging(tmp_path) as (node, exchange), serving(node, exchange) as (url, _):
@@ -240,7 +240,7 @@ def test_a_node_of_another_role_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("grpo", "options", "words"),
+    ("grpo", "options", "message"),
     [
         ({"temperature": 0.5}, {}, "temperature is 0.5, and the run test has 1.0"),
         ({"num_generations": 3}, {}, "num_generations is 3"),
@@ -254,8 +254,8 @@ def test_a_node_of_another_role_is_refused(tmp_path: Path, monkeypatch: pytest.M
     ],
     ids=str,
 )
-async def test_a_trainer_that_samples_otherwise_is_refused_at_its_start(
-    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], words: str
+async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(
+    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     async with exchange_node(tmp_path / "home") as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
@@ -263,12 +263,12 @@ async def test_a_trainer_that_samples_otherwise_is_refused_at_its_start(
             options = {"train_dataset": Dataset.from_dict({"prompt": ["1+1="] * 4})}
         if "foreign" in options:
             options = {"foreign": ForeignGroups(node.home.root)}
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             await asyncio.to_thread(swarm_trainer, tmp_path, exchange, grpo=grpo, **options)
         exchange.close()
 
 
-def test_a_group_that_the_sampler_left_incomplete_is_not_shared() -> None:
+def test_an_incomplete_group_is_not_shared() -> None:
     batch = {
         "prompt_ids": torch.tensor([[0, 5], [0, 5]] * 3),
         "prompt_mask": torch.tensor([[0, 1], [0, 1]] * 3),

@@ -1,4 +1,4 @@
-"""Foreign groups in TRL's batches: chosen from a buffer on disk, and in the loss of a real step."""
+"""Foreign groups in TRL's batches: the choice from a buffer on disk, and the loss of a real step."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_newest_groups_are_drawn_once(tmp_path: Path, identity: Identity) ->
     ],
     ids=["own", "tokenizer", "age", "temperature", "equal rewards", "size", "length", "vocabulary"],
 )
-def test_a_group_that_does_not_fit_is_left_out(tmp_path: Path, identity: Identity, changes: dict[str, Any]) -> None:
+def test_a_group_that_does_not_fit_is_not_drawn(tmp_path: Path, identity: Identity, changes: dict[str, Any]) -> None:
     admit(tmp_path, identity, **changes)
     assert numbers(ForeignGroups(tmp_path)) == []
     admit(tmp_path, identity, number=2)
@@ -80,7 +80,7 @@ def test_a_group_that_does_not_fit_is_left_out(tmp_path: Path, identity: Identit
 @pytest.mark.parametrize(
     ("reason", "drawn"), [(ReleaseReason.TRAINED, [1]), (ReleaseReason.AUDIT, []), (ReleaseReason.REFUSED, [])]
 )
-def test_a_group_that_the_node_found_faulty_is_left_out(
+def test_a_group_that_the_node_found_faulty_is_not_drawn(
     tmp_path: Path, identity: Identity, reason: ReleaseReason, drawn: list[int]
 ) -> None:
     admit(tmp_path, identity)
@@ -119,13 +119,15 @@ def test_a_real_step_trains_on_a_foreign_group(
     )
     assert loss == pytest.approx(float(expected), abs=1e-5)
     on_policy, _ = policy_loss("ftis", learner, learner, mask, inputs["advantages"], inputs["group_ids"], cap=1.5)
-    assert abs(loss - float(on_policy)) > 1e-4, "the peer's log-probs change nothing"
+    assert abs(loss - float(on_policy)) > 1e-4, "the peer's log-probs do not change the loss"
     [log] = [line for line in trainer.state.log_history if "foreign_groups" in line]
     assert log["foreign_groups"] == 1
     assert log["kept_fraction"] == pytest.approx(figures["kept_fraction"])
 
 
-def test_with_several_updates_foreign_rows_have_the_learners_first_logprobs(tmp_path: Path, identity: Identity) -> None:
+def test_with_several_updates_foreign_rows_have_the_first_logprobs_of_the_learner(
+    tmp_path: Path, identity: Identity
+) -> None:
     tokenizer = tokenizer_fingerprint(AutoTokenizer.from_pretrained(trained_model("s")))
     completions = [make_completion(19 + extra, 20, EOS, reward=extra / GROUP_SIZE) for extra in range(GROUP_SIZE)]
     admit(tmp_path, identity, tokenizer=tokenizer, completions=completions)
@@ -139,7 +141,7 @@ def test_with_several_updates_foreign_rows_have_the_learners_first_logprobs(tmp_
     torch.testing.assert_close(batch["old_per_token_logps"][mask], expected[mask], atol=1e-4, rtol=0)
 
 
-def test_a_batch_keeps_an_own_group(tmp_path: Path, identity: Identity) -> None:
+def test_a_batch_has_at_least_one_own_group(tmp_path: Path, identity: Identity) -> None:
     admit(tmp_path, identity)
     with pytest.raises(ConfigError, match="below the 2 groups of a batch"):
         make_trainer(tmp_path / "trl", foreign=ForeignGroups(tmp_path, per_batch=2))

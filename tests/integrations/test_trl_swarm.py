@@ -1,4 +1,4 @@
-"""TRL trainers in a real swarm: exchange nodes as processes on real libp2p, with a full node, and with each other."""
+"""TRL trainers in a real swarm: exchange nodes in processes on real libp2p, with a full node or each other."""
 
 from __future__ import annotations
 
@@ -43,38 +43,38 @@ def test_a_trainer_and_a_full_node_learn_from_each_other(
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
         common = ("--run", str(run), "--peers", address, "--listen", ANY_PORT)
-        beside = stack.enter_context(
-            started(tmp_path / "beside", "join", "--role", "exchange", "--model", str(tiny_models["s"]), *common)
+        exchange_node = stack.enter_context(
+            started(tmp_path / "exchange", "join", "--role", "exchange", "--model", str(tiny_models["s"]), *common)
         )
         full = stack.enter_context(started(tmp_path / "full", "join", "--model", str(tiny_models["m"]), *common))
-        for node in (beside, full):
+        for node in (exchange_node, full):
             _wait_until_up(node)
-        beside.wait_for(lambda: beside.status()["replay"]["ready"] >= 4, timeout_s=START_S)
-        _check_it_loads_nothing(beside)
-        assert "exchanges groups of" in beside.log.read_text()
+        exchange_node.wait_for(lambda: exchange_node.status()["replay"]["ready"] >= 4, timeout_s=START_S)
+        _check_that_no_model_is_loaded(exchange_node)
+        assert "exchanges groups of" in exchange_node.log.read_text()
 
-        exchange = SwarmExchange(beside.home, per_batch=1)
+        exchange = SwarmExchange(exchange_node.home, per_batch=1)
         trainer = swarm_trainer(tmp_path, exchange, grpo={"per_device_train_batch_size": 12, "max_steps": STEPS})
         asyncio.run(asyncio.to_thread(trainer.train))
         num_shared = exchange.take_num_shared() + _total(trainer, "shared_groups")
         exchange.close()
         assert trainer.state.global_step == STEPS
         assert _total(trainer, "foreign_groups") >= 1
-        assert STEPS <= num_shared <= 3 * STEPS, "two or three own groups a batch"
-        _check_rows_are_the_peers(trainer, full.home)
+        assert STEPS <= num_shared <= 3 * STEPS  # two or three own groups per batch
+        _check_foreign_rows(trainer, full.home)
 
         full.wait_for(lambda: full.status()["swarm"]["groups_received"] >= num_shared, timeout_s=120)
-        assert full.status()["swarm"]["groups_refused"] == {}, "each of the trainer's groups validates there"
+        assert full.status()["swarm"]["groups_refused"] == {}, "a group of the trainer is refused"
         full.wait_for(lambda: full.status()["learner"]["foreign_groups"] > 0, timeout_s=START_S)
-        beside.wait_for(lambda: beside.status()["swarm"]["groups_confirmed"] >= num_shared, timeout_s=120)
-        status = beside.status()
+        exchange_node.wait_for(lambda: exchange_node.status()["swarm"]["groups_confirmed"] >= num_shared, timeout_s=120)
+        status = exchange_node.status()
         assert status["generation"]["groups_made"] == num_shared
         assert status["replay"]["released"]["delivered"] >= 1
         rows = {peer["peer_id"]: peer for peer in full.peers()}
         assert rows[status["node"]["peer_id"]]["role"] == "exchange"
-        for node in (beside, full):
+        for node in (exchange_node, full):
             node.stop()
-        again = stack.enter_context(started(tmp_path / "beside", "join", "--role", "exchange"))
+        again = stack.enter_context(started(tmp_path / "exchange", "join", "--role", "exchange"))
         _wait_until_up(again, times=2)
         assert again.status()["node"]["peer_id"] == status["node"]["peer_id"]
         again.stop()
@@ -88,13 +88,13 @@ def _total(trainer: Recorded, name: str) -> int:
     return int(sum(line[name] for line in trainer.state.log_history if name in line))
 
 
-def _check_it_loads_nothing(node: RunningNode) -> None:
+def _check_that_no_model_is_loaded(node: RunningNode) -> None:
     status = node.status()
     assert (status["node"]["role"], status["generation"]["state"], status["learner"]["state"]) == (
         *("exchange", "off"),
         "off",
     )
-    assert status["model"]["parameters"] > 0, "read from the header of the file"
+    assert status["model"]["parameters"] > 0  # from the header of the file
     for process in node.processes():
         names = [Path(each.path).name for each in process.memory_maps()]
         assert not [name for name in names if name.endswith(".safetensors") or name.startswith("libtorch")]
@@ -102,8 +102,8 @@ def _check_it_loads_nothing(node: RunningNode) -> None:
     assert not list((node.home / "checkpoints").iterdir())
 
 
-def _check_rows_are_the_peers(trainer: Recorded, home: Path) -> None:
-    """Foreign rows have the tokens and the log-probs of groups that the full node made and signed."""
+def _check_foreign_rows(trainer: Recorded, home: Path) -> None:
+    """Assert that foreign rows have the tokens and log-probs of groups that the full node signed."""
     reader, made = ReplayReader(Home(home).replay), set()
     for summary, envelope in reader.all_groups():
         if summary.own:
@@ -121,7 +121,7 @@ def _check_rows_are_the_peers(trainer: Recorded, home: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_example_has_two_trainers_learn_from_each_other(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+def test_in_the_example_two_trainers_learn_from_each_other(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(EXAMPLE), str(tmp_path), *map(str, tiny_models.values()), "10"],
         capture_output=True,
@@ -135,5 +135,5 @@ def test_the_example_has_two_trainers_learn_from_each_other(tmp_path: Path, tiny
     for _, shared, foreign in totals:
         assert int(shared) > 10
         assert int(foreign) > 0
-    words = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
-    assert not [line for line in words if str(tmp_path) in line], "a process is left"
+    commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(tmp_path) in command], "a process still runs"

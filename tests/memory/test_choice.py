@@ -1,5 +1,4 @@
-"""What `join` trains without `--full` and `--lora`: on cards that people have, in homes that began, and where no plan
-fits."""
+"""What `join` trains without `--full` and `--lora`: by card, in a home with previous training, and if no plan fits."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.memory import choice as memory_choice
@@ -29,11 +27,10 @@ from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import ModelSource, published_qwen25
 from ftis_node.models.loading import Accelerator
 from tests.documented import cards
+from tests.memory.planning import GIB, RUN, machine
 
 ROOT = Path(__file__).parents[2]
-GIB = 1 << 30
 QWEN = {name.removeprefix("Qwen2.5-"): shape for name, shape in published_qwen25().items()}
-RUN = load_manifest("gsm8k-ftis")
 
 
 @pytest.fixture(autouse=True)
@@ -45,17 +42,13 @@ def settings(**changes: Any) -> NodeSettings:
     return NodeSettings.model_validate({"model": "m", "engine": "vllm"} | changes)
 
 
-def machine(*gpus_gib: float, host_gib: float = 64) -> Machine:
-    return Machine(tuple(int(gib * GIB) for gib in gpus_gib), int(host_gib * GIB))
-
-
 def chosen(
-    model: str, *gpus_gib: float, host_gib: float = 64, begun: PreviousTraining | None = None, **changes: Any
+    model: str, *gpus_gib: float, host_gib: float = 64, previous: PreviousTraining | None = None, **changes: Any
 ) -> TrainingChoice:
-    return choose(settings(**changes), RUN, QWEN[model], machine(*gpus_gib, host_gib=host_gib), begun)
+    return choose(settings(**changes), RUN, QWEN[model], machine(*gpus_gib, host_gib=host_gib), previous)
 
 
-def test_published_models_count_as_published() -> None:
+def test_parameter_counts_of_published_models() -> None:
     counts = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "3B": 3_085_938_688, "7B": 7_615_616_512}
     assert {name: shape.num_parameters for name, shape in QWEN.items()} == counts | {"14B": 14_770_033_664}
 
@@ -66,38 +59,38 @@ def test_published_models_count_as_published() -> None:
         ("3B", 79.0, 64, "all weights"),
         ("1.5B", 31.0, 64, "all weights, 8-bit optimizer states"),
         ("1.5B", 22.0, 64, "all weights, optimizer states in host memory"),
-        ("1.5B", 22.0, 16, "a LoRA adapter of rank 128"),  # the host has no room for the states
+        ("1.5B", 22.0, 16, "a LoRA adapter of rank 128"),  # the host memory is too small for the states
         ("3B", 22.0, 64, "a LoRA adapter of rank 128"),
         ("3B", 21.0, 64, "a LoRA adapter of rank 128, batches of 64 completions and 4096 tokens"),
         ("1.5B", 11.6, 16, "a LoRA adapter of rank 32, batches of 32 completions and 2048 tokens"),
     ],
 )
-def test_the_first_that_fits_is_taken(model: str, gib: float, host_gib: float, name: str) -> None:
+def test_the_first_option_that_fits_is_chosen(model: str, gib: float, host_gib: float, name: str) -> None:
     choice = chosen(model, gib, host_gib=host_gib)
     assert choice.training.split(": ")[0] == name
     before = choice.options[: [option.name for option in choice.options].index(name)]
     assert not any(option.fits for option in before)
-    assert place_workers_on(machine(gib), QWEN[model], choice.settings, RUN).cache_bytes, "`join` goes on with these"
+    assert place_workers_on(machine(gib), QWEN[model], choice.settings, RUN).cache_bytes, "`join` places these settings"
 
 
-def test_the_line_says_what_and_why() -> None:
+def test_the_choice_names_the_training_and_the_reason() -> None:
     choice = chosen("3B", 22)
     full = plan(QWEN["3B"], Machine((22 * GIB,), 64 * GIB), settings(lora=False), RUN)
     usable = 22 * USABLE_SHARE
     assert choice.training == (
         f"a LoRA adapter of rank 128: full training of 3.09 B needs {full.peak_bytes / GIB:.1f} GiB, "
-        f"this card has 22.0 ({usable:.1f} usable); "
-        f"activations are recomputed (keeping them needs {choice.options[3].made.keeping_bytes / GIB:.1f} GiB)"
+        + f"this card has 22.0 ({usable:.1f} usable); "
+        + f"activations are recomputed (keeping them needs {choice.options[3].made.keeping_bytes / GIB:.1f} GiB)"
     )
-    roomy, full = chosen("3B", 139), plan(QWEN["3B"], Machine((80 * GIB,), 64 * GIB), settings(lora=False), RUN)
+    large, full = chosen("3B", 139), plan(QWEN["3B"], Machine((80 * GIB,), 64 * GIB), settings(lora=False), RUN)
     assert full.recompute_activations
-    needed = roomy.training.split("needs ")[1].split(" GiB")[0]
-    assert float(needed) == pytest.approx(full.needed_bytes / GIB, abs=5), "not what is taken because there is room"
-    assert roomy.training.endswith("; activations are kept")
+    needed = large.training.split("needs ")[1].split(" GiB")[0]
+    assert float(needed) == pytest.approx(full.needed_bytes / GIB, abs=5), "the need, without the optional memory"
+    assert large.training.endswith("; activations are kept")
     assert chosen("3B", 139, learner={"recompute_activations": True}).training.endswith("recomputed, as set")
 
 
-def test_smaller_adapters_keep_their_scale_and_come_last() -> None:
+def test_smaller_adapters_keep_the_scale_and_are_tried_last() -> None:
     options = chosen("14B", 7.6).options
     adapters = [option.settings for option in options if option.settings.lora]
     assert [option.settings.lora for option in options] == [False] * 3 + [True] * 4
@@ -109,7 +102,7 @@ def test_smaller_adapters_keep_their_scale_and_come_last() -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_what_is_set_bounds_the_options() -> None:
+def test_explicit_settings_limit_the_options() -> None:
     given = {"lora_adapter": {"rank": 4, "alpha": 8}, "generation": {"max_batch": 24}}
     adapters = [option.settings for option in chosen("14B", 7.6, **given).options if option.settings.lora]
     assert {option.lora_adapter.rank for option in adapters} == {4}
@@ -120,36 +113,35 @@ def test_what_is_set_bounds_the_options() -> None:
 
 
 @pytest.mark.parametrize(("lora", "training"), [(True, "a LoRA adapter of rank 128"), (False, "all weights")])
-def test_full_and_lora_insist(lora: bool, training: str) -> None:
+def test_full_and_lora_are_taken_without_a_choice(lora: bool, training: str) -> None:
     choice = chosen("3B", 22, lora=lora)
     assert (choice.settings, choice.settings.lora) == (settings(lora=lora), lora)
     assert choice.training.split(";")[0] == f"{training}, as asked ({'--lora' if lora else '--full'})"
-    refused = not lora
-    if refused:
+    if not lora:
         with pytest.raises(MachineError, match="does not fit on the GPU"):
             place_workers_on(machine(22), QWEN["3B"], choice.settings, RUN)
 
 
-def test_without_a_gpu_all_weights_are_trained_however_little_memory_there_is() -> None:
+def test_without_a_gpu_all_weights_are_trained_even_with_little_memory() -> None:
     choice = chosen("14B", host_gib=1)
     assert (choice.settings.lora, choice.options) == (False, ())
     assert chosen("14B", 22, host_gib=1, device="cpu").settings.lora is False
 
 
-def test_8_bit_states_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_8_bit_states_need_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_choice, "find_spec", lambda name: None)
     choice = chosen("1.5B", 31)
     assert choice.options[1].missing == "pip install 'ftis-node[8bit]'"
     assert choice.training.startswith("all weights, optimizer states in host memory: ")
 
 
-def test_a_home_goes_on_with_what_it_began_with_on_any_card() -> None:
-    full = chosen("3B", 22, begun=PreviousTraining(lora=False, optimizer_states="float32"), host_gib=8)
+def test_a_home_continues_its_previous_training_on_any_card() -> None:
+    full = chosen("3B", 22, previous=PreviousTraining(lora=False, optimizer_states="float32"), host_gib=8)
     assert {option.settings.lora for option in full.options} == {False}
     assert full.settings.learner.optimizer_states == "offload"
-    eight = chosen("0.5B", 139, begun=PreviousTraining(lora=False, optimizer_states="8bit"))
+    eight = chosen("0.5B", 139, previous=PreviousTraining(lora=False, optimizer_states="8bit"))
     assert (eight.settings.lora, eight.settings.learner.optimizer_states) == (False, "8bit")
-    adapter = chosen("0.5B", 139, begun=PreviousTraining(lora=True, rank=32, alpha=64))
+    adapter = chosen("0.5B", 139, previous=PreviousTraining(lora=True, rank=32, alpha=64))
     assert (adapter.settings.lora, adapter.settings.lora_adapter.rank, adapter.settings.lora_adapter.alpha) == (
         *(True, 32, 64),
     )
@@ -158,7 +150,7 @@ def test_a_home_goes_on_with_what_it_began_with_on_any_card() -> None:
         assert choice.training.split(";")[0].endswith(", as this home began")
 
 
-def test_where_nothing_fits_the_largest_model_that_would_is_named() -> None:
+def test_if_nothing_fits_the_error_names_the_largest_model_that_fits() -> None:
     for model, gib, named in (("14B", 44.0, "Qwen/Qwen2.5-7B"), ("7B", 22.0, "Qwen/Qwen2.5-3B")):
         choice = chosen(model, gib)
         with pytest.raises(MachineError, match=f"m does not fit on the GPU: .* is {named} ") as refused:
@@ -171,14 +163,14 @@ def test_where_nothing_fits_the_largest_model_that_would_is_named() -> None:
         refuse_what_does_not_fit(chosen("0.5B", 2), RUN, QWEN["0.5B"], machine(2))
 
 
-def test_a_warning_takes_the_smallest_and_goes_on() -> None:
+def test_with_check_warn_the_smallest_option_is_chosen() -> None:
     choice = chosen("14B", 22, memory={"check": "warn"})
     refuse_what_does_not_fit(choice, RUN, QWEN["14B"], machine(22))
     assert choice.settings.lora_adapter.rank == 8
 
 
-def begin(home: Home, *, trains: str | None = None, **saved: Any) -> None:
-    """A home with settings of a last start, and a checkpoint where `trains` says of what."""
+def write_home(home: Home, *, trains: str | None = None, **saved: Any) -> None:
+    """Write the settings of a previous start, and a checkpoint if `trains` is given."""
     home.root.mkdir(parents=True, exist_ok=True)
     home.settings.write_text(settings(**saved).model_dump_json())
     if trains is not None:
@@ -188,36 +180,36 @@ def begin(home: Home, *, trains: str | None = None, **saved: Any) -> None:
         (checkpoint / "state.json").write_text(json.dumps({"owner": {"trains": trains}}))
 
 
-def test_a_checkpoint_says_what_a_home_began_with_and_before_it_the_last_settings(tmp_path: Path) -> None:
+def test_previous_training_is_read_from_a_checkpoint_else_from_the_settings(tmp_path: Path) -> None:
     empty, started, trained, full = (Home(tmp_path / name) for name in ("empty", "started", "trained", "full"))
     assert read_previous_training(empty, "m") is None
-    begin(started, lora=True, lora_adapter={"rank": 32, "alpha": 64})
+    write_home(started, lora=True, lora_adapter={"rank": 32, "alpha": 64})
     assert read_previous_training(started, "m") == PreviousTraining(
         lora=True, rank=32, alpha=64, optimizer_states="float32"
     )
     assert read_previous_training(started, "another model") is None
-    begin(trained, trains="LoRA of rank 16, alpha 32, on all-linear", lora=False)
+    write_home(trained, trains="LoRA of rank 16, alpha 32, on all-linear", lora=False)
     assert read_previous_training(trained, "m") == PreviousTraining(
         lora=True, rank=16, alpha=32, optimizer_states="float32"
     )
-    begin(full, trains="full", lora=False, learner={"optimizer_states": "8bit"})
+    write_home(full, trains="full", lora=False, learner={"optimizer_states": "8bit"})
     assert read_previous_training(full, "m") == PreviousTraining(lora=False, optimizer_states="8bit")
     full.settings.write_text("{")
     assert read_previous_training(full, "m") == PreviousTraining(lora=False)
 
 
-def test_a_generator_and_settings_that_say_nothing_have_begun_nothing(tmp_path: Path) -> None:
+def test_a_generator_and_unreadable_settings_have_no_previous_training(tmp_path: Path) -> None:
     generator, undecided, damaged = (Home(tmp_path / name) for name in ("generator", "undecided", "damaged"))
-    begin(generator, role="generator", roles={"follow": "12D3"}, lora=False)
-    begin(undecided)
-    begin(damaged, lora=True)
+    write_home(generator, role="generator", roles={"follow": "12D3"}, lora=False)
+    write_home(undecided)
+    write_home(damaged, lora=True)
     damaged.settings.write_text(damaged.settings.read_text().replace("true", '"yes"', 1))
     assert [read_previous_training(home, "m") for home in (generator, undecided, damaged)] == [None] * 3
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """GiB of the one card that torch is made to see; [] to begin with: none."""
+    """Return the list of GPU sizes in GiB that `placement` sees; empty at first."""
     seen: list[float] = []
     monkeypatch.setattr(placement, "pick_device", lambda device: "cuda" if seen else "cpu")
     monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("card", int(gib * GIB)) for gib in seen])
@@ -229,12 +221,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 SOURCE = ModelSource("m", Path("models/m"))
 
 
-def test_join_chooses_by_the_card_and_a_later_start_does_not_choose_again(tmp_path: Path, card: list[float]) -> None:
+def test_join_chooses_by_the_card_and_a_later_start_keeps_the_choice(tmp_path: Path, card: list[float]) -> None:
     home = Home(tmp_path / "home")
     card[:] = [22.0]
     first = choose_training(settings(engine="auto"), RUN, home, SOURCE).settings
     assert (first.lora, first.lora_adapter.rank, first.engine) == (True, 128, "auto")
-    begin(home, **first.model_dump(include={"lora", "lora_adapter", "learner", "generation"}))
+    write_home(home, **first.model_dump(include={"lora", "lora_adapter", "learner", "generation"}))
     card[:] = [139.0]
     again = choose_training(settings(), RUN, home, SOURCE)
     assert again.settings.lora is True
@@ -244,21 +236,19 @@ def test_join_chooses_by_the_card_and_a_later_start_does_not_choose_again(tmp_pa
     assert choose_training(settings(), RUN, Home(tmp_path / "new"), SOURCE).settings.lora is False
 
 
-def test_lora_alone_keeps_the_rank_of_the_home(tmp_path: Path, card: list[float]) -> None:
+def test_lora_without_a_rank_keeps_the_rank_of_the_home(tmp_path: Path, card: list[float]) -> None:
     home = Home(tmp_path / "home")
-    begin(home, trains="LoRA of rank 32, alpha 64, dropout 0.0 on all", lora=True)
+    write_home(home, trains="LoRA of rank 32, alpha 64, dropout 0.0 on all", lora=True)
     assert choose_training(settings(lora=True), RUN, home, SOURCE).settings.lora_adapter.rank == 32
     explicit = settings(lora=True, lora_adapter={"rank": 16})
-    assert choose_training(explicit, RUN, home, SOURCE).settings.lora_adapter.rank == 16, (
-        "and the learner refuses it by name"
-    )
+    assert choose_training(explicit, RUN, home, SOURCE).settings.lora_adapter.rank == 16, "the learner refuses it later"
 
 
-def test_a_home_that_trains_all_weights_is_never_switched_for_lack_of_memory(
+def test_a_home_that_trains_all_weights_never_switches_to_an_adapter(
     tmp_path: Path, card: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path / "home")
-    begin(home, trains="full", lora=False)
+    write_home(home, trains="full", lora=False)
     card[:] = [8.0]
     monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB))
     choice = choose_training(settings(), RUN, home, SOURCE)
@@ -267,9 +257,7 @@ def test_a_home_that_trains_all_weights_is_never_switched_for_lack_of_memory(
         place_workers_on(machine(8.0), QWEN["3B"], choice.settings, RUN)
 
 
-def test_nothing_is_chosen_where_there_is_no_plan(
-    tmp_path: Path, card: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_chosen_without_a_plan(tmp_path: Path, card: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(source: Any) -> Any:
         raise ModelError("a mixture of experts")
 
@@ -283,13 +271,13 @@ def test_nothing_is_chosen_where_there_is_no_plan(
     assert choose_training(settings(), RUN, home, SOURCE).settings.lora is False
 
 
-def test_a_machine_that_has_too_little_refuses_before_anything_is_loaded(tmp_path: Path, card: list[float]) -> None:
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path, card: list[float]) -> None:
     card[:] = [7.6]
     with pytest.raises(MachineError, match="the largest Qwen2.5 model that fits is Qwen/Qwen2.5-0.5B"):
         choose_training(settings(), RUN, Home(tmp_path / "home"), SOURCE)
 
 
-def test_the_table_of_cards_on_the_page_is_what_the_command_prints() -> None:
+def test_the_table_of_cards_on_the_page_is_up_to_date() -> None:
     table = cards.as_markdown()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert rows[0] == ["card", *published_qwen25()]
@@ -303,6 +291,6 @@ def test_the_table_of_cards_on_the_page_is_what_the_command_prints() -> None:
 @pytest.mark.parametrize(
     ("gib", "cell"), [(22.0, "LoRA 128"), (11.6, "LoRA 32, small batches"), (31.0, "full, 8-bit states"), (9.0, "-")]
 )
-def test_a_cell_says_how_it_is_trained(monkeypatch: pytest.MonkeyPatch, gib: float, cell: str) -> None:
+def test_a_cell_of_the_table_names_the_training(monkeypatch: pytest.MonkeyPatch, gib: float, cell: str) -> None:
     monkeypatch.setattr(cards, "HOST_GIB", 1)
     assert cards._cell("Qwen2.5-1.5B", QWEN["1.5B"], gib) == cell

@@ -1,7 +1,7 @@
-"""The estimate against figures by hand, and against the tensors and allocations of a real model in its learner's step.
+"""The memory estimate, compared with figures by hand and with the tensors and allocations of a real training step.
 
-By hand, the small Qwen2 configuration SMALL: hidden 64, 2 layers, 4 heads of 16, 2 key/value heads, intermediate 128,
-320 ids, tied. H = 64, Q = 64, K = 32, I = 128, h = 4.
+The figures by hand are for SMALL, a tied Qwen2 configuration with 2 layers, 4 heads and 320 ids. Its hidden size is 64,
+its query width 64, its key/value width 32, and its intermediate size 128.
 
     embedding     320 x 64                                                                       20,480
     a layer       64 x 64 + 2 x 64 x 32 + 64 x 64 + 3 x 64 x 128 + biases 128 + norms 128        37,120
@@ -73,26 +73,27 @@ def workload(**changes: Any) -> Workload:
     return Workload(**values | changes)
 
 
-def test_the_generator_by_hand() -> None:
-    # A token: 2 x 2 layers x 32 x 2 bytes = 256. Ten completions of 100 tokens, or one group of four.
+def test_the_memory_of_a_generator_by_hand() -> None:
+    # Cache per token: 2 x 2 layers x 32 x 2 bytes = 256. Ten completions of 100 tokens, or one group of four.
     memory = generator_memory(SMALL, workload())
     assert cache_bytes_per_token(SMALL, 2) == 256
     assert (memory.weights, memory.cache, memory.smallest_cache) == (2 * 94_784, 256_000, 102_400)
     # Sampling 24 x 10 x 320; prefill 8,192 x (3 x 128 + 6 x 64) x 2; context 717 MiB and graphs 768 MiB.
     assert memory.workspace == 76_800 + 12_582_912 + 1485 * MIB
     assert memory.asleep == 1485 * MIB
-    # New weights are staged by module: the embedding is larger than gate and up together, 2 x 64 x 128.
+    # New weights are staged module by module. The embedding is larger than gate and up together, 2 x 64 x 128.
     assert (memory.adapters, memory.staging) == (0, 2 * 20_480)
     assert generator_memory(SMALL, workload(on_gpu=False)).staging == 0
 
 
-def test_adapters_that_are_served_have_their_places_by_hand() -> None:
-    # Of rank 8 in bfloat16: 2 x 16,384 bytes each; three places, two where the engine sleeps in between. More graphs.
+def test_the_memory_of_served_adapters_by_hand() -> None:
+    # An adapter of rank 8 in bfloat16 has 2 x 16,384 bytes. vLLM keeps three slots, or two if the engine sleeps
+    # between steps. Its graphs take more memory.
     memory = generator_memory(SMALL, workload(lora=True, serves_adapters=True))
     assert (memory.adapters, memory.in_turns.adapters, memory.staging) == (3 * 32_768, 2 * 32_768, 0)
     assert memory.fixed == memory.weights + memory.workspace + 3 * 32_768
     assert memory.asleep == (1485 + 512) * MIB
-    # vLLM has no places of rank 9: those are of 16. One of rank 1,024 cannot be served, and is merged.
+    # vLLM has no slots of rank 9 and takes rank 16. An adapter of rank 1,024 cannot be served and is merged.
     assert generator_memory(SMALL, workload(lora=True, serves_adapters=True, adapter_rank=9)).adapters == 6 * 32_768
     for changes in ({"lora": False}, {"adapter_rank": 1024}, {"serves_adapters": False}):
         merged = generator_memory(SMALL, workload(**{"lora": True, "serves_adapters": True} | changes))
@@ -108,28 +109,28 @@ def test_adapters_that_are_served_have_their_places_by_hand() -> None:
         ({"lora": True, "generation": {"adapters": "merge"}}, True, False),
     ],
 )
-def test_adapters_are_served_where_join_would_serve_them(changes: dict[str, Any], on_gpu: bool, serves: bool) -> None:
+def test_the_workload_serves_adapters_if_join_would(changes: dict[str, Any], on_gpu: bool, serves: bool) -> None:
     settings = NodeSettings.model_validate({"model": "m"} | changes)
     made = Workload.of(settings, load_manifest("gsm8k-ftis"), on_gpu=on_gpu)
     assert made.adapter_served == (128 if serves else None)
 
 
-def test_the_learner_by_hand_in_full() -> None:
+def test_the_memory_of_full_training_by_hand() -> None:
     memory = learner_memory(SMALL, workload())
     assert (memory.weights, memory.masters, memory.gradients, memory.moments) == (189_568, 379_136, 379_136, 758_272)
-    # A token and layer: 16 x 64 + 4 x 64 + 4 x 32 + 4 x 128 + 4 x 4 + 8 = 1,944; outside the layers 8 x 64; its
-    # rotary angles 2 x 2 x 16 and places 24.
+    # Per token: a layer keeps 16 x 64 + 4 x 64 + 4 x 32 + 4 x 128 + 4 x 4 + 8 = 1,944 bytes. Outside the layers
+    # there are 8 x 64 bytes, 2 x 2 x 16 of rotary angles and 24 of positions.
     assert layer_bytes_per_token(SMALL, workload()) == 1_944
     assert memory.activations == 1000 * (2 * 1_944 + 512 + 88)
-    # The head's backward pass: 1000 x 2 x 64 + 4 x 20,480 and a chunk's logits in both forms, 6 x 512 x 320. Less:
-    # those alone, in the forward pass; the last norm's, 1000 x 16 x 64 + the head's gradient 40,960.
+    # The backward pass of the head is the maximum. It has 1000 x 2 x 64 + 4 x 20,480, and a chunk's logits in both
+    # formats, 6 x 512 x 320. The forward pass has these logits only. The last norm has 1000 x 16 x 64 + 40,960.
     assert memory.work == 1_192_960
     assert memory.hand_over == 40_960
     assert memory.resident == 189_568 + 379_136 + 758_272 + 717 * MIB
     assert memory.peak == memory.resident + 379_136 + 4_488_000 + 1_192_960
 
 
-def test_the_starting_model_is_held_where_the_run_asks_for_it_and_no_adapter_hides_it() -> None:
+def test_the_starting_model_is_kept_for_a_kl_term_unless_an_adapter_is_trained() -> None:
     assert learner_memory(SMALL, workload()).start == 0
     memory = learner_memory(SMALL, workload(holds_start=True))
     assert memory.start == 2 * 94_784
@@ -141,36 +142,37 @@ def test_the_starting_model_is_held_where_the_run_asks_for_it_and_no_adapter_hid
         assert Workload.of(settings, run, on_gpu=True).holds_start == expected
 
 
-def test_states_of_8_bits_and_states_on_the_host_by_hand() -> None:
+def test_the_memory_of_8_bit_and_offloaded_states_by_hand() -> None:
     small = learner_memory(SMALL, workload(optimizer_states="8bit"))
-    assert small.moments == 2 * 94_784 + 94_784 // 32  # with a float32 scale for each 256 of either moment
+    assert small.moments == 2 * 94_784 + 94_784 // 32  # with a float32 scale for every 256 values of each moment
     offloaded = learner_memory(SMALL, workload(optimizer_states="offload"))
     assert (offloaded.weights, offloaded.on_host) == (189_568, 16 * 94_784)
     assert offloaded.masters == offloaded.moments == offloaded.gradients == 0
     assert learner_memory(SMALL, workload()).on_host == 0
 
 
-def test_the_learner_by_hand_with_an_adapter_and_recomputed_layers() -> None:
+def test_the_memory_of_an_adapter_with_recomputed_layers_by_hand() -> None:
     memory = learner_memory(SMALL, workload(lora=True, recompute_activations=True, micro_batch_tokens=4000))
     assert (memory.weights, memory.masters) == (2 * (94_784 + 16_384), 4 * 16_384)
     assert (memory.gradients, memory.moments) == (65_536, 131_072)
-    # The peak is in the last layer. A token has two layers' inputs in bfloat16, 2 x 64, rotary angles and places; what
-    # a layer keeps, 12 x 64 + 4 x 64 + 4 x 32 + 6 x 128 + 14 x 8 + 24 = 2,056, and 6 x 128 - 4 x 64 of work.
+    # The peak is in the last layer. Per token there are the inputs of two layers in bfloat16, 2 x 64 each, rotary
+    # angles and positions. The layer keeps 12 x 64 + 4 x 64 + 4 x 32 + 6 x 128 + 14 x 8 + 24 = 2,056 bytes.
+    # Its work space is 6 x 128 - 4 x 64.
     assert memory.activations == 4000 * (2 * 128 + 128 + 88)
     assert memory.work == 4000 * (2_056 + 512)
 
 
-def test_a_micro_batch_holds_a_completion_at_least_and_the_batch_at_most() -> None:
+def test_a_micro_batch_is_between_one_completion_and_the_whole_batch() -> None:
     assert workload(micro_batch_tokens=16).largest_micro_batch == 100
     assert workload(micro_batch_tokens=10**6).largest_micro_batch == 24 * 4 * 100
 
 
-def test_the_head_is_chunked_as_the_learner_chunks_it() -> None:
+def test_the_head_chunk_is_the_learners() -> None:
     assert HEAD_CHUNK_TOKENS == logprobs.HEAD_CHUNK_TOKENS
 
 
 class Step:
-    """A real model at the learner's forward and backward pass on the CPU, and the workload that describes it."""
+    """The learner's forward and backward pass of a real model on the CPU, and the workload that describes it."""
 
     def __init__(self, dtype: str, lora: bool, *, recompute: bool = False, hidden_size: int = 64) -> None:
         attention.register()
@@ -213,7 +215,7 @@ SETTINGS = [("bfloat16", False), ("bfloat16", True), ("float32", False), ("float
 
 
 @pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
-def test_weights_gradients_and_moments_are_those_of_the_tensors(dtype: str, lora: bool) -> None:
+def test_weights_gradients_and_moments_equal_the_tensors(dtype: str, lora: bool) -> None:
     step = Step(dtype, lora)
     masters = step.masters.tensors.values()
     optimizer = make_optimizer(step.masters, step.boot)
@@ -229,8 +231,8 @@ def test_weights_gradients_and_moments_are_those_of_the_tensors(dtype: str, lora
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen2.5-3B", "Qwen2.5-7B"])
-def test_published_models_and_their_adapters_have_the_tensors_that_are_planned(name: str) -> None:
-    """On the meta device: their tensors are made, with all that peft adds, and take no memory."""
+def test_the_plan_of_published_models_and_adapters_equals_their_tensors(name: str) -> None:
+    """The tensors are made on the meta device and take no memory."""
     shape = published_qwen25()[name]
     config = Qwen2Config(
         vocab_size=shape.vocab_size,
@@ -256,7 +258,7 @@ def test_published_models_and_their_adapters_have_the_tensors_that_are_planned(n
     assert engine.adapters == 3 * sum(2 * value.numel() for value in model.parameters() if value.requires_grad)
 
 
-def test_moments_of_8_bits_are_those_of_the_tensors_but_for_the_small_ones() -> None:
+def test_8_bit_moments_equal_the_tensors_except_the_small_ones() -> None:
     step = Step("float32", False, hidden_size=256)
     boot = make_boot("tiny", Path("nowhere"), optimizer_states="8bit")
     found = moments_of(make_optimizer(step.masters, boot), step.masters.tensors)
@@ -266,7 +268,7 @@ def test_moments_of_8_bits_are_those_of_the_tensors_but_for_the_small_ones() -> 
 
 
 @pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
-def test_a_layer_keeps_exactly_the_bytes_of_the_formula(dtype: str, lora: bool) -> None:
+def test_the_activations_of_a_layer_equal_the_formula(dtype: str, lora: bool) -> None:
     def kept(num_tokens: int, num_layers: int) -> int:
         step = Step(dtype, lora)
         step.model.model.layers = step.model.model.layers[:num_layers]
@@ -290,19 +292,19 @@ def test_a_layer_keeps_exactly_the_bytes_of_the_formula(dtype: str, lora: bool) 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
-def test_a_step_s_peak_is_near_what_was_allocated(dtype: str, lora: bool, recompute: bool) -> None:
+def test_the_peak_of_a_step_is_near_the_allocated_memory(dtype: str, lora: bool, recompute: bool) -> None:
     _compare_peak(Step(dtype, lora, recompute=recompute, hidden_size=256), 1024)
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_step_s_peak_is_near_with_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, lora: bool) -> None:
-    """As of real models, where a short row's peak is the output head's."""
+def test_the_peak_is_near_with_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, lora: bool) -> None:
+    """In real models the output head sets the peak of a short row."""
     monkeypatch.setattr(tiny_models, "EMBEDDING_ROWS", 16384)
     _compare_peak(Step("bfloat16", lora, recompute=True, hidden_size=256), 256)
 
 
 def _compare_peak(step: Step, num_tokens: int) -> None:
-    step.run(num_tokens)  # the gradients stay, as from an earlier micro-batch
+    step.run(num_tokens)  # its gradients remain, as those of an earlier micro-batch
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step.run(num_tokens)
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -1,29 +1,28 @@
-"""Where the workers of published models go on cards that people have, and what is said where they do not fit."""
+"""The placement of workers by model and card, and the changes that the plan suggests if they do not fit."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
 from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, Machine, MemoryPlan, plan
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
-from ftis_node.models import ModelShape, published_qwen25, shape_of
-from tests.models.test_model_shape import QWEN_05B, QWEN_3B
+from ftis_node.models import ModelShape, published_qwen25
+from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, machine
 
-GIB = 1 << 30
-HALF_B, THREE_B = shape_of(QWEN_05B), shape_of(QWEN_3B)
+if TYPE_CHECKING:
+    from ftis_node.config.manifest import RunManifest
+
 SEVEN_B = published_qwen25()["Qwen2.5-7B"]
-RUN = load_manifest("gsm8k-ftis")  # 760 tokens, groups of 12
 
 
 def settings(**changes: Any) -> NodeSettings:
-    """128 completions side by side, and layers that are not recomputed, unless `changes` say otherwise."""
+    """Return settings with 128 concurrent completions and kept activations, updated by `changes`."""
     plain = {"generation": {"max_batch": 128}, "learner": {"recompute_activations": False}}
     merged = {name: plain.get(name, {}) | changes.get(name, {}) for name in plain}
     return NodeSettings.model_validate({"model": "x"} | changes | merged)
@@ -32,8 +31,7 @@ def settings(**changes: Any) -> NodeSettings:
 def planned(
     shape: ModelShape, *gpus_gib: float, run: RunManifest = RUN, host_gib: float = 64, **changes: Any
 ) -> MemoryPlan:
-    machine = Machine(tuple(int(gib * GIB) for gib in gpus_gib), int(host_gib * GIB))
-    return plan(shape, machine, settings(**changes), run)
+    return plan(shape, machine(*gpus_gib, host_gib=host_gib), settings(**changes), run)
 
 
 def small_steps(**changes: Any) -> dict[str, Any]:
@@ -58,7 +56,7 @@ def small_steps(**changes: Any) -> dict[str, Any]:
         (THREE_B, (80, 24), small_steps(), "does_not_fit"),
     ],
 )
-def test_placements_that_a_person_would_expect(
+def test_the_placement_of_published_models(
     shape: ModelShape, gpus_gib: tuple[float, ...], changes: dict[str, Any], placement: str
 ) -> None:
     made = planned(shape, *gpus_gib, **changes)
@@ -70,13 +68,13 @@ def test_placements_that_a_person_would_expect(
     ("shape", "gib", "recomputes", "chunk"),
     [
         (HALF_B, 24, True, 2048),
-        (HALF_B, 32, True, 2048),  # they would fit, and fill the card
+        (HALF_B, 32, True, 2048),  # kept activations would fill the card
         (HALF_B, 80, False, 2048),
         (THREE_B, 80, True, 2048),
         (THREE_B, 139, False, 2048),
     ],
 )
-def test_activations_are_kept_and_pieces_are_large_where_there_is_room(
+def test_activations_are_kept_if_the_card_has_free_memory(
     shape: ModelShape, gib: float, recomputes: bool, chunk: int
 ) -> None:
     unset = {"recompute_activations": None}
@@ -86,22 +84,24 @@ def test_activations_are_kept_and_pieces_are_large_where_there_is_room(
     assert (made.placement, made.kv_cache_bytes) == (least.placement, least.kv_cache_bytes)
     kept = planned(shape, gib, learner={"recompute_activations": False})
     assert made.keeping_bytes is not None
-    assert made.keeping_bytes == pytest.approx(kept.peak_bytes, rel=0.05)  # but for the size of the head's pieces
+    assert made.keeping_bytes == pytest.approx(
+        kept.peak_bytes, rel=0.05
+    )  # they differ by the size of the head's chunks
     assert (made.keeping_bytes > TIGHT_SHARE * made.usable_bytes) is recomputes
     if not recomputes:
         assert made.peak_bytes == kept.peak_bytes <= TIGHT_SHARE * made.usable_bytes
     assert least.keeping_bytes is kept.keeping_bytes is None
 
 
-def test_keeping_activations_takes_no_cache_and_no_turns() -> None:
-    """On 100 GiB a 3B learner that keeps them would fit only where the generator slept."""
-    turns = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})
+def test_activations_are_not_kept_at_the_cost_of_time_sharing() -> None:
+    """On 100 GiB a 3B learner with kept activations fits only while the generator sleeps."""
+    time_shared = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})
     made = planned(THREE_B, 100, learner={"recompute_activations": None, "micro_batch_tokens": 12288})
-    assert turns.fits
-    assert (turns.placement, made.placement, made.recompute_activations) == ("time_shared", "shared", True)
+    assert time_shared.fits
+    assert (time_shared.placement, made.placement, made.recompute_activations) == ("time_shared", "shared", True)
 
 
-def test_an_adapter_and_recomputed_layers_bring_3b_onto_24_gib() -> None:
+def test_3b_fits_on_24_gib_with_an_adapter_and_recomputed_layers() -> None:
     made = planned(THREE_B, 24)
     by_name = {change.name: change for change in made.changes}
     assert not by_name["--lora (rank 128)"].fits
@@ -111,19 +111,19 @@ def test_an_adapter_and_recomputed_layers_bring_3b_onto_24_gib() -> None:
     assert together.peak_bytes == after.peak_bytes
 
 
-def test_where_layers_are_recomputed_an_adapter_alone_or_states_on_the_host_are_enough() -> None:
+def test_with_recomputed_layers_an_adapter_or_offloaded_states_are_enough() -> None:
     made = planned(THREE_B, 24, learner={"recompute_activations": True})
     fitting = [change.name for change in made.changes if change.fits]
     assert fitting == ["--lora (rank 128)", "learner.optimizer_states = offload"]
 
 
-def test_a_smaller_micro_batch_is_the_largest_half_that_fits() -> None:
+def test_the_suggested_micro_batch_is_the_largest_half_that_fits() -> None:
     (change,) = [change for change in planned(HALF_B, 24).changes if "micro_batch_tokens" in change.name]
     assert (change.name, change.fits) == ("learner.micro_batch_tokens = 8192", True)
     assert not planned(HALF_B, 24, learner={"micro_batch_tokens": 16384}).fits
 
 
-def test_moments_of_8_bits_save_three_quarters_and_offloading_saves_all_but_the_weights() -> None:
+def test_the_savings_of_8_bit_and_offloaded_states() -> None:
     def needs(states: str) -> tuple[int, int]:
         made = planned(THREE_B, 80, learner={"optimizer_states": states})
         learner = learner_memory(THREE_B, Workload.of(settings(learner={"optimizer_states": states}), RUN, on_gpu=True))
@@ -133,16 +133,16 @@ def test_moments_of_8_bits_save_three_quarters_and_offloading_saves_all_but_the_
     (plain, host), (small, _), (offloaded, more_host) = needs("float32"), needs("8bit"), needs("offload")
     assert plain - small == pytest.approx((8 - 2 - 1 / 32) * num)
     assert plain - offloaded == (4 + 8 + 4) * num
-    assert more_host - host == (4 + 8 + 4) * num  # beside what a checkpoint takes of either
+    assert more_host - host == (4 + 8 + 4) * num  # both also need host memory for a checkpoint
 
 
-def test_without_an_adapter_states_go_to_the_host_before_pieces_get_smaller() -> None:
+def test_offloading_is_suggested_before_smaller_batches() -> None:
     by_name = {change.name: change for change in planned(THREE_B, 24).changes}
     assert not by_name["learner.optimizer_states = offload"].fits
     assert by_name["learner.optimizer_states = offload + learner.recompute_activations = true"].fits
 
 
-def test_several_ranks_need_host_memory_for_their_processes_and_adapters_but_not_for_the_model_each() -> None:
+def test_each_further_rank_needs_host_memory_for_its_process_but_not_for_the_model() -> None:
     def host(processes: int, **changes: Any) -> int:
         return planned(SEVEN_B, 80, 80, learner={"processes": processes}, **changes).host_bytes
 
@@ -154,13 +154,14 @@ def test_several_ranks_need_host_memory_for_their_processes_and_adapters_but_not
     assert host(16, **large) - host(1, **large) == 15 * HOST_PROCESS_BYTES + read - weights
 
 
-def test_several_ranks_recompute_for_they_cannot_change_back() -> None:
+def test_several_ranks_always_recompute_activations() -> None:
+    """They cannot switch to recomputation after a step has run out of memory."""
     learner = {"recompute_activations": None}
     assert not planned(HALF_B, 141, 141, learner=learner).recompute_activations
     assert planned(HALF_B, 141, 141, 141, learner=learner | {"processes": 2}).recompute_activations
 
 
-def test_changes_are_put_together_until_they_fit() -> None:
+def test_changes_are_combined_until_they_fit() -> None:
     made = planned(THREE_B, 24)
     now = MemorySuggestion("", made.placement, made.peak_bytes, made.fits)
 
@@ -172,15 +173,15 @@ def test_changes_are_put_together_until_they_fit() -> None:
     assert (changes[-1].name, changes[-1].fits) == ("--lora (rank 128) + learner.recompute_activations = true", True)
 
 
-def test_changes_that_bring_nothing_are_not_named_and_a_roomy_plan_names_none() -> None:
+def test_useless_changes_are_not_suggested() -> None:
     assert not any("max_batch" in change.name for change in planned(HALF_B, 24).changes)
     assert planned(HALF_B, 80).changes == ()
 
 
-def test_a_split_adds_up_and_gives_the_generator_its_share() -> None:
+def test_the_parts_of_a_shared_plan_sum_to_the_peak() -> None:
     made = planned(HALF_B, 24, **small_steps())
     parts = dict(made.parts)
-    assert parts.pop(HAND_OVER) == 0, "the engine maps them"
+    assert parts.pop(HAND_OVER) == 0, "the engine maps the weights"
     in_a_file = dict(planned(HALF_B, 24, **small_steps(), memory={"weight_sync": "pinned"}).parts)
     assert in_a_file.pop(HAND_OVER) == 2 * HALF_B.embedding_parameters
     assert in_a_file == parts
@@ -191,25 +192,28 @@ def test_a_split_adds_up_and_gives_the_generator_its_share() -> None:
     assert share <= made.gpu_memory_utilization < share + 0.001
 
 
-def test_taking_turns_costs_the_larger_of_two_and_what_stays() -> None:
+def test_the_peak_of_time_sharing_is_the_larger_of_the_two_workers() -> None:
     made = planned(THREE_B, 72, **small_steps())
     workload = Workload.of(settings(**small_steps()), RUN, on_gpu=True)
     generator, learner = generator_memory(THREE_B, workload), learner_memory(THREE_B, workload)
     awake = learner.resident + generator.weights + generator.workspace + made.kv_cache_bytes
     assert made.peak_bytes == max(awake, learner.peak + generator.asleep)
-    assert learner.peak + generator.weights + generator.workspace > made.usable_bytes  # no room for both
+    assert learner.peak + generator.weights + generator.workspace > made.usable_bytes  # both together do not fit
 
 
-def test_where_turns_are_taken_the_engine_has_fewer_places_for_adapters() -> None:
+def test_a_time_shared_engine_has_fewer_slots_for_adapters() -> None:
     lora = small_steps(lora=True)
-    split, turns = planned(THREE_B, 80, **lora), planned(THREE_B, 80, **lora, memory={"placement": "time_shared"})
+    shared, time_shared = (
+        planned(THREE_B, 80, **lora),
+        planned(THREE_B, 80, **lora, memory={"placement": "time_shared"}),
+    )
     one = 2 * THREE_B.adapter_parameters(128)
-    assert (split.placement, split.parts["generator: places for adapters"]) == ("shared", 3 * one)
-    assert (turns.placement, turns.parts["generator: places for adapters"]) == ("time_shared", 2 * one)
+    assert (shared.placement, shared.parts["generator: places for adapters"]) == ("shared", 3 * one)
+    assert (time_shared.placement, time_shared.parts["generator: places for adapters"]) == ("time_shared", 2 * one)
 
 
-def test_new_weights_are_staged_between_steps_and_have_room_there() -> None:
-    """A merged adapter of rank 8 on short micro-batches: a step needs less than the new weights do."""
+def test_the_peak_includes_the_staging_of_new_weights() -> None:
+    """With a merged adapter of rank 8 and short micro-batches, a step needs less memory than the new weights."""
     small = {"recompute_activations": True, "micro_batch_tokens": 760}
     changes = {"lora": True, "lora_adapter": {"rank": 8}, "generation": {"adapters": "merge"}, "learner": small}
     workload = Workload.of(settings(**changes), RUN, on_gpu=True)
@@ -217,21 +221,21 @@ def test_new_weights_are_staged_between_steps_and_have_room_there() -> None:
     assert generator.staging == 2 * SEVEN_B.embedding_parameters  # larger than gate and up, 2 x 3584 x 18944
     handing_over = learner.resident + learner.hand_over + generator.staging
     assert handing_over > learner.peak
-    split = planned(SEVEN_B, 80, **changes)
-    assert (split.placement, split.peak_bytes) == ("shared", generator.fixed + generator.cache + handing_over)
-    turns = planned(SEVEN_B, 36, **changes | {"generation": {"adapters": "merge", "max_batch": 12}})
+    shared = planned(SEVEN_B, 80, **changes)
+    assert (shared.placement, shared.peak_bytes) == ("shared", generator.fixed + generator.cache + handing_over)
+    time_shared = planned(SEVEN_B, 36, **changes | {"generation": {"adapters": "merge", "max_batch": 12}})
     workload = replace(workload, max_batch=12)
     generator = generator_memory(SEVEN_B, workload)
     assert generator.cache < generator.staging
-    assert turns.placement == "time_shared"
-    assert turns.peak_bytes == learner.resident + generator.fixed + generator.staging
+    assert time_shared.placement == "time_shared"
+    assert time_shared.peak_bytes == learner.resident + generator.fixed + generator.staging
 
 
 def test_the_torch_engine_cannot_sleep() -> None:
     assert planned(THREE_B, 72, **small_steps(engine="torch")).placement == "does_not_fit"
 
 
-def test_a_cache_shrinks_to_what_has_room_but_not_below_one_group() -> None:
+def test_the_cache_shrinks_to_the_free_memory_but_not_below_one_group() -> None:
     lora = {"lora": True, "learner": {"recompute_activations": True, "micro_batch_tokens": 4096}}
     unlimited = planned(THREE_B, 80, **lora).kv_cache_bytes
     tight = planned(THREE_B, 25, **lora)
@@ -241,7 +245,7 @@ def test_a_cache_shrinks_to_what_has_room_but_not_below_one_group() -> None:
     assert planned(THREE_B, 8, **lora).kv_cache_bytes == 2 * 36 * 256 * 2 * 12 * 760
 
 
-def test_without_a_gpu_the_host_s_memory_counts_in_float32() -> None:
+def test_without_a_gpu_the_plan_is_for_host_memory_in_float32() -> None:
     made = planned(HALF_B, host_gib=64, **small_steps())
     assert (made.placement, made.gpu_memory_utilization) == ("cpu", None)
     assert made.parts["generator: weights"] == made.parts["learner: weights"] == 4 * HALF_B.num_parameters
@@ -252,13 +256,13 @@ def test_without_a_gpu_the_host_s_memory_counts_in_float32() -> None:
     assert "dtype = bfloat16" in {change.name for change in short.changes}
 
 
-def test_shorter_completions_are_named_where_one_sets_the_micro_batch() -> None:
+def test_shorter_completions_are_suggested_if_one_sets_the_micro_batch() -> None:
     long = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 16384})})
     names = [change.name for change in planned(HALF_B, 24, run=long, **small_steps()).changes]
     assert any(name.startswith("sampling.max_total_tokens = ") and "another run" in name for name in names)
 
 
-def test_on_a_cpu_published_weights_take_memory_only_where_dev_shm_has_room() -> None:
+def test_on_a_cpu_published_weights_take_memory_only_if_dev_shm_has_space() -> None:
     def made(memory_disk_gib: float) -> MemoryPlan:
         node_settings = settings(dtype="bfloat16", lora=True, **small_steps())
         return plan(HALF_B, Machine((), 64 * GIB, int(memory_disk_gib * GIB)), node_settings, RUN)

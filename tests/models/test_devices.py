@@ -1,4 +1,4 @@
-"""The GPUs of a machine are found without torch in the process that asks."""
+"""The GPUs of a machine are listed without an import of torch in the calling process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-ASK = """
+LIST_SCRIPT = """
 import sys
 from ftis_node.models import loading, pick_device
 from ftis_node.errors import MachineError
@@ -26,9 +26,9 @@ TWO_CARDS = """print("a warning"); print('[["card", 5], ["other", 7]]')"""
 BROKEN = "raise SystemExit('no driver')"
 
 
-def _ask(version: str, driver: str, probe: str) -> str:
+def _list_gpus(version: str, driver: str, probe: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", ASK, version, driver, probe], capture_output=True, text=True, check=False
+        [sys.executable, "-c", LIST_SCRIPT, version, driver, probe], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -39,25 +39,18 @@ def _ask(version: str, driver: str, probe: str) -> str:
     [
         ("2.13.0+cpu", __file__, BROKEN, "[] cpu"),
         ("2.13.0", NO_FILE, BROKEN, "[] cpu"),
-        (
-            "2.13.0",
-            __file__,
-            'print("a warning"); print(\'[["card", 5], ["other", 7]]\')',
-            "[('card', 5), ('other', 7)] cuda",
-        ),
+        ("2.13.0", __file__, TWO_CARDS, "[('card', 5), ('other', 7)] cuda"),
         ("2.13.0", __file__, "print('[]')", "[] cpu"),
         ("2.13.0", __file__, BROKEN, "torch cannot list the GPUs: no driver; see `ftis-node doctor`"),
     ],
     ids=["a build for CPUs", "no driver", "two cards", "a driver and no card", "torch is broken"],
 )
-def test_what_torch_says_is_asked_only_where_there_may_be_a_gpu(
-    version: str, driver: str, probe: str, found: str
-) -> None:
-    assert _ask(version, driver, probe) == found
+def test_torch_is_asked_for_gpus_only_if_there_may_be_one(version: str, driver: str, probe: str, found: str) -> None:
+    assert _list_gpus(version, driver, probe) == found
 
 
-def test_torch_itself_answers_the_probe() -> None:
+def test_the_probe_lists_the_gpus_of_torch() -> None:
     import torch
 
     found = [(p.name, p.total_memory) for p in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]
-    assert _ask("2.13.0", __file__, "") == f"{found} {'cuda' if found else 'cpu'}"
+    assert _list_gpus("2.13.0", __file__, "") == f"{found} {'cuda' if found else 'cpu'}"

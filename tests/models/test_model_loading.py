@@ -1,4 +1,4 @@
-"""Weights are loaded as they were saved, or refused; what is exported can be loaded again."""
+"""Weights are loaded as they were saved, or refused; exported models are loaded again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def logits_of(model):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("max_shard_size", ["5GB", "100KB"])
-def test_loaded_model_answers_like_the_saved_one(tmp_path, tied, max_shard_size):
+def test_a_loaded_model_has_the_logits_of_the_saved_one(tmp_path, tied, max_shard_size):
     source = resolve_model(str(save_tiny(tmp_path / "m", tied=tied, max_shard_size=max_shard_size, seed=3)))
     model = load_causal_lm(source)
     assert torch.equal(logits_of(model), logits_of(make_model(tied=tied, seed=3)))
@@ -36,7 +36,7 @@ def test_loaded_model_answers_like_the_saved_one(tmp_path, tied, max_shard_size)
 @pytest.mark.parametrize(
     ("dtype", "loaded"), [("auto", torch.bfloat16), ("float32", torch.float32), ("bfloat16", torch.bfloat16)]
 )
-def test_dtype(tmp_path, dtype, loaded):
+def test_a_model_is_loaded_in_the_given_dtype(tmp_path, dtype, loaded):
     source = resolve_model(str(save_tiny(tmp_path / "m", dtype="bfloat16")))
     assert {parameter.dtype for parameter in load_causal_lm(source, dtype=dtype).parameters()} == {loaded}
 
@@ -48,7 +48,7 @@ def rewrite(folder, change):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def test_lacking_tensor_is_an_error_not_a_random_number(tmp_path, capfd):
+def test_a_missing_tensor_is_an_error(tmp_path, capfd):
     folder = save_tiny(tmp_path / "m")
     rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     capfd.readouterr()
@@ -57,7 +57,7 @@ def test_lacking_tensor_is_an_error_not_a_random_number(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_tensor_of_another_shape_is_an_error(tmp_path, capfd):
+def test_a_tensor_of_another_shape_is_an_error(tmp_path, capfd):
     folder = save_tiny(tmp_path / "m")
     rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32)}))
     capfd.readouterr()
@@ -77,7 +77,7 @@ def test_code_in_the_folder_is_not_run(tmp_path):
         load_causal_lm(resolve_model(str(folder)))
 
 
-def test_no_gpu_is_said(monkeypatch):
+def test_a_missing_gpu_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == "cpu"
     with pytest.raises(MachineError, match="no CUDA device here"):
@@ -90,7 +90,7 @@ def writer(model, weights):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_export_round_trip(tmp_path, tied):
+def test_an_exported_model_is_loaded_again(tmp_path, tied):
     source = resolve_model(str(save_tiny(tmp_path / "m", tied=tied)))
     model, tokenizer = load_causal_lm(source), load_tokenizer(source)
     changed = {name: tensor.detach() * 1.5 for name, tensor in model.state_dict().items()}
@@ -104,7 +104,7 @@ def test_export_round_trip(tmp_path, tied):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_export_says_its_own_dtype(tmp_path):
+def test_an_export_has_the_given_dtype(tmp_path):
     source = resolve_model(str(save_tiny(tmp_path / "m")))
     model = load_causal_lm(source)
     half = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
@@ -121,7 +121,7 @@ def test_export_does_not_overwrite(tmp_path):
         )
 
 
-def test_model_fingerprint_tells_models_apart(tmp_path):
+def test_the_fingerprint_differs_between_models(tmp_path):
     def fingerprint(name, **how):
         return model_fingerprint(resolve_model(str(save_tiny(tmp_path / name, **how))))
 

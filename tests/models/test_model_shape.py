@@ -1,4 +1,4 @@
-"""The shape of a model by its configuration: counts of published models, a model on disk, and what is refused."""
+"""The shape of a model by its configuration: published models, a model on disk, and invalid configurations."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ QWEN_3B: dict[str, Any] = QWEN_05B | {
 
 
 @pytest.mark.parametrize(("config", "num_parameters"), [(QWEN_05B, 494_032_768), (QWEN_3B, 3_085_938_688)])
-def test_published_models_count_as_published(config: dict[str, Any], num_parameters: int) -> None:
+def test_published_models_have_their_published_number_of_parameters(
+    config: dict[str, Any], num_parameters: int
+) -> None:
     assert shape_of(config).num_parameters == num_parameters
 
 
-def test_an_untied_head_and_a_model_without_biases_by_hand() -> None:
+def test_an_untied_head_and_missing_biases_are_counted() -> None:
     config = QWEN_05B | {"model_type": "llama", "tie_word_embeddings": False}
     biases, head = 24 * (896 + 2 * 128), 151936 * 896
     assert shape_of(config).num_parameters == 494_032_768 + head - biases
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_on_disk_counts_its_tensors(tmp_path: Path, tied: bool) -> None:
+def test_the_parameters_of_a_model_on_disk_are_counted(tmp_path: Path, tied: bool) -> None:
     folder = save_tiny(tmp_path / "tiny", tied=tied)
     shape = read_shape(ModelSource(name="tiny", folder=folder))
     assert shape.is_tied is tied
@@ -54,7 +56,7 @@ def test_a_model_on_disk_counts_its_tensors(tmp_path: Path, tied: bool) -> None:
     assert shape == shape_of(json.loads((folder / "config.json").read_text()))
 
 
-def test_an_adapter_has_the_size_of_peft_s() -> None:
+def test_an_adapter_has_the_size_that_peft_gives_it() -> None:
     model = make_model()
     shape = shape_of(model.config.to_dict())
     model.requires_grad_(False)
@@ -62,7 +64,7 @@ def test_an_adapter_has_the_size_of_peft_s() -> None:
     assert shape.adapter_parameters(6) == sum(value.numel() for value in model.parameters() if value.requires_grad)
 
 
-def test_sizes_may_stand_in_a_nested_table_and_heads_may_be_implied() -> None:
+def test_sizes_may_be_in_a_nested_table_and_heads_may_be_implied() -> None:
     left = {key: value for key, value in QWEN_05B.items() if key != "num_key_value_heads"}
     shape = shape_of({"model_type": "some_vl", "text_config": left | {"head_dim": 32}})
     assert (shape.hidden_size, shape.num_kv_heads, shape.kv_size) == (896, 14, 14 * 32)
@@ -77,7 +79,9 @@ def test_sizes_may_stand_in_a_nested_table_and_heads_may_be_implied() -> None:
         ({"num_experts": 8}, "mixture of experts"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(changes: dict[str, Any], complaint: str) -> None:
+def test_a_configuration_that_cannot_be_planned_is_an_error_of_one_line(
+    changes: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ModelError, match=complaint) as caught:
         shape_of(QWEN_05B | changes, where="DIR/config.json")
     assert str(caught.value).startswith("DIR/config.json")

@@ -1,4 +1,4 @@
-"""A wrong `--model` must be one clear line before anything heavy is loaded."""
+"""A wrong `--model` is an error of one line before torch or transformers are imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "tiny")
 
 
-def test_whole_folder_is_named_after_itself(folder, monkeypatch):
+def test_a_model_is_named_after_its_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
     source = resolve_model(".")
     assert (source.name, source.folder) == ("tiny", folder)
@@ -34,7 +34,7 @@ def test_whole_folder_is_named_after_itself(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("missing", "message"),
     [
         ("config.json", "has no config.json"),
         ("tokenizer.json", "has no tokenizer: expected tokenizer.json"),
@@ -42,14 +42,14 @@ def test_whole_folder_is_named_after_itself(folder, monkeypatch):
         ("model*", "has no weights: expected model.safetensors"),
     ],
 )
-def test_missing_file_is_named(folder, lost, said):
-    paths = list(folder.glob(lost))
+def test_a_missing_file_is_named(folder, missing, message):
+    paths = list(folder.glob(missing))
     assert paths
     for path in paths:
         path.unlink()
     with pytest.raises(ModelError) as caught:
         resolve_model(str(folder))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -62,32 +62,32 @@ def test_pickled_weights_are_refused_with_the_reason(folder):
         resolve_model(str(folder))
 
 
-def test_weight_file_cut_short_is_damaged(folder):
+def test_a_truncated_weight_file_is_damaged(folder):
     shard = sorted(folder.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(ModelError, match=r"model-00001-of-.* is damaged"):
         resolve_model(str(folder))
 
 
-def test_weight_file_of_random_bytes_is_damaged(folder):
+def test_a_weight_file_of_other_bytes_is_damaged(folder):
     sorted(folder.glob("*.safetensors"))[0].write_bytes(b"\xff" * 4096)
     with pytest.raises(ModelError, match="is damaged"):
         resolve_model(str(folder))
 
 
-def test_config_that_is_no_model(folder):
+def test_a_configuration_without_a_model_type_is_refused(folder):
     (folder / "config.json").write_text(json.dumps({"hello": 1}))
     with pytest.raises(ModelError, match="no model_type"):
         resolve_model(str(folder))
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "~/nowhere", "a/b/c", "nowhere/"])
-def test_path_that_does_not_exist(model):
+def test_a_path_that_does_not_exist_is_refused(model):
     with pytest.raises(ModelError, match=f"no such folder: {model}"):
         resolve_model(model)
 
 
-# Every name look-up and connection of this process fails or hangs, as on a machine without a network.
+# Each name look-up of this process fails or hangs, as on a machine without a network.
 OFFLINE = """
 import socket, sys, time
 def getaddrinfo(*_args, **_kwargs):
@@ -106,12 +106,12 @@ except FtisError as error:
 
 
 @pytest.mark.parametrize(("delay_s", "reason"), [(0, "Name or service not known"), (60, "no answer within 8 s")])
-def test_no_network_is_one_line_within_seconds(tmp_path, delay_s, reason):
+def test_a_missing_network_is_an_error_of_one_line_within_seconds(tmp_path, delay_s, reason):
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE.format(delay_s=delay_s)],
         capture_output=True,
         text=True,
-        timeout=55,  # where a look-up alone takes 60 s
+        timeout=55,  # less than the 60 s of one look-up
         env={"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)},
         check=False,
     )
@@ -124,29 +124,29 @@ def test_no_network_is_one_line_within_seconds(tmp_path, delay_s, reason):
     assert done.stdout == ""
 
 
-def make_cache(home, saved, *, lost=()):
-    """The layout of the hub's cache with one snapshot in it."""
+def make_cache(home, saved, *, missing=()):
+    """Write a cache of the hub with one snapshot, without the `missing` files."""
     repo = home / "hub" / "models--org--tiny"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text("abc")
     snapshot = repo / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     for path in saved.iterdir():
-        if path.name not in lost:
+        if path.name not in missing:
             (snapshot / path.name).write_bytes(path.read_bytes())
     return snapshot
 
 
-def test_cached_model_needs_no_network(saved, tmp_path, monkeypatch):
+def test_a_cached_model_needs_no_network(saved, tmp_path, monkeypatch):
     snapshot = make_cache(tmp_path, saved)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo, **_: pytest.fail("went to the network"))
+    monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo, **_: pytest.fail("the network is used"))
     source = resolve_model("org/tiny")
     assert (source.name, source.folder) == ("org/tiny", snapshot)
 
 
-def test_cached_model_that_lacks_a_shard_is_fetched(saved, tmp_path, monkeypatch):
-    make_cache(tmp_path, saved, lost=("model-00001-of-00005.safetensors", sorted(saved.glob("*.safetensors"))[0].name))
+def test_a_cached_model_that_lacks_a_shard_is_fetched(saved, tmp_path, monkeypatch):
+    make_cache(tmp_path, saved, missing=(sorted(saved.glob("*.safetensors"))[0].name,))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo, **_: saved)
     assert resolve_model("org/tiny").folder == saved

@@ -1,4 +1,4 @@
-"""Models are imported without scipy, and other libraries of the process still find it."""
+"""transformers imports models without scipy, and other libraries of the process still import it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt ids, text and the fingerprint by which two nodes know that they tokenise alike."""
+"""Prompt ids, text, and the fingerprint that is equal if two tokenizers encode equally."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokenizer(folder):
     return load_tokenizer(resolve_model(str(folder)))
 
 
-def test_prompt_is_the_chat_template_up_to_the_assistant(tokenizer):
+def test_a_prompt_is_the_chat_template_up_to_the_assistant(tokenizer):
     ids = tokenizer.encode_prompt(MESSAGES)
     assert tokenizer.decode(ids, skip_special=False) == (
         "<|im_start|>system\nAnswer.<|im_end|>\n<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n"
@@ -34,7 +34,7 @@ def test_prompt_is_the_chat_template_up_to_the_assistant(tokenizer):
 
 
 def test_decode_keeps_spaces_as_they_were_sampled():
-    """Also where the tokenizer's own configuration asks for them to be tidied."""
+    """The tokenizer's own configuration may ask to clean spaces up."""
     made = make_tokenizer()
     made.clean_up_tokenization_spaces = True
     made.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
@@ -44,22 +44,22 @@ def test_decode_keeps_spaces_as_they_were_sampled():
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "10<|im_end|>\n<|im_start|>assistant\n10", "<|endoftext|>"])
-def test_what_looks_like_a_special_token_in_a_text_is_text(tokenizer, text):
+def test_special_tokens_in_a_text_are_encoded_as_text(tokenizer, text):
     ids = tokenizer.encode_text(text)
     assert not set(ids) & {0, 1, 2}  # the three special tokens
     assert tokenizer.decode(ids) == text
     assert tokenizer.eos_id == 2
     prompt = tokenizer.encode_prompt([{"role": "user", "content": "7"}])
-    assert prompt.count(1) == 2, "a prompt rendered afterwards has its special tokens again"
+    assert prompt.count(1) == 2, "a later prompt lacks its special tokens"
 
 
-def test_numbers_of_the_vocabulary(tokenizer):
+def test_the_vocabulary_has_the_size_and_eos_ids_of_the_tokenizer(tokenizer):
     assert tokenizer.vocab_size == VOCAB_SIZE  # not the 320 rows of the embedding
-    assert tokenizer.eos_ids == (0, 2)  # the tokenizer's own and the generation configuration's
+    assert tokenizer.eos_ids == (0, 2)  # of the tokenizer and of the generation configuration
     assert tokenizer.name == "tiny"
 
 
-def test_without_chat_template_the_prompt_is_plain_lines():
+def test_without_a_chat_template_a_prompt_is_plain_lines():
     tokenizer = PromptTokenizer(make_tokenizer(chat_template=None), name="base")
     assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == (
         "System: Answer.\n\nUser: What is 12 + 30?\n\nAssistant:"
@@ -71,24 +71,24 @@ NO_SYSTEM = (
 )
 
 
-def test_template_without_system_role_gets_it_in_the_first_message():
+def test_a_template_without_system_role_gets_it_in_the_first_message():
     tokenizer = PromptTokenizer(make_tokenizer(chat_template=NO_SYSTEM), name="other")
     assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == "Answer.\n\nWhat is 12 + 30?"
 
 
-def test_template_that_refuses_everything_is_a_model_error():
+def test_a_template_that_refuses_every_prompt_is_a_model_error():
     tokenizer = PromptTokenizer(make_tokenizer(chat_template="{{ raise_exception('never') }}"), name="broken")
     with pytest.raises(ModelError, match="chat template of broken refuses the prompt: never"):
         tokenizer.encode_prompt([{"role": "user", "content": "x"}])
 
 
-def test_fingerprint_survives_another_load_and_another_spelling_of_the_file(tokenizer, folder, tmp_path):
+def test_the_fingerprint_does_not_depend_on_the_spelling_of_the_file(tokenizer, folder, tmp_path):
     other = shutil.copytree(folder, tmp_path / "elsewhere")
     path = other / "tokenizer.json"
-    spelt = json.loads(path.read_text())
-    spelt["model"]["vocab"] = dict(sorted(spelt["model"]["vocab"].items(), reverse=True))
-    spelt["model"]["merges"] = [" ".join(merge) for merge in spelt["model"]["merges"]]  # as older releases wrote it
-    path.write_text(json.dumps(spelt, indent=7))
+    content = json.loads(path.read_text())
+    content["model"]["vocab"] = dict(sorted(content["model"]["vocab"].items(), reverse=True))
+    content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]  # as older releases wrote it
+    path.write_text(json.dumps(content, indent=7))
     again = load_tokenizer(resolve_model(str(other)))
     assert again.fingerprint == tokenizer.fingerprint
     assert len(tokenizer.fingerprint) == 32
@@ -100,9 +100,9 @@ def swap_two_tokens(tokenizer_json):
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
 
 
-def swap_two_bytes_that_no_text_has(tokenizer_json):
+def swap_two_control_bytes(tokenizer_json):
     vocabulary = tokenizer_json["model"]["vocab"]
-    zero, one = "\u0100", "\u0101"  # how byte-level tokenizers write bytes 0 and 1
+    zero, one = "\u0100", "\u0101"  # bytes 0 and 1 in a byte-level tokenizer
     vocabulary[zero], vocabulary[one] = vocabulary[one], vocabulary[zero]
 
 
@@ -110,18 +110,18 @@ def drop_last_merge(tokenizer_json):
     tokenizer_json["model"]["merges"].pop()
 
 
-def split_nothing(tokenizer_json):
+def remove_a_split(tokenizer_json):
     tokenizer_json["pre_tokenizer"] = tokenizer_json["pre_tokenizer"]["pretokenizers"][1]
 
 
-def normalise_nothing(tokenizer_json):
+def remove_the_normalizer(tokenizer_json):
     tokenizer_json["normalizer"] = None
 
 
 @pytest.mark.parametrize(
-    "change", [swap_two_tokens, swap_two_bytes_that_no_text_has, drop_last_merge, split_nothing, normalise_nothing]
+    "change", [swap_two_tokens, swap_two_control_bytes, drop_last_merge, remove_a_split, remove_the_normalizer]
 )
-def test_fingerprint_sees_what_changes_the_ids(tokenizer, change):
+def test_the_fingerprint_depends_on_all_that_changes_the_ids(tokenizer, change):
     from tokenizers import Tokenizer
 
     made = make_tokenizer()
@@ -131,7 +131,7 @@ def test_fingerprint_sees_what_changes_the_ids(tokenizer, change):
     assert PromptTokenizer(made, name="other").fingerprint != tokenizer.fingerprint
 
 
-def test_fingerprint_sees_special_tokens_but_not_the_template(tokenizer):
+def test_the_fingerprint_depends_on_special_tokens_but_not_on_the_template(tokenizer):
     other_template = make_tokenizer(chat_template="{{ messages[0]['content'] }}")
     assert PromptTokenizer(other_template, name="x").fingerprint == tokenizer.fingerprint
     other_end = make_tokenizer()
@@ -139,7 +139,7 @@ def test_fingerprint_sees_special_tokens_but_not_the_template(tokenizer):
     assert PromptTokenizer(other_end, name="x").fingerprint != tokenizer.fingerprint
 
 
-def test_damaged_tokenizer_is_a_model_error(folder, tmp_path):
+def test_a_damaged_tokenizer_is_a_model_error(folder, tmp_path):
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="the tokenizer in .* cannot be read"):

@@ -1,6 +1,6 @@
-"""Models small enough to train in a test, made here: random Qwen2 weights and a real byte-level BPE tokenizer.
+"""Models small enough to train in a test: random Qwen2 weights and a real byte-level BPE tokenizer.
 
-The libraries are imported with this file, so that the seconds this takes count towards no test's time limit.
+The libraries are imported with this file, so that their import does not count toward the time limit of a test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CORPUS = [
 
 
 def make_tokenizer(*, chat_template: str | None = CHAT_TEMPLATE) -> Any:
-    """A Qwen2 tokenizer with 300 ids, its merges learnt from a few sentences."""
+    """Return a Qwen2 tokenizer with 300 ids, trained on a few sentences."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -51,7 +51,7 @@ def make_tokenizer(*, chat_template: str | None = CHAT_TEMPLATE) -> Any:
 
 
 def make_model(*, tied: bool = True, seed: int = 0, hidden_size: int = 64) -> Any:
-    """A random two-layer Qwen2 in float32. Its weights are large enough that log-probs differ between tokens."""
+    """Return a random two-layer Qwen2 in float32. Its weights are so large that log-probs differ between tokens."""
     config = Qwen2Config(
         vocab_size=EMBEDDING_ROWS,
         hidden_size=hidden_size,
@@ -77,7 +77,7 @@ def save_tiny(
     seed: int = 0,
     hidden_size: int = 64,
 ) -> Path:
-    """Write such a model with its tokenizer to `folder` as the hub would hold it."""
+    """Write such a model with its tokenizer to `folder`, in the layout of the hub."""
     model = make_model(tied=tied, seed=seed, hidden_size=hidden_size).to(getattr(torch, dtype))
     model.generation_config.eos_token_id = [2, 0]
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -1,6 +1,6 @@
 """Real components of one node for tests of its loops: files in a folder, a network in this process, no workers.
 
-Tests replace single components by subclasses of the real ones that record, or answer as told.
+Tests replace single components by subclasses of the real ones that record calls or return fixed results.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODEL = "org/tiny"
 
 
 class RecordingPeers(PeerManager):
-    """The real peer manager; `notes` has what it was told, in order."""
+    """The real peer manager; `notes` has the noted conduct of peers, in order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.notes: list[tuple[str, Behaviour, str]] = []
@@ -51,7 +51,7 @@ class RecordingPeers(PeerManager):
 
 
 class RecordingBuffer(ReplayBuffer):
-    """The real buffer; keeps which steps were released and reconciled."""
+    """The real buffer; it records the steps that were released and reconciled."""
 
     def __init__(self, path: Path) -> None:
         self.released: list[tuple[int, ReleaseReason]] = []
@@ -81,7 +81,7 @@ def components(
     state: NodeState | None = None,
     **changes: Any,
 ) -> Iterator[NodeComponents]:
-    """Components on a home in `folder`, closed when the block ends; `changes` replace those of these names."""
+    """Yield the components of a node with its home in `folder`; `changes` replace components by name."""
     settings = settings or NodeSettings(model="m", dtype="float32")
     manifest = manifest or parse_manifest(manifest_text(foreign_wait_s=1), source="test")
     home = Home(folder)
@@ -114,12 +114,12 @@ def components(
 
 
 def events_of(node: NodeComponents, *names: str) -> list[dict[str, Any]]:
-    """The node's events so far; with `names`, those alone."""
+    """Return the node's events; with `names`, only those."""
     return [event for event in read_events(node.home.events) if not names or event["event"] in names]
 
 
 def notes_of(node: NodeComponents) -> list[tuple[str, Behaviour, str]]:
-    """What the node's peer manager was told."""
+    """Return what the node's peer manager noted: peer id, conduct and reason."""
     assert isinstance(node.peers, RecordingPeers)
     return node.peers.notes
 

@@ -1,7 +1,7 @@
-"""The generation worker, with an engine that cannot be opened in some lives, for tests.
+"""The generation worker with an engine that fails to open in some of its starts.
 
-The folder in the variable SHORT_FOLDER has a file for each life, and one named `faults` with the exception that each
-life but the first raises, one a line; later lives, and the first, are sound.
+The variable SHORT_FOLDER names a folder, to which each start adds a file. The file `faults` there names the exception
+of each start after the first, one per line. The first start and the starts after the last line succeed.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FAULTS = {
-    "ours": OutOfMemoryError("the model does not fit into memory for generation"),
+    "ftis": OutOfMemoryError("the model does not fit into memory for generation"),
     "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 594.00 MiB."),
-    "model": ModelError("the model folder is gone"),
+    "model": ModelError("the model folder is missing"),
 }
 choose_engine = worker.choose_engine
 
 
 def choose(name: Any) -> Callable[..., Any]:
-    """As `choose_engine`, for a life that may have a fault."""
+    """Choose an engine like `choose_engine`, or one that raises the exception of this start."""
     folder = Path(os.environ["SHORT_FOLDER"])
     faults = ["", *(folder / "faults").read_text().split()]
-    life = len(list(folder.glob("life-*")))
-    (folder / f"life-{life}").touch()
+    start = len(list(folder.glob("start-*")))
+    (folder / f"start-{start}").touch()
 
     async def fail(*arguments: Any) -> Any:
-        raise FAULTS[faults[life]]
+        raise FAULTS[faults[start]]
 
-    return fail if life < len(faults) and faults[life] else choose_engine(name)
+    return fail if start < len(faults) and faults[start] else choose_engine(name)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`ftis-node` whose learner is slow, for tests: each checkpoint takes SLOW_SAVE_S seconds more, each pass SLOW_PASS_S.
+"""`ftis-node` with a slow learner: each checkpoint takes SLOW_SAVE_S seconds longer, each pass SLOW_PASS_S.
 
-The same module is the node, and the learner's worker that it starts.
+The module is both the node and the learner worker that the node starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real nodes for tests: `ftis-node` as a process, its home, and what it leaves behind when it ends."""
+"""Real nodes for tests: `ftis-node` as a process, its home and its log."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ limit = 32
 
 
 def manifest_text(*, foreign_wait_s: float, groups: int = 4, group_size: int = 4) -> str:
-    """A small run of `groups` own and as many foreign groups a step."""
+    """Return the manifest of a small run with `groups` own and `groups` foreign groups per step."""
     return MANIFEST.format(foreign_wait_s=foreign_wait_s, groups=groups, group_size=group_size)
 
 
 def write_manifest(path: Path, *, foreign_wait_s: float, groups: int = 4, group_size: int = 4) -> Path:
-    """A file of `manifest_text`."""
+    """Write `manifest_text` to a file and return its path."""
     path.write_text(manifest_text(foreign_wait_s=foreign_wait_s, groups=groups, group_size=group_size))
     return path
 
@@ -70,12 +70,12 @@ class RunningNode:
         return read_events(self.home / "events.jsonl", name=name)
 
     def processes(self) -> list[psutil.Process]:
-        """The node and everything it started."""
+        """Return the processes of the node and of all its descendants."""
         node = psutil.Process(self.process.pid)
         return [node, *node.children(recursive=True)]
 
     def wait_for(self, condition: Callable[[], Any], *, timeout_s: float) -> Any:
-        """What `condition` gives as soon as it is true; fails when the node ends before, or the time is over."""
+        """Wait until `condition` is true and return its value. Fails if the node ends first or the time is over."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if found := condition():
@@ -85,7 +85,7 @@ class RunningNode:
         raise AssertionError(f"not within {timeout_s} s: {self.log.read_text()[-3000:]}")
 
     def first_line(self) -> str:
-        """What a bootstrap node prints first: its address."""
+        """Return the first line that a bootstrap node prints: its address."""
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], FIRST_LINE_S)[0], f"no address in {FIRST_LINE_S:.0f} s"
         return self.process.stdout.readline().decode().strip()
@@ -94,7 +94,7 @@ class RunningNode:
         return self.process.wait(timeout=timeout_s)
 
     def stop(self, number: int = signal.SIGTERM) -> float:
-        """Sends a signal and waits; returns the seconds that it took. Fails where a process is left."""
+        """Send a signal, wait for the end, and return the seconds it took. Fails if a process is still running."""
         family = self.processes()
         started_at = time.monotonic()
         os.kill(self.process.pid, number)
@@ -105,16 +105,16 @@ class RunningNode:
         return took_s
 
     def status(self) -> dict[str, Any]:
-        """What `status --json` prints."""
+        """Return what `status --json` prints."""
         document: dict[str, Any] = read_document(Home(self.home), "/status")
         return document
 
     def peer_id(self, *, timeout_s: float = FIRST_LINE_S) -> str:
-        """Its peer id, as soon as `status` has it: a node that still starts shows none."""
+        """Return the peer id as soon as `status` has it; a node that still starts has none."""
         return str(self.wait_for(lambda: self.status()["node"]["peer_id"], timeout_s=timeout_s))
 
     def peers(self) -> list[dict[str, Any]]:
-        """What `peers --json` prints."""
+        """Return what `peers --json` prints."""
         rows: list[dict[str, Any]] = read_document(Home(self.home), "/peers")
         return rows
 
@@ -123,10 +123,9 @@ class RunningNode:
 def started(
     home: Path, *arguments: str, on: Sequence[str] = (), module: str = "ftis_node", **environment: str
 ) -> Iterator[RunningNode]:
-    """`ftis-node ARGUMENTS --home HOME`, killed with all it started when the block ends.
+    """Run `ftis-node ARGUMENTS --home HOME`; kill it and its descendants when the block ends.
 
-    `on` is put before the command: it has it run on another host, under the same process id. `module` replaces
-    `ftis-node`.
+    `on` precedes the command and runs it elsewhere, under the same process id. `module` replaces `ftis_node`.
     """
     home.parent.mkdir(parents=True, exist_ok=True)
     log = home.with_suffix(".log")
@@ -136,11 +135,8 @@ def started(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if arguments[0] == "bootstrap" else output,
             stderr=output,
-            env={
-                "FTIS_ENGINE": "torch",
-                **os.environ,
-                **environment,
-            },  # it starts at once; who wants vLLM says --engine
+            # torch starts faster than vLLM. A test of vLLM gives --engine.
+            env={"FTIS_ENGINE": "torch", **os.environ, **environment},
         )
     node = RunningNode(process, home, log)
     try:
@@ -148,7 +144,7 @@ def started(
     finally:
         family = node.processes() if process.poll() is None else []
         for member in family:
-            with suppress(psutil.NoSuchProcess):  # the daemon's end takes its workers with it
+            with suppress(psutil.NoSuchProcess):  # the workers end with the daemon
                 member.kill()
         process.wait()
         if process.stdout is not None:
@@ -156,7 +152,7 @@ def started(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody uses at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -164,13 +160,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 @contextmanager
 def bootstrap(home: Path) -> Iterator[str]:
-    """A running bootstrap node; gives its address."""
+    """Run a bootstrap node and yield its address."""
     with started(home, "bootstrap", "--listen", ANY_PORT) as node:
         yield node.first_line()
 
 
 def sections_of(**settings: object) -> dict[str, dict[str, object]]:
-    """Return the sections on peers as `NodeSettings` takes them, with each setting in the section that has it."""
+    """Return the sections on peers for `NodeSettings`, with each setting in its section."""
     sections = {
         name: {key: value for key, value in settings.items() if key in field.annotation.model_fields}
         for name, field in Admission.model_fields.items()
@@ -180,5 +176,5 @@ def sections_of(**settings: object) -> dict[str, dict[str, object]]:
 
 
 def admission_of(**settings: object) -> Admission:
-    """Return the sections on peers, with each setting in the section that has it."""
+    """Return the sections on peers, with each setting in its section."""
     return Admission.model_validate(sections_of(**settings))

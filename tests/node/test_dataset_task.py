@@ -1,4 +1,4 @@
-"""Two nodes learn from a file of their own each, with the same problems: weighted rewards from sampling to gradient."""
+"""Two nodes learn from two files with the same problems: weighted rewards from sampling to gradient."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(600)  # with the making of the models
+pytestmark = pytest.mark.timeout(600)  # includes training the models
 
 QUERY = r"prompt=problem&answer=result&style=plain&reward=exact:0.75,regex:0.25&pattern=^[0-9]{2}$"
 NUM_PROBLEMS = 200
 
 
 def write_sums(folder: Path) -> tuple[Path, Path]:
-    """The same problems twice, as JSON lines and as CSV."""
+    """Write the same problems as JSON lines and as CSV."""
     arithmetic = load_task("arithmetic")
     pairs = {arithmetic[i].prompt[0]["content"]: arithmetic[i].answer for i in range(NUM_PROBLEMS)}
     lines, table = folder / "sums.jsonl", folder / "copy.csv"
@@ -44,15 +44,15 @@ async def test_two_nodes_learn_from_a_data_set_with_weighted_rewards(
     lines, table = write_sums(tmp_path)
     template = tmp_path / "template.toml"
     template.write_text(manifest_text(foreign_wait_s=60.0))
-    begun = plan_run(str(template), f"dataset:{lines}?{QUERY}", home=home_of(tmp_path / "begun", 9))
+    first = plan_run(str(template), f"dataset:{lines}?{QUERY}", home=home_of(tmp_path / "first", 9))
     run_file = tmp_path / "run.toml"
-    run_file.write_text(begun.manifest.to_toml())
-    step, homes = begun.manifest.step, [home_of(tmp_path / str(number), number) for number in range(2)]
+    run_file.write_text(first.manifest.to_toml())
+    step, homes = first.manifest.step, [home_of(tmp_path / str(number), number) for number in range(2)]
     plans = [
         plan_run(str(run_file), f"dataset:{file}?name=sums", home=home)
         for file, home in zip((lines, table), homes, strict=True)
     ]
-    assert [plan.manifest.run_id for plan in plans] == [begun.manifest.run_id] * 2
+    assert [plan.manifest.run_id for plan in plans] == [first.manifest.run_id] * 2
     async with AsyncExitStack() as stack:
         nodes = await stepped(stack, tiny_models["s"], homes, plans)
         rewards = set()

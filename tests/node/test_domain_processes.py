@@ -1,4 +1,4 @@
-"""Domains and budgets of real nodes over p2pd: told to others, kept by the home, and an end in order."""
+"""Domains and budgets of real nodes over p2pd: peers see the domain, the home keeps it, a used budget ends the node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEAR, FAR = "arithmetic:add", "arithmetic:sub"
 
 
 def peers(node: RunningNode) -> dict[str, Any]:
-    """Its peers by name."""
+    """Return the node's peers by name."""
     return {row["name"]: row for row in node.peers()}
 
 
@@ -39,10 +39,10 @@ def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tin
         )
         learner.wait_for(lambda: "--follow" in learner.log.read_text(), timeout_s=START_S)
         peer_id = learner.peer_id()
-        (tmp_path / "made").mkdir()
-        (tmp_path / "made" / "node.toml").write_text(f'task = "{NEAR}"\n[budget]\ngenerate_tokens = 200\n{quick}')
-        follow = ("--role", "generator", "--follow", peer_id, "--name", "made", *common)
-        generator = stack.enter_context(started(tmp_path / "made", "join", *follow))
+        (tmp_path / "generator").mkdir()
+        (tmp_path / "generator" / "node.toml").write_text(f'task = "{NEAR}"\n[budget]\ngenerate_tokens = 200\n{quick}')
+        follow = ("--role", "generator", "--follow", peer_id, "--name", "generator", *common)
+        generator = stack.enter_context(started(tmp_path / "generator", "join", *follow))
         assert generator.wait(timeout_s=START_S) == 0, generator.log.read_text()[-3000:]
         status = generator.status()
         assert status["node"]["domain"] == NEAR
@@ -52,9 +52,9 @@ def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tin
         assert learner.status()["node"]["domain"] == FAR
 
         groups = status["generation"]["groups_made"]
-        again = stack.enter_context(started(tmp_path / "made", "join", *follow, "--generate-tokens", "100000"))
+        again = stack.enter_context(started(tmp_path / "generator", "join", *follow, "--generate-tokens", "100000"))
         again.wait_for(lambda: len(again.events("admitted")) > groups, timeout_s=START_S)
-        learner.wait_for(lambda: peers(learner).get("made", {}).get("domain") == NEAR, timeout_s=90)
+        learner.wait_for(lambda: peers(learner).get("generator", {}).get("domain") == NEAR, timeout_s=90)
         again.stop()
         learner.stop()
         kept = stack.enter_context(

@@ -1,17 +1,14 @@
-"""Nodes of unlike domains in one swarm: what they tell, what they pull first, what their steps are made of."""
+"""Nodes with different domains in one swarm: their directory records, their pulls, the groups of their steps."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from bench.stubs.stub_node import StubNode, stub_group
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -23,9 +20,8 @@ from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.records.group import PromptRef
-from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import read_events
+from tests.node.light_swarm import LightSwarm
 from tests.node.support import manifest_text
 from tests.waiting import eventually
 
@@ -33,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from bench.stubs.stub_node import StubNode
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.startup.run_plan import RunPlan
 
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
-RNG = np.random.default_rng(0)
 STEPS = 4
 
-pytestmark = pytest.mark.timeout(600)  # with the making of the models
+pytestmark = pytest.mark.timeout(600)  # includes training the models
 
 
 def light_manifest(share: float | None) -> RunManifest:
@@ -59,52 +55,21 @@ def manifest_of(share: float | None, **step: Any) -> RunManifest:
     )
 
 
-class LightSwarm:
-    """Light nodes by number, each of a domain."""
-
-    def __init__(self, folder: Path, manifest: RunManifest) -> None:
-        self._folder = folder
-        self._manifest = manifest
-        self._swarm = LoopbackSwarm()
-
-    async def node(self, stack: AsyncExitStack, number: int, domain: str, **swarm: Any) -> StubNode:
-        """A running one, until the stack is closed."""
-        home, identity = Home(self._folder / str(number)), Identity.from_seed(bytes([number]) * 32)
-        home.create()
-        manifest = self._manifest
-        gossip = self._swarm.join(
-            identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards
-        )
-        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "shutdown_serve_s": 0} | swarm)
-        node = StubNode(
-            home, identity, gossip, manifest=manifest, settings=settings, on_event=lambda *_: None, domain=domain
-        )
-        await node.start()
-        stack.push_async_callback(node.close)
-        return node
-
-    async def publish(self, node: StubNode, task: str, count: int) -> None:
-        """Groups about a task; returns when they are announced."""
-        before = node.parts.counters.groups_sent
-        for index in range(count):
-            group = stub_group(node.parts.context.identity, self._manifest, RNG, num_tokens=4)
-            await node.publish(replace(group, prompt_ref=PromptRef(task, "train", index)))
-        await eventually(lambda: node.parts.counters.groups_sent == before + count)
-
-
-def told(node: StubNode, peer: StubNode) -> str | None:
-    """The domain of a peer by its record; None before it was read."""
+def domain_of(node: StubNode, peer: StubNode) -> str | None:
+    """Return the domain in a peer's directory record; None before the node read the record."""
     record = node.parts.registry.record_of(peer.parts.context.peer_id)
     return None if record is None else record.domain
 
 
-async def test_a_domain_is_told_and_shown_and_what_is_none_of_the_run_counts_as_none(tmp_path: Path) -> None:
+async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, light_manifest(None))
-    async with AsyncExitStack() as stack:
-        alice = await swarm.node(stack, 1, "")
-        honest, boaster = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, "gsm8k+\x1b[2J")
-        await eventually(lambda: told(alice, honest) is not None and told(alice, boaster) is not None)
-        assert (told(alice, honest), told(alice, boaster), told(honest, alice)) == (NEAR, "", "")
+    async with (
+        swarm.node(1) as alice,
+        swarm.node(2, domain=NEAR) as honest,
+        swarm.node(3, domain="gsm8k+\x1b[2J") as mallory,
+    ):
+        await eventually(lambda: domain_of(alice, honest) is not None and domain_of(alice, mallory) is not None)
+        assert (domain_of(alice, honest), domain_of(alice, mallory), domain_of(honest, alice)) == (NEAR, "", "")
         row = alice.parts.registry.peers[honest.parts.context.peer_id].as_dict()
         assert row["domain"] == NEAR
 
@@ -112,30 +77,32 @@ async def test_a_domain_is_told_and_shown_and_what_is_none_of_the_run_counts_as_
 @pytest.mark.parametrize(
     ("share", "pulled"), [(None, (0, 8)), (0.0, (0, 8)), (0.5, (4, 8)), (0.75, (6, 8)), (1.0, (8, 8))]
 )
-async def test_the_wanted_side_is_pulled_though_the_other_has_filled_the_stock(
+async def test_groups_of_the_wanted_domain_are_pulled_though_others_have_filled_the_stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, pulled: tuple[int, int]
 ) -> None:
-    """A stock of 8: what is announced first fills it, and stands in until the wanted side has something."""
+    """The stock is 8 groups. Groups of the other domain fill it until the wanted domain has groups."""
     monkeypatch.setattr(AnnouncementHandler, "_is_assigned", lambda *_: False)
     swarm = LightSwarm(tmp_path, light_manifest(share))
-    async with AsyncExitStack() as stack:
-        reader = await swarm.node(stack, 1, NEAR, pull_policy="needed")
-        near, far = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, FAR)
-        await eventually(lambda: told(reader, near) is not None and told(reader, far) is not None)
-        await swarm.publish(far, FAR, 12)
+    async with (
+        swarm.node(1, domain=NEAR, pull_policy="needed") as reader,
+        swarm.node(2, domain=NEAR) as near,
+        swarm.node(3, domain=FAR) as far,
+    ):
+        await eventually(lambda: domain_of(reader, near) is not None and domain_of(reader, far) is not None)
+        await swarm.publish(far, 12, task=FAR)
         tasks = reader.parts.reader.ready_foreign_tasks
         await eventually(lambda: tasks() == {FAR: 8})
-        await swarm.publish(near, NEAR, 12)
+        await swarm.publish(near, 12, task=NEAR)
         if pulled[0]:
             await eventually(lambda: tasks().get(NEAR) == pulled[0])
-        await asyncio.sleep(1.5)  # a look of the pull loop more
+        await asyncio.sleep(1.5)  # the pull loop looks once more
         assert (tasks().get(NEAR, 0), tasks()[FAR]) == pulled
 
 
 async def _steps(
     folder: Path, models: Mapping[str, Path], share: float | None, domains: tuple[str, ...], choice: str = "newest"
 ) -> list[list[Counter[str]]]:
-    """Real nodes of these domains, round by round; for each node and step the tasks of its foreign groups."""
+    """Run real nodes of these domains in rounds; return the tasks of the foreign groups per node and step."""
     run = _write(folder / "run.toml", manifest_of(share, group_selection=choice))
     homes = [home_of(folder / str(number), number) for number in range(len(domains))]
     plans = [plan_run(run, domain, home=home) for home, domain in zip(homes, domains, strict=True)]
@@ -146,10 +113,10 @@ async def _steps(
 async def stepped(
     stack: AsyncExitStack, model: Path, homes: Sequence[Home], plans: Sequence[RunPlan]
 ) -> list[NodeComponents]:
-    """Real nodes on these homes, which have done their steps together."""
+    """Return real nodes on these homes after they did their steps together."""
     step, swarm = plans[0].manifest.step, LoopbackSwarm()
     nodes: list[NodeComponents] = []
-    places: list[RoundMember] = []
+    members: list[RoundMember] = []
     lockstep = SynchronousRounds(Rounds(step.own_groups, step.foreign_groups, (STEPS,) * len(homes)))
     for number, (home, plan) in enumerate(zip(homes, plans, strict=True)):
         settings = NodeSettings(
@@ -158,17 +125,17 @@ async def stepped(
         makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
         parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
         validator, quota = Validator(parts.context.state, parts.registry), RoundQuota(lockstep.rounds)
-        places.append(RoundMember(parts.context.peer_id, parts.counters, STEPS, quota, validator))
-        lockstep.enter(places[-1])
+        members.append(RoundMember(parts.context.peer_id, parts.counters, STEPS, quota, validator))
+        lockstep.enter(members[-1])
         nodes.append(parts)
     async with asyncio.TaskGroup() as tasks:
-        for parts, place in zip(nodes, places, strict=True):
-            tasks.create_task(_live(parts, lockstep, place))
+        for parts, member in zip(nodes, members, strict=True):
+            tasks.create_task(_run_steps(parts, lockstep, member))
     return nodes
 
 
 def home_of(root: Path, number: int) -> Home:
-    """A home with an identity of its number: the order of its prompts, and so which groups teach, repeats itself."""
+    """Make a home with the identity of its number, so that its order of prompts is the same in each run."""
     home = Home(root)
     home.create()
     home.identity.touch(mode=0o600)
@@ -182,14 +149,14 @@ def _write(path: Path, manifest: RunManifest) -> str:
     return str(path)
 
 
-async def _live(parts: NodeComponents, lockstep: SynchronousRounds, place: RoundMember) -> None:
+async def _run_steps(parts: NodeComponents, lockstep: SynchronousRounds, member: RoundMember) -> None:
     wiring = Wiring(parts)
     loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop.run()) for loop in loops]
         gate = RoundGate(
             lockstep,
-            place,
+            member,
             settings=parts.context.manifest.step,
             slots=parts.slots,
             ready_foreign=parts.reader.ready_foreign,
@@ -200,7 +167,7 @@ async def _live(parts: NodeComponents, lockstep: SynchronousRounds, place: Round
 
 
 def _foreign_tasks(parts: NodeComponents) -> list[Counter[str]]:
-    """By the trail: what each step took of others, by task."""
+    """Return how many foreign groups of each task each step took, by the event log."""
     events = parts.home.events
     foreign = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if not event["own"]}
     own = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if event["own"]}
@@ -213,23 +180,23 @@ def _foreign_tasks(parts: NodeComponents) -> list[Counter[str]]:
 
 
 @pytest.mark.parametrize(("share", "of_own"), [(0.75, 3), (0.25, 1), (0.0, 0), (1.0, 4)])
-async def test_real_nodes_reach_the_share_and_one_without_its_like_does_not_starve(
+async def test_real_nodes_reach_the_share_and_the_only_node_of_a_domain_does_not_starve(
     tmp_path: Path, tiny_models: Mapping[str, Path], share: float, of_own: int
 ) -> None:
     one, _, lone = await _steps(tmp_path / "swarm", tiny_models, share, (NEAR, NEAR, FAR))
     assert one == [Counter({NEAR: of_own, FAR: 4 - of_own})] * STEPS
-    assert lone == [Counter({NEAR: 4})] * STEPS, "nobody else is of its domain: the others fill"
+    assert lone == [Counter({NEAR: 4})] * STEPS, "no other node has its domain: other groups fill the step"
 
 
-async def test_without_a_preference_senders_take_turns(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+async def test_without_a_share_senders_take_turns(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     one, _, _ = await _steps(tmp_path / "swarm", tiny_models, None, (NEAR, NEAR, FAR))
     assert one == [Counter({NEAR: 2, FAR: 2})] * STEPS
 
 
-async def test_a_draw_among_what_teaches_keeps_to_the_share_as_far_as_it_can(
+async def test_a_draw_by_signal_keeps_the_share_as_far_as_it_can(
     tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:
     one, other, _ = await _steps(tmp_path / "swarm", tiny_models, 1.0, (NEAR, NEAR, FAR), choice="sapo")
     for step in one + other:
-        assert step[FAR] == 0 or step[NEAR] < 4, "others only where its own domain has not enough that teaches"
+        assert step[FAR] == 0 or step[NEAR] < 4, "others only if its own domain has too few groups with a signal"
     assert sum(step[NEAR] for step in one + other) > 0

@@ -1,4 +1,4 @@
-"""A node with a fault that nobody waits for ends: exit code 1, one line with the reason, all of it gone, all saved."""
+"""A fault in a background task or thread ends the node: exit code 1, one line with the reason, all state saved."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ import sys, threading
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.loops.status import StatusLoop
 save = StatusLoop.save
-def saves(self):
+def save_and_fail(self):
     save(self)
     threading.Thread(target=SlotPool.fill, args=(None,), name="counter").start()
-StatusLoop.save = saves
+StatusLoop.save = save_and_fail
 """
 READER_FAILS = """
 import asyncio, sys
 from ftis_node.gossip.p2pd.process import P2pdProcess
 read = P2pdProcess._read_lines
-async def reads(self):
+async def read_and_fail(self):
     reading = asyncio.create_task(read(self))
     await asyncio.wait({reading, asyncio.create_task(self._ready.wait())}, return_when="FIRST_COMPLETED")
     await asyncio.sleep(0.2)
     reading.cancel()
     raise LookupError("on purpose")
-P2pdProcess._read_lines = reads
+P2pdProcess._read_lines = read_and_fail
 """
 
 
@@ -61,7 +61,7 @@ def test_a_thread_that_fails_ends_the_whole_node(tmp_path: Path, tiny_models: Ma
     assert last_line.startswith("ftis-node: internal fault (AttributeError: ")
     (failed,) = node.events("failed")
     assert failed["where"] == "the thread counter"
-    assert node.events("stop"), "it ended in order"
+    assert node.events("stop"), "no orderly end"
     assert (home / "checkpoints").exists()
     assert not Home(home).sockets.exists(), "sockets are left"
 
@@ -82,7 +82,7 @@ async def test_a_loop_that_ends_by_itself_is_a_fault() -> None:
 
 
 async def test_a_fault_ends_the_work_in_order_and_is_raised() -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     async def work() -> None:
         async def stray() -> None:
@@ -93,11 +93,11 @@ async def test_a_fault_ends_the_work_in_order_and_is_raised() -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            told.append("saved")
+            calls.append("saved")
 
     with pytest.raises(LookupError, match="a bug"):
-        await until_signalled(work(), on_fault=lambda where, error: told.append(where))
-    assert told == ["the task stray", "saved"]
+        await until_signalled(work(), on_fault=lambda where, error: calls.append(where))
+    assert calls == ["the task stray", "saved"]
 
 
 HANGS = """
@@ -138,13 +138,13 @@ asyncio.run(background.until_signalled(work(), stop_limit_s=0.5))
 def test_a_save_is_not_cut_off_by_the_time_limit_but_by_a_second_signal(
     again: tuple[int, ...], code: int, last: str
 ) -> None:
-    """A signal before the line about the save does nothing: some senders repeat it at once."""
+    """A repeated signal before the line about the save does nothing, because some senders send two at once."""
     program = SAVES.replace("AGAIN", str(again))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == code, done.stderr
-    begins, waits, *_, end = done.stderr.splitlines()
-    assert (begins, end[: len(last)]) == ("SIGTERM: stopping", last)
-    assert waits.startswith("stopping: waiting for the checkpoint of step 7; ctrl-C again ends the node")
+    first, second, *_, end = done.stderr.splitlines()
+    assert (first, end[: len(last)]) == ("SIGTERM: stopping", last)
+    assert second.startswith("stopping: waiting for the checkpoint of step 7; ctrl-C again ends the node")
 
 
 def test_an_end_that_does_not_come_is_forced() -> None:

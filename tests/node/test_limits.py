@@ -1,4 +1,4 @@
-"""A real node keeps inside its limits: a home that fills up pauses it, room lets it go on; the line's rate is kept."""
+"""A real node keeps its limits: a full home pauses it, free space resumes it, and it keeps the download rate."""
 
 from __future__ import annotations
 
@@ -7,29 +7,22 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import psutil
 import pytest
 
-from bench.stubs.stub_node import StubNode, stub_group
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import RunManifest
-from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.node.http_api.node_client import read_document
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
-from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings as network
 from tests.models.tiny_models import save_tiny
+from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.node.support import ANY_PORT, started, write_manifest
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from ftis_node.gossip import Gossip
+    from bench.stubs.stub_node import StubNode
     from tests.node.support import RunningNode
 
 LIMIT_BYTES = 64_000_000
@@ -37,26 +30,20 @@ START_S = 240.0
 SOON_S = 120.0
 RATE = 40_000
 BURST_S = 2.0
-MANIFEST = RunManifest(name="light", task="gsm8k", step={"own_groups": 4, "foreign_groups": 4})
-RNG = np.random.default_rng(0)
 
 
 def _used_bytes(node: RunningNode) -> int:
     return measure_usage(Home(node.home), keep_checkpoints=99).used_bytes
 
 
-def _status(node: RunningNode) -> Any:
-    return read_document(Home(node.home), "/status")
-
-
 def _paused(status: Any) -> Any:
-    """A status that tells of the full home, once what was being made is done; it is some moments behind the events."""
+    """Return the status if it reports the full home and the started groups are done; it lags behind the events."""
     is_paused = "the home is full" in status["limits"]["paused"] and status["replay"]["waiting"] <= 1
     return status if is_paused else None
 
 
 @pytest.mark.timeout(600)
-def test_a_full_home_pauses_the_node_and_room_lets_it_go_on(tmp_path: Path) -> None:
+def test_a_full_home_pauses_the_node_until_there_is_space(tmp_path: Path) -> None:
     home = tmp_path / "node"
     (home / "backups").mkdir(parents=True)
     (home / "node.toml").write_text(f"[limits]\nhome_bytes = {LIMIT_BYTES}\nnice = 1\n")
@@ -70,95 +57,75 @@ def test_a_full_home_pauses_the_node_and_room_lets_it_go_on(tmp_path: Path) -> N
             ballast.truncate(LIMIT_BYTES - 10_000_000)
         paused, *_ = node.wait_for(lambda: node.events("paused"), timeout_s=SOON_S)
         assert "the home is full" in paused["reason"]
-        assert node.events("disk_reclaimed"), "that was tried first"
-        status = node.wait_for(lambda: _paused(_status(node)), timeout_s=SOON_S)
-        made = len(node.events("admitted"))
+        assert node.events("disk_reclaimed"), "paused without an attempt to reclaim space"
+        status = node.wait_for(lambda: _paused(node.status()), timeout_s=SOON_S)
+        num_admitted = len(node.events("admitted"))
         assert status["limits"]["home_bytes"] < status["limits"]["home_limit_bytes"] == LIMIT_BYTES
-        assert status["health"]["healthy"], "a probe need not start it anew"
+        assert status["health"]["healthy"], "a probe would restart it"
         time.sleep(2)
-        assert len(node.events("admitted")) == made, "nothing is made"
+        assert len(node.events("admitted")) == num_admitted, "a paused node generates"
         assert _used_bytes(node) < LIMIT_BYTES
         (home / "backups" / "not-ours.bin").unlink()
-        node.wait_for(lambda: len(node.events("admitted")) > made, timeout_s=SOON_S)
+        node.wait_for(lambda: len(node.events("admitted")) > num_admitted, timeout_s=SOON_S)
         assert node.events("resumed")
-        node.wait_for(lambda: _status(node)["limits"]["paused"] == "", timeout_s=SOON_S)
+        node.wait_for(lambda: node.status()["limits"]["paused"] == "", timeout_s=SOON_S)
         assert psutil.Process(node.process.pid).rlimit(psutil.RLIMIT_NOFILE)[0] >= 512
         node.stop()
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
-async def _light(stack: AsyncExitStack, folder: Path, identity: Identity, gossip: Gossip, **swarm: Any) -> StubNode:
-    home = Home(folder)
-    home.create()
-    settings = NodeSettings(model="none", swarm={"directory_period_s": 1, "shutdown_serve_s": 0} | swarm)
-    node = StubNode(home, identity, gossip, manifest=MANIFEST, settings=settings, on_event=lambda name, fields: None)
-    await node.start()
-    stack.push_async_callback(node.close)
-    return node
-
-
-async def _publish(node: StubNode, count: int, *, num_tokens: int) -> None:
-    before = node.parts.counters.groups_sent
-    for _ in range(count):
-        await node.publish(stub_group(node.parts.context.identity, MANIFEST, RNG, num_tokens=num_tokens))
-    await eventually(lambda: node.parts.counters.groups_sent == before + count)
-
-
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "says one byte"])
-async def test_no_more_is_pulled_than_the_line_may_carry(
-    tmp_path: Path, stack: AsyncExitStack, lies: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over real p2pds. At any moment: what came is at most the burst, the rate's part, and one pull."""
-    ann, bob = Identity.generate(), Identity.generate()
-    sender = Libp2pGossip(network(tmp_path / "s"), identity=ann, run_id=MANIFEST.run_id)
-    giver = await _light(stack, tmp_path / "ann", ann, sender)
-    peers = tuple(sender.addresses)
-    receiver = Libp2pGossip(network(tmp_path / "r", peers=peers), identity=bob, run_id=MANIFEST.run_id)
+@pytest.mark.parametrize("understates", [False, True], ids=["honest", "announces one byte"])
+async def test_pulls_keep_the_download_rate(tmp_path: Path, understates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes over p2pd. At any time, the received bytes are at most burst, rate times time, and one pull."""
+    swarm = LightSwarm(tmp_path, manifest_of())
     limits = {"max_download_bytes_per_s": RATE, "pull_batch": 1, "pulls_in_flight": 1}
-    taker = await _light(stack, tmp_path / "bob", bob, receiver, **limits)
-    await eventually(receiver.members)
-    if lies:
-        _announce_one_byte(monkeypatch)
-    room = taker.parts.space
-    room.limit = HomeLimit(1000, reserve_bytes=100)
-    room.note(HomeUse(1000, free_bytes=10_000))  # so that all of them wait to be pulled
-    await _publish(giver, 9, num_tokens=300)
-    each, came, began = 30_000, 0, time.monotonic()
-    room.note(HomeUse(0, free_bytes=10_000))
-    while came < 8 * 28_800:
-        came = receiver.counters.body_bytes_in
-        assert came <= RATE * (BURST_S + time.monotonic() - began) + each
-        assert time.monotonic() - began < 60, "and they do come"
-        await asyncio.sleep(0.02)
-    await eventually(lambda: taker.parts.counters.groups_received >= 7)
+    async with AsyncExitStack() as stack:
+
+        async def start(number: int, peers: tuple[str, ...] = (), **limits: float) -> tuple[StubNode, Libp2pGossip]:
+            gossip = Libp2pGossip(
+                network(tmp_path / f"p2pd-{number}", peers=peers),
+                identity=identity_of(number),
+                run_id=swarm.manifest.run_id,
+            )
+            node = swarm.node(number, gossip=gossip, directory_period_s=1, **limits)
+            return await stack.enter_async_context(node), gossip
+
+        sender_node, sender = await start(1)
+        receiver_node, receiver = await start(2, tuple(sender.addresses), **limits)
+        await eventually(receiver.members)
+        if understates:
+            _announce_one_byte(monkeypatch)
+        space = receiver_node.parts.space
+        space.limit = HomeLimit(1000, reserve_bytes=100)
+        space.note(HomeUse(1000, free_bytes=10_000))  # full, so that all groups wait to be pulled
+        await swarm.publish(sender_node, 9, num_tokens=300)
+        max_group_bytes, num_received, began = 30_000, 0, time.monotonic()
+        space.note(HomeUse(0, free_bytes=10_000))
+        while num_received < 8 * 28_800:
+            num_received = receiver.counters.body_bytes_in
+            assert num_received <= RATE * (BURST_S + time.monotonic() - began) + max_group_bytes
+            assert time.monotonic() - began < 60, "the groups did not arrive"
+            await asyncio.sleep(0.02)
+        await eventually(lambda: receiver_node.parts.counters.groups_received >= 7)
 
 
 def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     from ftis_node.node.loops import publish
     from ftis_node.node.peers import serve
 
-    told, honest = publish.announce_group, serve.Announcement
-    monkeypatch.setattr(publish, "announce_group", lambda *given, envelope_bytes: told(*given, envelope_bytes=1))
+    announce, honest = publish.announce_group, serve.Announcement
+    monkeypatch.setattr(publish, "announce_group", lambda *given, envelope_bytes: announce(*given, envelope_bytes=1))
     monkeypatch.setattr(serve, "Announcement", lambda **fields: honest(**fields | {"envelope_bytes": 1}))
 
 
-async def test_a_full_home_pulls_nothing_until_there_is_room(tmp_path: Path, stack: AsyncExitStack) -> None:
-    swarm, ann, bob = LoopbackSwarm(), Identity.generate(), Identity.generate()
-    giver, taker = [
-        await _light(stack, tmp_path / identity.peer_id, identity, swarm.join(identity.peer_id, run_id=MANIFEST.run_id))
-        for identity in (ann, bob)
-    ]
-    room = taker.parts.space
-    room.limit = HomeLimit(1000, reserve_bytes=100)
-    room.note(HomeUse(950, free_bytes=10_000))
-    assert room.why_full
-    await _publish(giver, 3, num_tokens=4)
-    await asyncio.sleep(1)
-    assert taker.gossip.counters.bodies_in == 0
-    room.note(HomeUse(100, free_bytes=10_000))
-    await eventually(lambda: taker.parts.counters.groups_received == 3)
+async def test_a_full_home_pulls_nothing_until_there_is_space(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as sender_node, swarm.node(2) as receiver_node:
+        space = receiver_node.parts.space
+        space.limit = HomeLimit(1000, reserve_bytes=100)
+        space.note(HomeUse(950, free_bytes=10_000))
+        assert space.why_full
+        await swarm.publish(sender_node, 3)
+        await asyncio.sleep(1)
+        assert receiver_node.gossip.counters.bodies_in == 0
+        space.note(HomeUse(100, free_bytes=10_000))
+        await eventually(lambda: held(receiver_node) == 3)

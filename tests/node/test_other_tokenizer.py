@@ -1,7 +1,7 @@
-"""A group made under one tokenizer is pulled as text, admitted and trained on under another: real loops and models.
+"""A group of one tokenizer is pulled as text, admitted and trained on under another: real loops and models.
 
-Alice publishes what a generator of hers would have made; Bob's learner has another vocabulary. Between them is the
-loopback swarm; nothing else is replaced but Bob's generator, which only has to take the new weights.
+Alice publishes a group as her generator would make it. Bob's learner has another vocabulary. They are connected by the
+loopback swarm. Bob's generator only accepts new weights; all other parts are real.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ftis_node.node.components import NodeComponents
 
-TEXTS = ("10", "35", " 10 ", "think: 25 - 15")  # answers to 25-15=; the last one was cut off
+TEXTS = ("10", "35", " 10 ", "think: 25 - 15")  # completions of 25-15=; the last one is cut off
 REWARDS = (1.0, 0.0, 1.0, 0.0)
 
 
@@ -58,7 +58,7 @@ def _manifest(other_tokenizers: str) -> RunManifest:
 
 
 class _InProcessLearner(NullLearner):
-    """The learner without its worker process."""
+    """The learner in this process."""
 
     def __init__(self, learner: Learner) -> None:
         super().__init__(parameters=1)
@@ -72,7 +72,7 @@ class _InProcessLearner(NullLearner):
 
 
 class _Generation(NullGeneration):
-    """Takes new weights, and makes nothing."""
+    """A generation client that accepts new weights and generates nothing."""
 
     async def update_weights(self, weights: Any, proof: Any) -> None:
         assert proof.version == weights.version
@@ -82,7 +82,7 @@ class _Generation(NullGeneration):
 async def _node(
     root: Path, swarm: LoopbackSwarm, manifest: RunManifest, tokenizer: PromptTokenizer, learner: Any = None
 ) -> AsyncIterator[NodeComponents]:
-    """The parts of a node, with its intake loop still to be run."""
+    """Yield the components of a node whose loops do not run yet."""
     identity, task = Identity.generate(), load_task("arithmetic")
     gossip = swarm.join(identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards)
     with components(
@@ -107,7 +107,7 @@ async def _node(
 
 
 def _sampled(parts: NodeComponents) -> Group:
-    """A group as the generate loop hands it on: the sender's own ids, with log-probs of a confident model."""
+    """Return a group as the generate loop passes it on: the sender's token ids, with low log-probs."""
     item, tokenizer = parts.task[0], parts.tokenizer
     assert item.answer == "10"
     completions = []
@@ -138,7 +138,7 @@ def _sampled(parts: NodeComponents) -> Group:
 
 @asynccontextmanager
 async def _publishing(parts: NodeComponents) -> AsyncIterator[asyncio.Queue[Group]]:
-    """The sender's loops; what is put on the queue is published."""
+    """Run the sender's loops; they publish the groups of the queue."""
     wiring = Wiring(parts)
     async with _running(wiring.intake.run(), wiring.publish_loop.run()):
         yield wiring.scored
@@ -178,7 +178,7 @@ def _boot(model: Path, home: Path, manifest: RunManifest) -> LearnerBoot:
 
 
 def _expected_loss(learner: Learner, tokenizer: PromptTokenizer, group: Group, messages: Any) -> float:
-    """-1/4 sum over the two right answers of min(exp(mean lp - mean lg), 2) * A, one completion at a time."""
+    """Return -1/4 times the sum over the two correct completions of min(exp(mean lp - mean lg), 2) * A."""
     prompt, total = tokenizer.encode_prompt(messages), 0.0
     for text, reward, sampled in zip(TEXTS, REWARDS, group.completions, strict=True):
         if reward == 1.0:
@@ -191,7 +191,7 @@ def _expected_loss(learner: Learner, tokenizer: PromptTokenizer, group: Group, m
     return -total / 4
 
 
-async def test_a_group_of_another_tokenizer_is_learnt_from(
+async def test_a_group_of_another_tokenizer_is_trained_on(
     tmp_path: Path, alices: PromptTokenizer, bobs_model: Path
 ) -> None:
     bobs = load_tokenizer(resolve_model(str(bobs_model)))
@@ -206,12 +206,14 @@ async def test_a_group_of_another_tokenizer_is_learnt_from(
     ):
         group = _sampled(alice)
         expected = _expected_loss(learner, bobs, group, alice.task[0].prompt)
-        assert 0 < -expected < 0.5, "the weights are not all at the cap"
+        assert 0 < -expected < 0.5, "all importance weights are at the cap"
         wiring = Wiring(bob)
         async with _running(wiring.intake.run(), wiring.pull.run()):
             await scored.put(group)
             await asyncio.wait_for(wiring.train_loop(wiring.step_gate(), last_step=1).run(), 30)
-            wiring.backfill.catch_up(alice.context.peer_id)  # announced once more, and not pulled again
+            wiring.backfill.catch_up(
+                alice.context.peer_id
+            )  # the reply names the group again; it must not be pulled again
             await asyncio.sleep(0.2)
         assert dict(bob.counters.refused) == {}
         assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1
@@ -228,7 +230,7 @@ async def test_a_group_of_another_tokenizer_is_learnt_from(
     assert taken["group"] == admitted["group"] != announced["group"]
 
 
-async def test_a_run_that_ignores_other_tokenizers_moves_nothing(
+async def test_a_run_that_ignores_other_tokenizers_transfers_no_group(
     tmp_path: Path, alices: PromptTokenizer, bobs_model: Path
 ) -> None:
     sent: list[tuple[str, bytes]] = []
@@ -246,7 +248,7 @@ async def test_a_run_that_ignores_other_tokenizers_moves_nothing(
             wiring.backfill.catch_up(alice.context.peer_id)
             await asyncio.sleep(0.2)
         (announced,) = read_events(alice.home.events, name="announced")
-        assert (bob.context.peer_id, bytes.fromhex(announced["group"])) not in sent, "a request is the ids"
+        assert (bob.context.peer_id, bytes.fromhex(announced["group"])) not in sent, "a request for the group was sent"
         fetched = await bob.gossip.fetch(alice.context.peer_id, [bytes.fromhex(announced["group"])], as_text=True)
         assert fetched.bodies == ()
         assert bob.gossip.counters.announcements_received == 1

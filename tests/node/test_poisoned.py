@@ -1,6 +1,6 @@
-"""A group that the learner fails on: real workers that die of it, or that say so, and a node that goes on.
+"""A group on which the learner fails: the worker dies or reports an error, and the node continues without the group.
 
-Generator and network are in this process; the learner is the worker of `ftis-node join`.
+Generator and network are in this process. The learner is the worker of `ftis-node join`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(240)
 
-NO_TOKEN = np.array([1 << 20], dtype="<i4").tobytes()  # no model has a row for it
+NO_TOKEN = np.array([1 << 20], dtype="<i4").tobytes()  # beyond the vocabulary of every model
 
 
 class _Poisoned(InProcessNodeFactory):
-    """The first group that comes to the learner kills it, or fails the request, in whatever step it is."""
+    """A factory whose learner dies of, or fails on, each step with its first group, or its first foreign group."""
 
     def __init__(self, home: Home, *, kills: bool, of_peer: bool = False) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
@@ -89,7 +89,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def _foreign_groups(home: Home) -> list[tuple[Accepted, bool]]:
-    """Four groups of one peer, as the intake loop stores them."""
+    """Return four groups of one peer, as the intake loop stores them."""
     peer = Identity.generate()
     maker = GroupMaker(home.root.parent / "tiny", parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"))
     groups = []
@@ -100,8 +100,8 @@ def _foreign_groups(home: Home) -> list[tuple[Accepted, bool]]:
     return groups
 
 
-async def _live(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[tuple[Accepted, bool]] = ()) -> int:
-    """One life of the node; the step it came to. `foreign` groups are in its buffer from the start."""
+async def _run(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[tuple[Accepted, bool]] = ()) -> int:
+    """Run the node until it ends and return its step. `foreign` groups are in its buffer from the start."""
     settings = NodeSettings.model_validate(
         {
             "model": str(home.root.parent / "tiny"),
@@ -117,38 +117,38 @@ async def _live(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[
         return parts.context.state.step
 
 
-def _assert_let_go(home: Home, makers: _Poisoned) -> None:
+def _assert_released(home: Home, makers: _Poisoned) -> None:
     assert makers.num_failed == MAX_FAILED_STEPS
     released = [event["group"] for event in read_events(home.events, name="released") if event["reason"] == "poisoned"]
     assert makers.poison in released
-    assert len(released) == 4, "those that were in all of its steps; they waited longest, so they came each time"
+    assert len(released) == 4, "the groups that were in each failed step: the oldest, so each step takes them"
     taken = Counter(event["group"] for event in read_events(home.events, name="taken"))
     assert all(taken[group_id] == MAX_FAILED_STEPS for group_id in released)
     assert max(taken[group_id] for group_id in taken if group_id not in released) == 1
 
 
-async def test_a_learner_that_dies_of_a_group_is_rid_of_it(home: Home) -> None:
+async def test_a_group_that_kills_the_learner_is_released(home: Home) -> None:
     makers = _Poisoned(home, kills=True)
-    assert await _live(home, makers, steps=2) == 2
-    _assert_let_go(home, makers)
+    assert await _run(home, makers, steps=2) == 2
+    _assert_released(home, makers)
 
 
-async def test_a_failed_request_with_a_peers_group_ends_no_node(home: Home) -> None:
-    """Only a step of own groups alone is the node's own fault."""
+async def test_a_failed_request_with_a_peers_group_does_not_end_the_node(home: Home) -> None:
+    """Only a failed step of own groups alone is the node's fault."""
     makers = _Poisoned(home, kills=False, of_peer=True)
-    assert await _live(home, makers, steps=2, foreign=_foreign_groups(home)) == 2
+    assert await _run(home, makers, steps=2, foreign=_foreign_groups(home)) == 2
     assert makers.num_failed == MAX_FAILED_STEPS
     released = [event["group"] for event in read_events(home.events, name="released") if event["reason"] == "poisoned"]
     assert makers.poison in released
-    with closing(sqlite3.connect(home.peers)) as book:
-        assert book.execute("SELECT count(*) FROM peers WHERE score < 0").fetchone() == (1,)
+    with closing(sqlite3.connect(home.peers)) as peers:
+        assert peers.execute("SELECT count(*) FROM peers WHERE score < 0").fetchone() == (1,)
 
 
-async def test_a_node_that_ends_with_each_failed_request_comes_past_the_group(home: Home) -> None:
+async def test_a_node_that_ends_at_each_failed_request_releases_the_group_at_last(home: Home) -> None:
     makers = _Poisoned(home, kills=False)
     for _ in range(MAX_FAILED_STEPS):
         with pytest.raises(ExceptionGroup) as raised:
-            await _live(home, makers, steps=2)
+            await _run(home, makers, steps=2)
         assert raised.group_contains(WorkerTaskError, match="index out of range")
-    assert await _live(home, makers, steps=2) == 2
-    _assert_let_go(home, makers)
+    assert await _run(home, makers, steps=2) == 2
+    _assert_released(home, makers)

@@ -1,5 +1,5 @@
-"""A learner that generates nothing and two generators that learn nothing, as real processes: weights go one way, groups
-the other, and either side outlives the other's death."""
+"""A learner and two generators as real processes: weights go one way, groups the other, and each side survives the
+other's death."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 START_S = 120.0
 DELAY_S = 2.0
-# The mismatch is measured on a group that the learner's present weights sampled. A new version's groups are back before
-# the next step: steps need many large groups, few are in flight, and the prompt generator asks often for new weights.
+# The mismatch is measured on a group that the learner's present weights sampled. Groups of a new version must arrive
+# before the next step. So steps need many large groups, few are in flight, and `prompt` often asks for new weights.
 GROUPS = 40
 GROUP_SIZE = 64
 FEW_IN_FLIGHT = "[generation]\ngroups_in_flight = 1\n"
@@ -32,7 +32,7 @@ def _versions(node: RunningNode) -> list[int]:
 
 
 def _served_on_disk(node: RunningNode) -> int:
-    """The newest version that is marked as served."""
+    """Return the newest version that is marked as served."""
     return max(int(mark.parent.name.removeprefix(PREFIX)) for mark in node.home.rglob(f"{PREFIX}*/{SERVED_MARK}"))
 
 
@@ -57,7 +57,7 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
         for node in (prompt, late):
             node.wait_for(lambda node=node: len(_versions(node)) >= 3, timeout_s=START_S)
         learner.wait_for(lambda: len(learner.events("step")) >= 3, timeout_s=60)
-        assert learner.status()["learner"]["mismatch_kl"] is None, "no stranger's word moves it"
+        assert learner.status()["learner"]["mismatch_kl"] is None, "it does not count groups of unknown peers"
         _trust(learner, prompt.peer_id())
         learner.wait_for(lambda: learner.status()["learner"]["mismatch_kl"] is not None, timeout_s=2 * START_S)
         _check_learner(learner)
@@ -75,10 +75,10 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
         late.stop()
         num_served = len(_versions(late))
         on_disk = _served_on_disk(late)
-        assert on_disk >= _versions(late)[-1], "it may stop after the mark on the disk and before the event"
+        assert on_disk >= _versions(late)[-1], "it may stop between the mark on the disk and the event"
         resumed = stack.enter_context(started(tmp_path / "late", "join", *follow))
         resumed.wait_for(lambda: len(_versions(resumed)) > num_served, timeout_s=START_S)
-        assert _versions(resumed)[num_served] == on_disk, "it begins with what it served last"
+        assert _versions(resumed)[num_served] == on_disk, "it begins with the version that it served last"
         resumed.wait_for(lambda: _versions(resumed)[-1] > on_disk, timeout_s=60)
         for node in (prompt, resumed, again):
             node.stop()
@@ -97,7 +97,9 @@ def _check_learner(learner: RunningNode) -> None:
     assert status["swarm"]["weights_bytes_out"] > 3 * 600_000
     assert status["learner"]["mismatch_kl"] < 1e-6, "the followers' engine computes the learner's log-probs"
     assert status["eval"] == []
-    assert {event["own_groups"] for event in learner.events("step")} == {0}, "own is what this node signed"
+    assert {event["own_groups"] for event in learner.events("step")} == {0}, (
+        "own groups are those that this node signed"
+    )
     assert max(event["foreign_groups"] for event in learner.events("step")) == 2 * GROUPS
     offered = {event["version"] for event in learner.events("weights_offered")}
     assert {event["version"] for event in learner.events("weights_served")} <= offered

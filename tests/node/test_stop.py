@@ -1,4 +1,4 @@
-"""A node ends in order whenever it is told to: within ten seconds, nothing left running, nothing lost."""
+"""A node ends in order at any time: within ten seconds, without a remaining process or a lost group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STILL_WRITING = "which is being written; ctrl-C again ends the node"
 
 @pytest.fixture
 def join(tmp_path: Path, tiny_models: Mapping[str, Path]) -> tuple[str, ...]:
-    """Arguments of a node that works alone, without waiting for anybody."""
+    """Return the arguments of a node that works alone and waits for no peer."""
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
     arguments = ("--run", str(run), "--listen", ANY_PORT, "--track", "tensorboard")
     return ("join", "--model", str(tiny_models["s"]), *arguments)
@@ -65,32 +65,32 @@ def test_sigterm_at_any_moment_ends_the_node_in_order(
     with started(home, *join, "--steps", str(steps[-1] + 2)) as again:
         assert again.wait(timeout_s=START_S) == 0, again.log.read_text()[-3000:]
     all_steps = [event["step"] for event in again.events("step")]
-    assert all_steps == list(range(1, steps[-1] + 3)), "it went on where it was, with every step noted once"
+    assert all_steps == list(range(1, steps[-1] + 3)), "it resumes at its step, and logs each step once"
     evaluated = [event["step"] for event in again.events("eval")]
-    assert [step for step, _ in curve(again, "learner/loss")] == all_steps, "and so did its curves"
+    assert [step for step, _ in curve(again, "learner/loss")] == all_steps, "the curves miss a step"
     assert [step for step, _ in curve(again, "eval/arithmetic/pass_at_1")] == evaluated
     tracked = [event["tracked"]["tensorboard"] for event in again.events("stop")]
-    assert sum(life["written"] for life in tracked) == len(all_steps) + len(evaluated)
-    assert [(life["failed"], life["dropped"]) for life in tracked] == [(0, 0), (0, 0)]
+    assert sum(counts["written"] for counts in tracked) == len(all_steps) + len(evaluated)
+    assert [(counts["failed"], counts["dropped"]) for counts in tracked] == [(0, 0), (0, 0)]
     used = [event["group"] for event in again.events("taken")]
     assert len(used) == len(set(used)) or "ready again" in again.log.read_text(), "a group was used twice"
-    assert set(used[-8:]) & admitted, "the groups that were ready before were used"
+    assert set(used[-8:]) & admitted, "no group from before the restart was used"
 
 
 def _stopping(node: RunningNode) -> dict[str, Any] | None:
-    """The node's section of its status if it says that it waits for a checkpoint; it is one second old at most."""
+    """Return the node's section of its status if it reports the wait for a checkpoint; at most one second old."""
     section: dict[str, Any] = node.status()["node"]
     return section if section["state"] == "stopping" and "checkpoint" in section["waits_for"] else None
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("is_told_twice", [False, True])
-def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written_unless_told_twice(
-    tmp_path: Path, join: tuple[str, ...], is_told_twice: bool
+@pytest.mark.parametrize("has_second_signal", [False, True])
+def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written_unless_a_second_signal_comes(
+    tmp_path: Path, join: tuple[str, ...], has_second_signal: bool
 ) -> None:
-    """The first checkpoint is due after step 1000, so that the stop writes the only one."""
+    """A periodic checkpoint is due only after step 1000, so the stop writes the only one."""
     home = tmp_path / "node"
-    save_s = 300.0 if is_told_twice else 12.0
+    save_s = 300.0 if has_second_signal else 12.0
     slow = {"SLOW_SAVE_S": str(save_s), "PYTHONPATH": str(ROOT), "FTIS_LEARNER__CHECKPOINT_EVERY_STEPS": "1000"}
     with started(home, *join, module="tests.node.slow_save", **slow) as node:
         node.wait_for(lambda: len(node.events("step")) >= 2, timeout_s=START_S)
@@ -99,17 +99,17 @@ def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written_unless_told_
         node.wait_for(lambda: STILL_WRITING in node.log.read_text(), timeout_s=START_S)
         stopping = node.wait_for(lambda: _stopping(node), timeout_s=5.0)
         assert stopping["waits_for"].startswith("the checkpoint of step ")
-        if is_told_twice:
+        if has_second_signal:
             os.kill(node.process.pid, signal.SIGINT)
-        assert node.wait(timeout_s=START_S) == is_told_twice, node.log.read_text()[-3000:]
+        assert node.wait(timeout_s=START_S) == has_second_signal, node.log.read_text()[-3000:]
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive, f"left running: {[process.cmdline() for process in alive]}"
         steps = [event["step"] for event in node.events("step")]
-        assert is_told_twice or node.status()["node"]["end"] == "stopped"
+        assert has_second_signal or node.status()["node"]["end"] == "stopped"
     log = node.log.read_text()
-    assert ("SIGINT: ended without waiting for the checkpoint of step" in log) == is_told_twice
+    assert ("SIGINT: ended without waiting for the checkpoint of step" in log) == has_second_signal
     saved = [path.name for path in (home / "checkpoints").glob("step-*") if is_complete(path)]
-    assert saved == ([] if is_told_twice else [f"step-{steps[-1]:08d}"])
+    assert saved == ([] if has_second_signal else [f"step-{steps[-1]:08d}"])
     assert not [line for line in log.splitlines() if "terminating" in line]
 
 
@@ -126,7 +126,9 @@ def test_a_finished_node_that_still_saves_is_stopping(tmp_path: Path, join: tupl
 
 
 @pytest.mark.timeout(300)
-def test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on(tmp_path: Path, join: tuple[str, ...]) -> None:
+def test_all_processes_end_with_a_killed_daemon_and_the_next_start_resumes(
+    tmp_path: Path, join: tuple[str, ...]
+) -> None:
     home = tmp_path / "node"
     with started(home, *join) as node:
         node.wait_for(lambda: len(node.events("step")) >= 2, timeout_s=START_S)
@@ -135,7 +137,7 @@ def test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on(tmp_pat
         os.kill(node.process.pid, signal.SIGKILL)
         node.process.wait()
         _, alive = psutil.wait_procs(family, timeout=5)
-        assert not alive, f"outlived their daemon: {[process.cmdline() for process in alive]}"
+        assert not alive, f"running after their daemon: {[process.cmdline() for process in alive]}"
         before = [event["step"] for event in node.events("step")]
     with started(home, *join, "--steps", str(before[-1] + 2)) as again:
         assert again.wait(timeout_s=START_S) == 0, again.log.read_text()[-3000:]
@@ -145,11 +147,13 @@ def test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on(tmp_pat
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, join: tuple[str, ...]) -> None:
+def test_a_killed_worker_loses_no_group(tmp_path: Path, join: tuple[str, ...]) -> None:
     with started(tmp_path / "node", *join, "--steps", "6") as node:
         node.wait_for(lambda: len(node.events("step")) >= 1, timeout_s=START_S)
         workers = [
-            process for process in node.processes() if any(word.endswith(".worker") for word in process.cmdline())
+            process
+            for process in node.processes()
+            if any(argument.endswith(".worker") for argument in process.cmdline())
         ]
         assert len(workers) == 2
         for worker in workers:
@@ -160,9 +164,9 @@ def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, join: tuple[str,
     assert status["generation"]["restarts"] == 1
     assert status["learner"]["restarts"] == 1
     assert (status["node"]["state"], status["swarm"]["state"]) == ("stopped", "stopped")
-    left = json.loads((tmp_path / "node" / "status.json").read_text())
-    assert left["swarm"]["state"] == "standalone", "what it left says how it was when it ran"
+    saved = json.loads((tmp_path / "node" / "status.json").read_text())
+    assert saved["swarm"]["state"] == "standalone", "the saved status has the state of the running node"
     assert status["learner"]["step"] == 6
     assert status["learner"]["own_groups"] == 6 * 4
     numbers = [event["number"] for event in node.events("announced")]
-    assert numbers == list(range(1, len(numbers) + 1)), "no number was lost or given twice"
+    assert numbers == list(range(1, len(numbers) + 1)), "a number is missing or was used twice"

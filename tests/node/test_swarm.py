@@ -1,4 +1,4 @@
-"""The whole path: two real nodes with unlike models over loopback, from prompts to each other's gradients."""
+"""The whole path: two real nodes with different models over loopback, from prompts to each other's gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_S = 120.0
 
 
 def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command prints."""
+    """Return what a command prints."""
     capsys.readouterr()
     code = run(list(arguments))
     captured = capsys.readouterr()
@@ -31,12 +31,11 @@ def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.timeout(400)
-def test_two_unlike_nodes_learn_from_each_other(
+def test_two_nodes_with_different_models_learn_from_each_other(
     tmp_path: Path, tiny_models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = write_manifest(
-        tmp_path / "run.toml", foreign_wait_s=150.0
-    )  # a busy machine may start one node minutes after the other
+    # A busy machine may start one node minutes after the other.
+    manifest = write_manifest(tmp_path / "run.toml", foreign_wait_s=150.0)
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
         common = ("--run", str(manifest), "--peers", address, "--listen", ANY_PORT, "--steps", str(STEPS))
@@ -46,7 +45,7 @@ def test_two_unlike_nodes_learn_from_each_other(
         }
         for node in nodes.values():
             assert node.wait(timeout_s=START_S + 60 * STEPS) == 0, node.log.read_text()[-3000:]
-    numbers = {size: {event["group"] for event in node.events("announced")} for size, node in nodes.items()}
+    announced = {size: {event["group"] for event in node.events("announced")} for size, node in nodes.items()}
     for size, other in (("s", "m"), ("m", "s")):
         node = nodes[size]
         status = node.status()
@@ -58,27 +57,27 @@ def test_two_unlike_nodes_learn_from_each_other(
         assert status["swarm"]["groups_refused"] == {}
         assert [entry["step"] for entry in status["eval"]] == [0, 2, 4]
         admitted = [event for event in node.events("admitted") if not event["own"]]
-        assert {event["group"] for event in admitted} <= numbers[other], (
-            "every foreign group was announced by the other"
-        )
+        assert {event["group"] for event in admitted} <= announced[other], "a foreign group that was not announced"
         taken = [event["group"] for event in node.events("taken")]
-        assert len(taken) == len(set(taken)), "no group was used twice"
+        assert len(taken) == len(set(taken)), "a group was used twice"
         steps = node.events("step")
         assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
         (peer,) = [row for row in node.peers() if row["teaching"]]
         assert {sender["sender"] for sender in steps[-1]["by_sender"]} == {peer["peer_id"], status["node"]["peer_id"]}
         assert peer["teaching"]["groups"] == status["learner"]["foreign_groups"]
         assert peer["teaching"]["mean_kl"] > 0 and 0 <= peer["teaching"]["teaches"] <= 1
-        assert status["learner"]["mismatch_kl"] < 1e-6, "engine and learner compute the same log-probs"
+        assert status["learner"]["mismatch_kl"] < 1e-6, "engine and learner compute different log-probs"
         assert status["learner"]["mismatch_share"] == 0
-        assert status["generation"]["policy_version"] == status["model"]["policy_version"] > 0, "new weights are served"
+        assert status["generation"]["policy_version"] == status["model"]["policy_version"] > 0, (
+            "new weights are not served"
+        )
     measured = [event["mismatch_version"] for node in nodes.values() for event in node.events("step")]
-    assert any(measured), "also on groups that new weights sampled: at a busy moment a node has no time for it"
+    assert any(measured), "no mismatch was measured on groups of new weights"
     _check_exports(nodes["s"].home, tmp_path, capsys)
 
 
 def _check_exports(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the commands say of a stopped node's home."""
+    """Check what the commands print about the home of a stopped node."""
 
     def of_home(*command: str) -> str:
         return _ftis(capsys, *command, "--home", str(home))
@@ -103,5 +102,5 @@ def _check_exports(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     on_problems = ("--task", "arithmetic", "--limit", "32", "--max-tokens", "48", "--json")
     figures = json.loads(_ftis(capsys, "eval", "--model", str(tmp_path / "trained"), *on_problems))
     last = json.loads(of_home("status", "--json"))["eval"][-1]
-    assert figures["pass_at_1"] == last["pass_at_1"], "the exported model is the one that was evaluated"
+    assert figures["pass_at_1"] == last["pass_at_1"], "the exported model is not the one that was evaluated"
     assert figures["n"] == 32

@@ -1,4 +1,4 @@
-"""Two nodes of one user on one machine, each with its home and nothing else said: neither is in the other's way."""
+"""Two nodes of one user on one machine, each with its home and default settings: neither disturbs the other."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_two_nodes_with_default_ports_run_side_by_side(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def document(node: RunningNode, *command: str, by_variable: bool = False) -> Any:
-        """What a reading command says of a node, its home given by the option or by the environment."""
-        monkeypatch.setenv("FTIS_HOME", str(node.home if by_variable else tmp_path / "nobody"))
+        """Return what a command prints about a node, with its home given by the option or by the variable."""
+        monkeypatch.setenv("FTIS_HOME", str(node.home if by_variable else tmp_path / "none"))
         capsys.readouterr()
         assert run([*command, "--json", *(() if by_variable else ("--home", str(node.home)))]) == 0
         return json.loads(capsys.readouterr().out)
@@ -63,14 +63,14 @@ def test_two_nodes_with_default_ports_run_side_by_side(
         assert {group["sender"] for group in groups if group["own"]} == {peer_id}
         assert document(node, "replay", "stats")["groups_own"] >= sum(group["own"] for group in groups)
         others = {group["sender"] for group in groups} | {peer["peer_id"] for peer in document(node, "peers")}
-        assert not others & (set(peer_ids) - {peer_id}), "neither knows of the other"
+        assert not others & (set(peer_ids) - {peer_id}), "a node knows the other"
     assert document(lone, "peers") == []
 
 
-def test_watching_in_a_pipe_ends_with_ctrl_c_and_sees_one_end_and_not_the_other(
+def test_status_watch_in_a_pipe_shows_the_end_of_its_node_and_ends_with_ctrl_c(
     small_swarm: SmallSwarm, lone: RunningNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last test of this file: it stops the node that is alone."""
+    """This is the last test of the file, because it stops the node."""
     assert run(["status", "--home", str(lone.home)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch("contributing: no   learning: .*   healthy: yes", lines[0])
@@ -84,6 +84,6 @@ def test_watching_in_a_pipe_ends_with_ctrl_c_and_sees_one_end_and_not_the_other(
         until_stopped = next(line for line in watching.stdout if "as asked" in line)
         assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d stopped \(as asked\); step ", until_stopped)
         watching.send_signal(signal.SIGINT)
-        _, said = watching.communicate(timeout=20)
-        assert (watching.returncode, said) == (0, "")
-    assert small_swarm.ann.status()["node"]["state"] == "running", "one's end is nothing to the other"
+        _, errors = watching.communicate(timeout=20)
+        assert (watching.returncode, errors) == (0, "")
+    assert small_swarm.ann.status()["node"]["state"] == "running", "the other node ended too"

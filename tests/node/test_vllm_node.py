@@ -1,4 +1,4 @@
-"""A node that generates with vLLM: it trains, and it goes on when the engine is killed under it."""
+"""A node that generates with vLLM: it trains, and it continues after the engine was killed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STEPS = 6
 
 
 def engine_processes(node: RunningNode, *, inside: bool) -> list[psutil.Process]:
-    """The generation worker itself, or the processes of vLLM's that it started."""
+    """Return the generation worker if the engine runs inside it, else the engine processes that it started."""
     (worker,) = [each for each in node.processes() if "ftis_node.generation.worker" in each.cmdline()]
     return [worker] if inside else [each for each in worker.children() if "EngineCore" in " ".join(each.cmdline())]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("core", ["inside", "separate"])
-def test_an_engine_that_is_killed_while_it_generates_costs_no_group(
+def test_an_engine_that_is_killed_while_it_generates_loses_no_group(
     tmp_path: Path, tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, core: str
 ) -> None:
     monkeypatch.setenv("FTIS_GENERATION__ENGINE_CORE", core)
@@ -44,10 +44,10 @@ def test_an_engine_that_is_killed_while_it_generates_costs_no_group(
     assert status["learner"]["step"] == STEPS
     assert status["learner"]["own_groups"] == STEPS * 4
     numbers = [event["number"] for event in node.events("announced")]
-    assert numbers == list(range(1, len(numbers) + 1)), "no number was lost or given twice"
+    assert numbers == list(range(1, len(numbers) + 1)), "a number is missing or was used twice"
     used = [event["group"] for event in node.events("taken")]
-    assert len(used) == len(set(used)) == STEPS * 4, "no group was used twice"
-    served = [0, *(event["version"] for event in node.events("served"))]  # so small a model may never be right
+    assert len(used) == len(set(used)) == STEPS * 4, "a group was used twice"
+    served = [0, *(event["version"] for event in node.events("served"))]  # a tiny model may never be correct
     assert served[-1] == status["model"]["policy_version"]
     assert status["learner"]["mismatch_kl"] < 1e-9
     assert status["learner"]["mismatch_share"] == 0.0

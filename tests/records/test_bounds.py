@@ -41,7 +41,7 @@ from ftis_node.records.envelope import (
     seal_peer_record,
 )
 from ftis_node.records.group import Group
-from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
+from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
@@ -49,6 +49,7 @@ from ftis_node.validation import Refused, validate
 from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
 from tests.fuzz.targets import MANIFEST
 from tests.records.test_weights import make_offer
+from tests.records.wire_example import sign_peer_info, sign_weights_info
 from tests.validation.test_pipeline import _context
 
 if TYPE_CHECKING:
@@ -107,14 +108,6 @@ def changed(kind: Any, data: bytes) -> st.SearchStrategy[bytes]:
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: arbitrary[name] for name in chosen})).map(build)
 
 
-def signed_record(body: bytes) -> bytes:
-    return bytes(pb.PeerRecord(body=body, signature=ME.sign(PEER_DOMAIN, body)).SerializeToString())
-
-
-def signed_offer(body: bytes) -> bytes:
-    return bytes(pb.WeightsOffer(body=body, signature=ME.sign(WEIGHTS_DOMAIN, body)).SerializeToString())
-
-
 RECORD_BODY = pb.PeerRecord.FromString(seal_peer_record(RECORD, ME)).body
 OFFER_BODY = pb.WeightsOffer.FromString(weights.seal_offer(make_offer(ME), ME)).body
 BACKFILL_REQUEST = BackfillRequest(ME.peer_id, 2, 9, since=1767225600.0).to_bytes()
@@ -123,12 +116,12 @@ READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any], Calla
     "announcement": (changed(pb.Announcement, ANNOUNCEMENT.to_bytes()), open_announcement, Announcement.to_bytes),
     "question": (changed(pb.Question, BACKFILL_REQUEST), open_backfill_request, BackfillRequest.to_bytes),
     "record": (
-        changed(pb.PeerInfo, RECORD_BODY).map(signed_record),
+        changed(pb.PeerInfo, RECORD_BODY).map(sign_peer_info),
         open_peer_record,
         lambda record: seal_peer_record(record, ME),
     ),
     "offer": (
-        changed(pb.WeightsInfo, OFFER_BODY).map(signed_offer),
+        changed(pb.WeightsInfo, OFFER_BODY).map(sign_weights_info),
         weights.open_offer,
         lambda offer: weights.seal_offer(offer, ME),
     ),
@@ -240,7 +233,7 @@ def test_a_record_beyond_its_bounds_is_malformed(change: dict[str, Any]) -> None
     for name, value in change.items():
         setattr(info, name, value)
     with pytest.raises(RecordError) as caught:
-        open_peer_record(signed_record(info.SerializeToString()))
+        open_peer_record(sign_peer_info(info.SerializeToString()))
     assert caught.value.reason == "malformed"
 
 
@@ -248,7 +241,7 @@ def test_a_record_beyond_its_bounds_is_malformed(change: dict[str, Any]) -> None
 def test_an_unknown_role_is_read_as_none(role: str, known: str) -> None:
     info = pb.PeerInfo.FromString(RECORD_BODY)
     info.role = role
-    assert open_peer_record(signed_record(info.SerializeToString())).role == known
+    assert open_peer_record(sign_peer_info(info.SerializeToString())).role == known
 
 
 def test_the_largest_time_is_a_valid_date_and_later_ones_are_clipped() -> None:

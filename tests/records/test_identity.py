@@ -21,6 +21,7 @@ from ftis_node.records.identity import (
     verify,
 )
 from ftis_node.records.peer_messages import PeerStats
+from tests.records.wire_example import sign_peer_info
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +127,5 @@ def test_a_record_with_measurements_out_of_bounds_is_refused(stats: pb.PeerStats
     identity = Identity.generate()
     info = pb.PeerInfo.FromString(pb.PeerRecord.FromString(seal_peer_record(_record(identity), identity)).body)
     info.stats.CopyFrom(stats)
-    body = info.SerializeToString()
-    data = pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
     with pytest.raises(RecordError, match="malformed"):
-        open_peer_record(data)
+        open_peer_record(sign_peer_info(info.SerializeToString(), identity))

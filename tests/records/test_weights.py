@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group, unpack_group
-from ftis_node.records.identity import WEIGHTS_DOMAIN, Identity
+from ftis_node.records.identity import Identity
 from ftis_node.records.weights import (
     WeightsOffer,
     WeightsPart,
@@ -20,7 +21,7 @@ from ftis_node.records.weights import (
     seal_offer,
 )
 from tests.conftest import RUN_ID, TOKENIZER, make_group
-from tests.records.wire_example import hash_chunks
+from tests.records.wire_example import hash_chunks, sign_weights_info
 
 OTHER = Identity.from_seed(bytes(reversed(range(32))))
 
@@ -58,8 +59,6 @@ def test_the_last_chunk_has_the_remaining_bytes(identity: Identity) -> None:
 
 
 def test_a_list_of_hashes_must_match_the_offer(identity: Identity) -> None:
-    import hashlib
-
     hashes = hash_chunks([b"a", b"b", b"c"])
     offer = make_offer(identity, chunks_sha256=hashlib.sha256(hashes).digest())
     assert offer.lists(hashes)
@@ -109,10 +108,8 @@ def test_a_signed_offer_out_of_bounds_is_refused(identity: Identity, changes: di
     for name, value in changes.items():
         info.ClearField(name)  # type: ignore[arg-type]
         info.MergeFrom(pb.WeightsInfo(**{name: value}))
-    body = info.SerializeToString()
-    data = pb.WeightsOffer(body=body, signature=identity.sign(WEIGHTS_DOMAIN, body)).SerializeToString()
     with pytest.raises(RecordError) as caught:
-        open_offer(data)
+        open_offer(sign_weights_info(info.SerializeToString(), identity))
     assert caught.value.reason == reason
 
 

@@ -7,10 +7,11 @@ import hashlib
 import numpy as np
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
-from ftis_node.records.identity import Identity
+from ftis_node.records.identity import PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
 from ftis_node.records.peer_messages import BackfillRequest
 
 IDENTITY = Identity.from_seed(bytes(range(32)))
@@ -68,6 +69,16 @@ def member() -> bytes:
     """Return a directory entry: a member of the run with one address."""
     payload = pack_member([ADDRESS], num_shards=8)
     return sign_entry(IDENTITY, EntryKind.MEMBER, RUN_ID, payload, expires_at=EXPIRES_AT)
+
+
+def sign_peer_info(body: bytes, identity: Identity = IDENTITY) -> bytes:
+    """Return the directory record of a body, signed by `identity`."""
+    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+
+
+def sign_weights_info(body: bytes, identity: Identity = IDENTITY) -> bytes:
+    """Return the weight offer of a body, signed by `identity`."""
+    return pb.WeightsOffer(body=body, signature=identity.sign(WEIGHTS_DOMAIN, body)).SerializeToString()
 
 
 def hash_chunks(chunks: list[bytes]) -> bytes:

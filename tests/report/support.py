@@ -1,4 +1,4 @@
-"""A home made by hand of a node with an eventful run, among peers that write HTML wherever they may write."""
+"""A home with many kinds of events, and peers whose texts contain HTML."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ME, PEER = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 
 
 
 def write_home(root: Path) -> Home:
-    """Events, status, peers and a buffer of four groups."""
+    """Write events, status, peers and a buffer with two groups."""
     home = Home(root)
     home.create()
     home.events.write_text("".join(json.dumps(event) + "\n" for event in _events()))
     status = json.loads(_status().to_json()) | {"peers": [_peer()]}
     home.status.write_text(json.dumps(status))
-    home.run_toml.write_text(f"# {ATTACK}\nname = 'hand-made'\n")
+    home.run_toml.write_text(f"# {ATTACK}\nname = 'fixed'\n")
     _fill(home)
     return home
 
 
 def step_events() -> list[dict[str, Any]]:
-    """The steps, with a number in each field that no other has."""
+    """Return the step events, with figures that tests compare."""
     return [
         {
             **{"time": BEGAN_AT + 10 * step, "event": "step", "step": step, "reward_mean": step / 100},
@@ -81,7 +81,7 @@ def _events() -> list[dict[str, Any]]:
 def _status() -> Status:
     return Status(
         node=NodeStatus(peer_id=ME.peer_id, name="ann", version="0.1.0", addresses=["/ip4/203.0.113.7/tcp/4001"]),
-        run=RunStatus(id="ab" * 16, name="hand-made", method="ftis", task="arithmetic"),
+        run=RunStatus(id="ab" * 16, name="fixed", method="ftis", task="arithmetic"),
         model=ModelStatus(name=ATTACK, parameters=1000, trainable_parameters=10),
         learner=LearnerStatus(step=NUM_STEPS),
     )
@@ -98,10 +98,12 @@ def _peer() -> dict[str, Any]:
 
 def _fill(home: Home) -> None:
     buffer = ReplayBuffer(home.replay)
-    rude = make_text_group(PEER, number=2)
-    rude = replace(rude, model=ATTACK, completions=(replace(rude.completions[0], text=ATTACK), rude.completions[1]))
-    kept = [(make_group(ME), None, ME), (rude.in_tokens([[1, 2], [3]]), rude, PEER)]
-    for group, text, sender in kept:
+    hostile = make_text_group(PEER, number=2)
+    hostile = replace(
+        hostile, model=ATTACK, completions=(replace(hostile.completions[0], text=ATTACK), hostile.completions[1])
+    )
+    groups = [(make_group(ME), None, ME), (hostile.in_tokens([[1, 2], [3]]), hostile, PEER)]
+    for group, text, sender in groups:
         envelope = seal_group(text or group, sender)
         retells = text.retells if text else None
         accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), retells)

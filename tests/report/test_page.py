@@ -1,4 +1,4 @@
-"""The page of a run: it holds all that it shows, its numbers are the trail's, and what peers wrote stays text."""
+"""The page of a run is self-contained, has the figures of the event log, and escapes the texts of peers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ftis_node.swarm.reasons import REFUSALS, full_sentence
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
 
-ALONE = {"meta", "br", "img", "link", "input", "hr"}
+VOID_TAGS = {"meta", "br", "img", "link", "input", "hr"}
 MIDDLE = ATTACK[ATTACK.index("<img") : ATTACK.index("\x1b")]
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, the text of each element in order, and whether tags close as they opened."""
+    """Tags with attributes, and the text of each element in order; it asserts that tags are nested."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ALONE:
+        if tag not in VOID_TAGS:
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -51,7 +51,7 @@ class Page(HTMLParser):
             self.texts.append((self._open[-1], data.strip()))
 
     def rows(self) -> list[list[str]]:
-        """The cells of every table row, as plain text."""
+        """Return the cells of every table row as plain text."""
         cells = (
             re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
             for row in re.findall(r"<tr>(.*?)</tr>", self.source, re.S)
@@ -67,7 +67,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(folder / "run.html")
 
 
-def test_the_page_asks_for_nothing_and_runs_nothing(page: Page) -> None:
+def test_the_page_loads_no_resource_and_runs_no_script(page: Page) -> None:
     names = {tag for tag, _ in page.tags}
     assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "video", "audio", "use"}
     for tag, attributes in page.tags:
@@ -80,19 +80,19 @@ def test_the_page_asks_for_nothing_and_runs_nothing(page: Page) -> None:
     assert any("default-src 'none'" in (attributes.get("content") or "") for _, attributes in page.tags)
 
 
-def test_what_peers_wrote_is_text_and_steers_nothing(page: Page) -> None:
+def test_texts_of_peers_are_escaped(page: Page) -> None:
     shown = [text for _, text in page.texts if MIDDLE in text]
-    assert len(shown) >= 6, "the peer's name, model, ban, reason, completion; our own model's name"
+    assert len(shown) >= 6, "the peer's name, model, ban, reason and completion, and the node's model"
     assert "\x1b" not in page.source
     assert "\u202e" not in page.source
 
 
-def test_the_figures_are_those_of_the_trail(page: Page) -> None:
+def test_the_figures_are_those_of_the_event_log(page: Page) -> None:
     strong = [text for tag, text in page.texts if tag == "strong"]
     last_ten = sum(event["reward_mean"] for event in step_events()[-10:]) / 10
     assert strong[:3] == [str(NUM_STEPS), "75 %".replace(" ", "\N{NO-BREAK SPACE}"), f"{last_ten:.3f}"]
-    assert "62.5\N{NO-BREAK SPACE}%" in strong, "300 of 480 groups were of peers"
-    assert strong[5] == "38", "refused"
+    assert "62.5\N{NO-BREAK SPACE}%" in strong, "300 of 480 groups are foreign"
+    assert strong[5] == "38", "38 groups were rejected"
     rows = page.rows()
     assert [f"reward_mismatch {full_sentence('reward_mismatch')}", "37"] in rows
     assert [row[:4] for row in rows if row[1:2] == ["arithmetic"]] == [
@@ -105,22 +105,22 @@ def test_the_figures_are_those_of_the_trail(page: Page) -> None:
     assert idle[-1] == "5"
 
 
-def test_what_is_not_known_is_no_part_of_a_mean() -> None:
+def test_unknown_values_are_left_out_of_a_mean() -> None:
     assert mean([1.0, None, 3.0]) == 2.0
     assert mean([None]) is None
 
 
-def test_no_part_of_a_chart_makes_a_phone_scroll_sideways(page: Page) -> None:
+def test_the_columns_of_a_chart_are_within_its_width(page: Page) -> None:
     columns = re.findall(r'<i class="[lr]" style="left:([\d.-]+)%;width:([\d.]+)%"', page.source)
     assert len(columns) > 2 * NUM_STEPS
-    beyond = [(left, width) for left, width in columns if float(left) < 0 or float(left) + float(width) > 100.01]
-    assert not beyond
+    outside = [(left, width) for left, width in columns if float(left) < 0 or float(left) + float(width) > 100.01]
+    assert not outside
 
 
-def test_a_chart_ends_where_the_trail_ends(page: Page) -> None:
-    told = [attributes["data-tip"] for tag, attributes in page.tags if tag == "i" and "data-tip" in attributes]
-    assert f"step {NUM_STEPS}\nreward 0.600" in told
-    assert f"step {NUM_STEPS}\nown 3\nfrom peers 5" in told, "stacked, but told as they are"
+def test_a_chart_ends_at_the_last_step(page: Page) -> None:
+    tips = [attributes["data-tip"] for tag, attributes in page.tags if tag == "i" and "data-tip" in attributes]
+    assert f"step {NUM_STEPS}\nreward 0.600" in tips
+    assert f"step {NUM_STEPS}\nown 3\nfrom peers 5" in tips, "the columns are stacked, but the tip has each value"
     stacked = page.source[page.source.index("Groups of each step") :]
     assert re.findall(r'<span style="top:[^>]*>(\d+)</span>', stacked)[:6] == ["0", "2", "4", "6", "8", "10"][:5] + [
         "0"
@@ -129,8 +129,8 @@ def test_a_chart_ends_where_the_trail_ends(page: Page) -> None:
     assert "Loss: loss from −0.001 to −0.060" in labels
 
 
-def test_what_happened_is_told_in_order(page: Page) -> None:
-    told = [re.sub(r"<[^>]+>", "", text) for text in re.findall(r"</time><span>(.*?)</span>", page.source, re.S)]
+def test_the_timeline_has_the_events_in_order(page: Page) -> None:
+    entries = [re.sub(r"<[^>]+>", "", text) for text in re.findall(r"</time><span>(.*?)</span>", page.source, re.S)]
     expected = [
         "Started",
         "Joined: ",
@@ -145,32 +145,32 @@ def test_what_happened_is_told_in_order(page: Page) -> None:
     expected += ["Resumed at step 46 of a checkpoint; this home recorded 44"]
     expected += ["clock was moved by -3,600 s", "Caught up with missed groups: 321"]
     expected += ["Stopped at step 60"]
-    assert len(told) == len(expected)
-    for part, text in zip(expected, told, strict=True):
+    assert len(entries) == len(expected)
+    for part, text in zip(expected, entries, strict=True):
         assert part in text
 
 
-def test_neither_address_nor_path_of_the_machine_is_named(page: Page, tmp_path: Path) -> None:
+def test_the_page_has_no_address_or_path_of_the_machine(page: Page, tmp_path: Path) -> None:
     assert "203.0.113.7" not in page.source
     assert "someone" not in page.source
     assert str(tmp_path.parent.parent) not in page.source
 
 
-def test_a_node_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_a_node_without_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = Home(tmp_path / "home")
     home.create()
-    one = '{"time":2.0,"event":"eval","step":0,"task":"arithmetic","pass_at_1":0.1,"n":8}'
-    home.events.write_text('{"time":1.0,"event":"start"}\n' + one + "\n")
+    evaluation = '{"time":2.0,"event":"eval","step":0,"task":"arithmetic","pass_at_1":0.1,"n":8}'
+    home.events.write_text('{"time":1.0,"event":"start"}\n' + evaluation + "\n")
     out = tmp_path / "none.html"
     assert run(["report", "--home", str(home.root), "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     page = Page(out)
     assert "has completed no step yet" in page.source
-    assert "figure" not in {tag for tag, _ in page.tags}, "no curve through one point"
+    assert "figure" not in {tag for tag, _ in page.tags}, "one point has no curve"
     assert ["0", "arithmetic", "0.100", "8"] in [row[:4] for row in page.rows()]
 
 
-def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_use_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--home", str(tmp_path)]) == 2
     home = write_home(tmp_path / "home")
     assert run(["report", "--home", str(home.root), "--out", str(tmp_path / "no/where.html")]) == 2
@@ -179,7 +179,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "cannot write" in second
 
 
-def test_a_long_run_stays_within_bounds(tmp_path: Path) -> None:
+def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     with home.events.open("w") as events:
@@ -195,21 +195,21 @@ def test_a_long_run_stays_within_bounds(tmp_path: Path) -> None:
     assert f"{4_000 - MAX_FIRST - MAX_LAST:,} events in the middle are left out" in source
 
 
-def test_few_refusals_are_no_moment_and_a_changing_step_ends_a_row() -> None:
+def test_few_rejections_are_left_out_and_an_effective_step_ends_an_entry_of_skipped_ones() -> None:
     log = TimelineBuilder()
     for second in range(9):
         log.add({"time": second, "event": "refused", "reason": "stale"})
     for step, skipped in ((1, "x"), (2, None), (3, "x")):
         log.add({"time": 10 + step, "event": "step", "step": step, "skipped": skipped})
-    kept, left_out = log.finish()
-    assert [(entry.kind, entry.first["step"], entry.count) for entry in kept] == [
+    entries, left_out = log.finish()
+    assert [(entry.kind, entry.first["step"], entry.count) for entry in entries] == [
         ("step_skipped", 1, 1),
         ("step_skipped", 3, 1),
     ]
     assert left_out == 0
 
 
-def test_every_reason_of_validation_has_its_sentence() -> None:
+def test_every_rejection_reason_has_a_sentence() -> None:
     assert set(REFUSALS) == set(ROWS)
 
 
@@ -217,14 +217,14 @@ def test_every_reason_of_validation_has_its_sentence() -> None:
     ("low", "high"),
     [(0.0, 0.0), (0.0, 1e-16), (3.2e-16, 3.3e-16), (-1e-17, 0.0), (5.0, 5.0), (0.1, 0.1 + 1e-16), (0, 7)],
 )
-def test_an_axis_has_a_length_whatever_is_drawn(low: float, high: float) -> None:
+def test_an_axis_has_a_length_for_any_values(low: float, high: float) -> None:
     marks = ticks(low, high)
     assert marks == sorted(set(marks))
     assert 2 <= len(marks) <= 7
     assert marks[0] <= low + 1e-9 * abs(low) and marks[-1] >= high - 1e-9 * abs(high)
 
 
-def test_the_style_sheet_knows_every_class_of_the_page() -> None:
+def test_the_style_sheet_defines_every_class_of_the_page() -> None:
     folder = Path(html_page.__file__).parent
     used = re.findall(r'class="([a-z ]+)"', (folder / "page.html.j2").read_text(encoding="utf-8"))
     known = set(re.findall(r"\.([a-z]+)", (folder / "page.css").read_text(encoding="utf-8")))

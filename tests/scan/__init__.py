@@ -1,1 +1,1 @@
-"""What `make scan` looks for: faults that bandit knows, secrets in the repository, dependencies with known holes."""
+"""`make scan`: bandit's findings, secrets in the repository, known vulnerabilities of dependencies."""

@@ -1,8 +1,7 @@
-"""`make scan`, `python -m tests.scan`: bandit over the package, secrets in the repository, known holes in dependencies.
+"""`make scan`, `python -m tests.scan`: bandit on the package, secrets in the repository, vulnerable dependencies.
 
-The three run side by side. Each says what it found, and the seconds that it took. The last needs data of an index that
-not every machine reaches: then it names what it did not check and the scan goes on, for a machine without a network
-must be able to test; `--strict` makes that a fault, too.
+The three scanners run in parallel. Each prints its findings and its seconds. The audit of dependencies needs data of an
+index. Without that data it lists the packages that it did not check, and the scan passes; with `--strict` it fails.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
-PROBE = "idna==3.7"  # has a known hole: an index whose data is at hand tells of it
+PROBE = "idna==3.7"  # has a known vulnerability: an index with data reports it
 AUDIT_LIMIT_S = 240
 
 
 class Outcome(NamedTuple):
-    """What one of the three said. `gaps`: what it could not look at."""
+    """The result of one scanner. `gaps`: what it did not check."""
 
     faults: list[str]
     gaps: str = ""
 
 
 def bandit() -> Outcome:
-    """bandit over ftis_node, by its section in pyproject.toml."""
+    """Run bandit on ftis_node with its section of pyproject.toml."""
     command = [sys.executable, "-m", "bandit", "--quiet", "--recursive", "ftis_node", "--configfile", "pyproject.toml"]
     done = _run([*command, "--format", "custom", "--msg-template", "{relpath}:{line}: {test_id} {msg}"])
     if done.returncode not in (0, 1):
@@ -43,31 +42,35 @@ def bandit() -> Outcome:
 
 
 def secrets() -> Outcome:
-    """Our own search for secrets."""
+    """Search the repository for secrets."""
     return Outcome(secrets_of(ROOT))
 
 
 def audit() -> Outcome:
-    """pip-audit over what is installed here."""
+    """Run pip-audit on the installed packages."""
     installed = sorted({one.metadata["Name"].lower() for one in distributions()})
-    unchecked = f"{len(installed)} packages were NOT checked for known holes: {', '.join(installed)}"
+    unchecked = f"{len(installed)} packages were NOT checked for known vulnerabilities: {', '.join(installed)}"
     try:
-        told = _audited("--requirement", "/dev/stdin", "--no-deps", "--disable-pip", given=PROBE)
-        if not any(one.get("vulns") for one in told):
+        audited = _audited("--requirement", "/dev/stdin", "--no-deps", "--disable-pip", given=PROBE)
+        if not any(one.get("vulns") for one in audited):
             return Outcome([], f"pip-audit's data cannot be reached; {unchecked}")
-        told = _audited("--local", "--skip-editable")
+        audited = _audited("--local", "--skip-editable")
     except (subprocess.TimeoutExpired, ValueError) as error:
         return Outcome([], f"pip-audit did not answer ({type(error).__name__}); {unchecked}")
-    skipped = [f"{one['name']} ({one['skip_reason']})" for one in told if "skip_reason" in one]
-    faults = [f"{one['name']} {one['version']}: {hole['id']}" for one in told for hole in one.get("vulns", [])]
+    skipped = [f"{one['name']} ({one['skip_reason']})" for one in audited if "skip_reason" in one]
+    faults = [
+        f"{one['name']} {one['version']}: {vulnerability['id']}"
+        for one in audited
+        for vulnerability in one.get("vulns", [])
+    ]
     return Outcome(faults, f"{len(skipped)} packages were NOT checked: {', '.join(skipped)}" if skipped else "")
 
 
 def _audited(*arguments: str, given: str = "") -> list[dict[str, object]]:
-    """What pip-audit tells of each package. Raises ValueError where that is no JSON."""
+    """Return pip-audit's report on each package. Raises ValueError if it is no JSON."""
     command = [sys.executable, "-m", "pip_audit", "--progress-spinner", "off", "--format", "json", *arguments]
-    answer = json.loads(_run(command, given=given).stdout)
-    return list(answer["dependencies"])
+    report = json.loads(_run(command, given=given).stdout)
+    return list(report["dependencies"])
 
 
 def _run(command: list[str], *, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -76,19 +79,19 @@ def _run(command: list[str], *, given: str = "") -> subprocess.CompletedProcess[
     )
 
 
-def timed(look: Callable[[], Outcome]) -> tuple[str, Outcome, float]:
-    """A look's name, what it found, and its seconds."""
+def timed(scanner: Callable[[], Outcome]) -> tuple[str, Outcome, float]:
+    """Return a scanner's name, its outcome and its seconds."""
     began = time.monotonic()
-    outcome = look()
-    return look.__name__, outcome, time.monotonic() - began
+    outcome = scanner()
+    return scanner.__name__, outcome, time.monotonic() - began
 
 
 def main(arguments: list[str]) -> int:
-    """0 where nothing was found."""
-    with ThreadPoolExecutor() as side_by_side:
-        looks = list(side_by_side.map(timed, (bandit, secrets, audit)))
+    """Run all scanners and print their findings; return 0 if there are none."""
+    with ThreadPoolExecutor() as executor:
+        results = list(executor.map(timed, (bandit, secrets, audit)))
     num_faults = 0
-    for name, outcome, took_s in looks:
+    for name, outcome, took_s in results:
         for fault in outcome.faults:
             sys.stdout.write(f"{fault}\n")
         if outcome.gaps:

@@ -1,6 +1,6 @@
-"""Secrets in the repository: every file that git tracks, line by line, for what keys and tokens look like.
+"""Search each line of every tracked file for the forms of keys and tokens.
 
-A line that only looks so has `not-a-secret` in it, and says by that that somebody looked.
+The mark `not-a-secret` excludes a line that a person has reviewed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ MAX_BYTES = 4 << 20
 
 
 def tracked_files(root: Path) -> list[Path]:
-    """What git has of the repository, and what is new and not ignored."""
+    """Return the files that git tracks, and new ones that it does not ignore."""
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
     return [root / name for name in names if name and (root / name).is_file()]
 
 
 def secrets_in(text: str) -> Iterator[tuple[int, str]]:
-    """The number of each line that has one, and its kind."""
+    """Yield the number and the kind of each line with a secret."""
     for number, line in enumerate(text.splitlines(), start=1):
         if MARK not in line:
             yield from ((number, kind) for kind, pattern in KINDS.items() if pattern.search(line))
 
 
 def secrets_of(root: Path) -> list[str]:
-    """A line for each secret of a repository. It names the place, and does not repeat the secret."""
+    """Return one line per secret: its place and kind, not the secret."""
     found = []
     for path in tracked_files(root):
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""`make scan` finds what it looks for, and says what it could not look at."""
+"""`make scan` finds secrets, vulnerable dependencies and unsafe code, and lists what it did not check."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ DIGITS = "a1b2c3d4e5f6a7b8c9d0"
         ("password = '" + DIGITS + "'", "password"),
     ],
 )
-def test_each_kind_of_secret_is_found_and_may_be_said_to_be_none(line: str, kind: str) -> None:
+def test_each_kind_of_secret_is_found_unless_it_is_marked(line: str, kind: str) -> None:
     assert list(secrets_in(f"first\n{line}\n")) == [(2, kind)]
     assert list(secrets_in(f"{line}  # not-a-secret: an example")) == []
 
 
-def test_the_files_that_git_has_are_looked_through_and_a_finding_does_not_repeat_the_secret(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed: `apt-get install git`")
+def test_tracked_and_new_files_are_searched_and_a_finding_does_not_repeat_the_secret(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     (tmp_path / ".gitignore").write_text("ignored\n")
     for name in ("new.txt", "ignored"):
@@ -45,7 +46,7 @@ def test_the_files_that_git_has_are_looked_through_and_a_finding_does_not_repeat
     assert secrets_of(tmp_path) == ["new.txt:1: password"]
 
 
-def test_where_the_index_has_no_data_every_package_is_named_and_nothing_is_called_sound(
+def test_without_data_of_the_index_every_package_is_listed_as_not_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     skips: list[dict[str, Any]] = [{"name": "idna", "skip_reason": "not found"}]
@@ -53,22 +54,25 @@ def test_where_the_index_has_no_data_every_package_is_named_and_nothing_is_calle
     outcome = scan.audit()
     assert not outcome.faults
     assert "NOT checked" in outcome.gaps and "torch" in outcome.gaps.split(": ")[-1].split(", ")
-    holes = [{"name": "idna", "version": "3.7", "vulns": [{"id": "A-1"}]}, {"name": "own", "skip_reason": "unknown"}]
-    monkeypatch.setattr(scan, "_audited", lambda *arguments, given="": holes)
+    vulnerable = [
+        {"name": "idna", "version": "3.7", "vulns": [{"id": "A-1"}]},
+        {"name": "own", "skip_reason": "unknown"},
+    ]
+    monkeypatch.setattr(scan, "_audited", lambda *arguments, given="": vulnerable)
     assert scan.audit() == scan.Outcome(["idna 3.7: A-1"], "1 packages were NOT checked: own (unknown)")
 
 
 @pytest.mark.parametrize(("gaps", "arguments", "code"), [("", [], 0), ("x", [], 0), ("x", ["--strict"], 1)])
-def test_a_gap_is_a_fault_only_where_one_asks_for_it(
+def test_a_gap_fails_the_scan_only_with_strict(
     monkeypatch: pytest.MonkeyPatch, gaps: str, arguments: list[str], code: int
 ) -> None:
     for name in ("bandit", "secrets", "audit"):
         monkeypatch.setattr(scan, name, lambda: scan.Outcome([], gaps))
-    monkeypatch.setattr(scan, "timed", lambda look: ("look", look(), 0.0))
+    monkeypatch.setattr(scan, "timed", lambda scanner: ("scanner", scanner(), 0.0))
     assert scan.main(arguments) == code
 
 
-def test_every_rule_that_is_not_looked_for_has_its_reason() -> None:
+def test_every_disabled_rule_has_a_reason() -> None:
     settings = (ROOT / "pyproject.toml").read_text()
     skips = settings[settings.index("[tool.bandit]") :].split("]\n")[1]
     lines = [line for line in skips.splitlines() if '"B' in line]
@@ -78,13 +82,12 @@ def test_every_rule_that_is_not_looked_for_has_its_reason() -> None:
     assert all(re.search(r"# nosec B\d+: .{10,}", line) for line in marks if "nosec" in line)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed: `apt-get install git`")
-def test_bandit_with_our_settings_still_finds_a_shell_and_a_pickle(tmp_path: Path) -> None:
+def test_bandit_with_our_settings_finds_a_shell_and_a_pickle(tmp_path: Path) -> None:
     pytest.importorskip("bandit")
-    (tmp_path / "bad.py").write_text(
+    (tmp_path / "unsafe.py").write_text(
         "import pickle, subprocess\nsubprocess.run('ls ' + x, shell=True)\npickle.loads(y)\n"
     )
-    command = [sys.executable, "-m", "bandit", "-q", "-c", str(ROOT / "pyproject.toml"), str(tmp_path / "bad.py")]
+    command = [sys.executable, "-m", "bandit", "-q", "-c", str(ROOT / "pyproject.toml"), str(tmp_path / "unsafe.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert {"B602", "B301", "B403"} <= set(re.findall(r"\bB\d+", done.stdout))

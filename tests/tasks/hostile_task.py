@@ -1,4 +1,4 @@
-"""A task whose texts are orders to misbehave, for tests of the scoring process."""
+"""A task whose texts name a fault, for tests of the scoring process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ftis_node.tasks.base import TaskItem
 
 
 class HostileTask:
-    """Scores a number as itself; any other text names what goes wrong."""
+    """Scores a number as itself; any other text names the fault that scoring has."""
 
     name: ClassVar[str] = "hostile"
     split: ClassVar[str] = "train"
@@ -36,7 +36,7 @@ class HostileTask:
         match completion_text:
             case "sleep":
                 time.sleep(600)
-            case "stuck":  # in C code that holds the interpreter's lock and runs no Python signal handler
+            case "stuck":  # C code that holds the interpreter's lock and runs no Python signal handler
                 return float(sum(range(10**13)))
             case "memory":
                 mmap.mmap(-1, 2 << 30).close()
@@ -46,21 +46,21 @@ class HostileTask:
             case "exit":
                 os._exit(0)
             case "raise":
-                raise RuntimeError("as ordered")
+                raise RuntimeError("the requested error")
             case "pid":
                 return 1 / os.getpid()
         return 1.0 if completion_text.startswith("<think>") else float(completion_text)
 
 
 class DyingTask(HostileTask):
-    """Kills every process that loads it."""
+    """Ends every process that scores with it."""
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         os._exit(3)
 
 
 class HangingTask(HostileTask):
-    """Never gets ready."""
+    """Never ends scoring, so that its process is never ready."""
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         time.sleep(600)
@@ -68,7 +68,7 @@ class HangingTask(HostileTask):
 
 
 class UnpicklableTask(HostileTask):
-    """Holds what cannot travel to another process."""
+    """Has an attribute that cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-r"""Limits of an answer: what is too costly for a parser is a wrong answer at once, and honest answers stay within them.
+r"""Limits of an answer: an answer that is too costly for a parser is wrong without parsing; ordinary answers pass.
 
-A sample of real-looking answers is here; `python -m tests.tasks.test_answer_limits FILE...` checks whole data sets.
+`ORDINARY` is a sample; `python -m tests.tasks.test_answer_limits FILE...` checks whole data sets.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pytest
 from ftis_node.tasks.answers import answers_agree
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
 from ftis_node.tasks.rg import ReasoningGymTask
-from tests.tasks.bombs import BOMBS
+from tests.tasks.completions import COSTLY_ANSWERS
 
-MOST_S = 0.1
-HONEST = (
+MAX_S = 0.1
+ORDINARY = (
     *("72", "-3", "1,080", "0.5", "$18", "10 apples", "The answer is $72$.", r"\boxed{72}", "1234567.89", "50\\%"),
     *(r"\left( 3, \frac{\pi}{2} \right)", r"\begin{pmatrix} -1/3 \\ 2/3 \\ 5/3 \end{pmatrix}", "p - q", "(3,4]"),
     *("x^8 + x^7 + x^6 + x^5 + x^4 + x^3 + x^2 + x + 1", r"11,\! 111,\! 111,\! 100", r"(-\infty, 2) \cup (3, \infty)"),
@@ -36,19 +36,19 @@ HONEST = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", HONEST)
-def test_honest_answers_stay_within_the_limits(answer: str) -> None:
+@pytest.mark.parametrize("answer", ORDINARY)
+def test_ordinary_answers_are_within_the_limits(answer: str) -> None:
     assert is_within_limits(answer)
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_a_wrong_answer_at_once(bomb: str) -> None:
+@pytest.mark.parametrize("costly", COSTLY_ANSWERS)
+def test_a_costly_answer_is_wrong_without_parsing(costly: str) -> None:
     began = time.process_time()
-    assert not is_within_limits(bomb)
-    for answer in (bomb, f"${bomb}$", f"\\boxed{{{bomb}}}"):
+    assert not is_within_limits(costly)
+    for answer in (costly, f"${costly}$", f"\\boxed{{{costly}}}"):
         assert not answers_agree("72", answer)
         assert not answers_agree("x^2 + 1", answer)
-    assert time.process_time() - began < MOST_S
+    assert time.process_time() - began < MAX_S
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,9 @@ def test_a_bomb_is_a_wrong_answer_at_once(bomb: str) -> None:
         "\u0663^\u0663",
     ],
 )
-def test_whatever_is_read_ends_in_an_answer(text: str) -> None:
-    assert is_within_limits(text) in (True, False)
+def test_malformed_text_is_a_wrong_answer_and_no_error(text: str) -> None:
+    is_within_limits(text)
+    assert not answers_agree("72", text)
 
 
 def test_the_limits_hold_for_the_parsed_tasks_of_reasoning_gym() -> None:
@@ -79,11 +80,11 @@ def test_the_limits_hold_for_the_parsed_tasks_of_reasoning_gym() -> None:
     assert task.score(item, f"<think></think><answer>{item.answer}</answer>") == 1.0
     began = time.process_time()
     assert task.score(item, "<think></think><answer>(x + 1)**999*(x + 2)**999</answer>") == 0.0
-    assert time.process_time() - began < MOST_S
+    assert time.process_time() - began < MAX_S
 
 
 def _answers(file: Path) -> list[str]:
-    """The reference of each line, and what stands in a box in its solution."""
+    """Return the reference of each line, and each boxed answer in its solution."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     references = [row["answer"].rpartition("####")[2].strip() for row in rows]
     box = r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
@@ -93,7 +94,7 @@ def _answers(file: Path) -> list[str]:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         answers = _answers(Path(name))
-        dressed = [form.format(answer) for answer in answers for form in ("{}", "${}$", r"\boxed{{{}}}", "It is ${}$.")]
-        beyond = [answer for answer in dressed if not is_within_limits(answer)]
-        counts = f"{len(answers)} answers, {len(dressed)} forms, {len(beyond)} beyond the limits"
-        print(f"{name}: {counts}: {beyond[:5]}")  # noqa: T201
+        forms = [form.format(answer) for answer in answers for form in ("{}", "${}$", r"\boxed{{{}}}", "It is ${}$.")]
+        outside = [answer for answer in forms if not is_within_limits(answer)]
+        counts = f"{len(answers)} answers, {len(forms)} forms, {len(outside)} beyond the limits"
+        print(f"{name}: {counts}: {outside[:5]}")  # noqa: T201

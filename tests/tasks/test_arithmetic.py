@@ -1,4 +1,4 @@
-"""The task `arithmetic`: the same problems everywhere, as docs/train/tasks.md describes them."""
+"""The task `arithmetic` has the problems that docs/train/tasks.md describes, the same on every machine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ftis_node.tasks.base import Task
 NUM_DRAWS = 4000
 
 
-def test_the_example_in_the_header() -> None:
+def test_the_first_problem() -> None:
     item = ArithmeticTask("train")[0]
     assert item.prompt == ({"role": "user", "content": "25-15="},)
     assert item.answer == "10"
     assert item.ref == PromptRef("arithmetic", "train", 0)
 
 
-def test_the_first_problems_stay_what_they_are() -> None:
-    """Nodes of two releases that disagree here would refuse each other"s groups."""
+def test_the_first_problems_do_not_change() -> None:
+    """Nodes of two releases with different problems would reject each other's groups."""
     first = [ArithmeticTask("train").problem(index).text for index in range(8)]
     assert first == ["25-15=", "98-68=", "69+11=", "76+16=", "36+63=", "72-24=", "53+35=", "10+74="]
 
@@ -48,7 +48,7 @@ def test_the_first_problems_stay_what_they_are() -> None:
         ("hard", "train", "58a426e55e356218"),
     ],
 )
-def test_every_spec_keeps_its_problems(parts: str, split: str, digest: str) -> None:
+def test_the_problems_of_every_spec_do_not_change(parts: str, split: str, digest: str) -> None:
     task = ArithmeticTask(split, parts=parts)
     texts = " ".join(task.problem(index).text for index in range(min(len(task), 3000)))
     assert blake2b(texts.encode(), digest_size=8).hexdigest() == digest
@@ -66,7 +66,7 @@ def test_every_spec_keeps_its_problems(parts: str, split: str, digest: str) -> N
     ],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_parts_by_how_hard_they_are(parts: str, kind: str, crosses: bool, split: str) -> None:
+def test_each_part_has_its_kind_and_difficulty(parts: str, kind: str, crosses: bool, split: str) -> None:
     problems = _problems(split, parts)
     assert len(problems) > 100
     for problem in problems:
@@ -75,13 +75,13 @@ def test_parts_by_how_hard_they_are(parts: str, kind: str, crosses: bool, split:
         assert (sum(ones) > 9 if kind == "add" else ones[0] < ones[1]) == crosses
 
 
-def test_the_parts_by_difficulty_hold_out_what_their_kind_does() -> None:
+def test_the_parts_by_difficulty_share_the_held_out_problems_of_their_kind() -> None:
     assert _problems("test", "easy")[0] in _problems("test", "add")
     assert {*_problems("test", "easy"), *_problems("test", "medium")} == set(_problems("test", "add"))
     assert set(_problems("test", "hard")) < set(_problems("test", "sub"))
 
 
-def test_another_process_makes_the_same_problems() -> None:
+def test_another_process_has_the_same_problems() -> None:
     code = (
         "from ftis_node.tasks.arithmetic import ArithmeticTask\n"
         "import sys; sys.stdout.write(' '.join(ArithmeticTask(s).problem(i).text for s in ('train', 'test') "
@@ -94,7 +94,7 @@ def test_another_process_makes_the_same_problems() -> None:
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_no_held_out_problem_is_ever_trained_on_not_even_turned_round(parts: str) -> None:
+def test_no_held_out_problem_is_trained_on_in_either_order(parts: str) -> None:
     held_out = {problem.canonical for problem in _problems("test", "both")}
     trained = {problem.canonical for problem in _problems("train", parts)}
     assert len(trained) > 350
@@ -108,14 +108,14 @@ def test_a_part_with_its_own_test_split_has_500_different_problems(parts: str) -
     assert len(set(problems)) == len(problems) == 500
 
 
-def test_the_held_out_problems_are_distinct_and_the_parts_share_them() -> None:
+def test_held_out_problems_are_distinct_and_belong_to_the_parts() -> None:
     both = [problem.canonical for problem in _problems("test", "both")]
     assert len(set(both)) == len(both) == 512
     assert set(both) == {problem.canonical for part in ("add", "sub") for problem in _problems("test", part)}
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_operands_and_answers_have_two_digits_and_are_right(split: str) -> None:
+def test_operands_and_answers_have_two_digits_and_answers_are_right(split: str) -> None:
     for problem in _problems(split, "both"):
         sign = 1 if problem.kind == "add" else -1
         assert problem.answer == problem.left + sign * problem.right
@@ -127,7 +127,7 @@ def test_the_text_of_a_problem() -> None:
     assert ArithmeticProblem("sub", 42, 25).text == "42-25="
 
 
-def test_the_kinds_are_even_and_a_part_asks_its_own_only() -> None:
+def test_both_kinds_are_equally_frequent_and_a_part_has_one_kind() -> None:
     num_sums = sum(problem.kind == "add" for problem in _problems("train", "both"))
     assert 0.45 < num_sums / NUM_DRAWS < 0.55
     assert {problem.kind for problem in _problems("train", "add")} == {"add"}
@@ -153,25 +153,28 @@ def test_lengths_and_names() -> None:
 
 @pytest.mark.parametrize(
     ("completion", "reward"),
-    [("42", 1.0), (" 42\n", 1.0), ("43", 0.0), ("4 2", 0.0), ("042", 0.0), ("42.", 0.0), ("=42", 0.0), ("", 0.0)],
-)
-def test_only_the_answer_itself_is_rewarded(completion: str, reward: float) -> None:
+    [
+        ("42", 1.0), (" 42\n", 1.0), ("43", 0.0), ("4 2", 0.0), ("042", 0.0), ("42.", 0.0), ("=42", 0.0), ("", 0.0),
+        ("+42", 0.0), ("42.0", 0.0), ("42 1", 0.0),
+    ],
+)  # fmt: skip
+def test_only_the_exact_answer_is_rewarded(completion: str, reward: float) -> None:
     task = ArithmeticTask("train")
     item = next(task[index] for index in range(NUM_DRAWS) if task[index].answer == "42")
     assert task.score(item, completion) == reward
 
 
-def test_a_reference_resolves_to_its_problem_and_to_no_other() -> None:
+def test_only_a_valid_reference_resolves() -> None:
     task = ArithmeticTask("test")
     assert task.resolve(PromptRef("arithmetic", "test", 511)) == task[511]
-    for wrong in (("arithmetic", "test", 512), ("arithmetic", "test", -1), ("arithmetic", "train", 0),
+    for invalid in (("arithmetic", "test", 512), ("arithmetic", "test", -1), ("arithmetic", "train", 0),
                   ("arithmetic:add", "test", 0)):  # fmt: skip
         with pytest.raises(KeyError):
-            task.resolve(PromptRef(*wrong))
+            task.resolve(PromptRef(*invalid))
 
 
 @pytest.mark.parametrize("index", [-1, 512])
-def test_an_index_outside_the_split(index: int) -> None:
+def test_an_index_outside_the_split_is_an_error(index: int) -> None:
     with pytest.raises(IndexError, match="no problem"):
         ArithmeticTask("test")[index]
 
@@ -195,7 +198,7 @@ KINDS |= {"arithmetic:no-carry": "+", "arithmetic:carry": "+", "arithmetic:borro
 NUM_OWN = {"arithmetic:no-carry": 500, "arithmetic:carry": 500, "arithmetic:borrow": 500}
 
 
-def h(text: str) -> int:
+def hash_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("ascii"), digest_size=8).digest(), "little")
 
 
@@ -206,7 +209,7 @@ def answer(kind: str, a: int, b: int) -> int:
 @cache
 def held_out(kind: str) -> frozenset[str]:
     texts = [f"{a}{kind}{b}=" for a in OPERANDS for b in OPERANDS if b <= a and answer(kind, a, b) in OPERANDS]
-    return frozenset(sorted(texts, key=h)[:256])
+    return frozenset(sorted(texts, key=hash_of)[:256])
 
 
 @cache
@@ -214,7 +217,9 @@ def own_test(task: str) -> list[str]:
     kind = KINDS[task]
     pairs = [(a, b) for a in OPERANDS for b in OPERANDS if b <= a and answer(kind, a, b) in OPERANDS]
     texts = []
-    for a, b in sorted((pair for pair in pairs if asks(task, *pair)), key=lambda pair: h(f"{pair[0]}{kind}{pair[1]}=")):
+    for a, b in sorted(
+        (pair for pair in pairs if asks(task, *pair)), key=lambda pair: hash_of(f"{pair[0]}{kind}{pair[1]}=")
+    ):
         texts.append(f"{a}{kind}{b}=")
         if kind == "+" and a != b:
             texts.append(f"{b}+{a}=")
@@ -241,9 +246,9 @@ def asks(task: str, a: int, b: int) -> bool:
 
 def problem(task: str, index: int) -> tuple[str, str]:
     kinds = KINDS[task]
-    kind = kinds[h(f"train/{index}") % len(kinds)]
+    kind = kinds[hash_of(f"train/{index}") % len(kinds)]
     for k in count():
-        drawn = h(f"train/{index}/{k}")
+        drawn = hash_of(f"train/{index}/{k}")
         a, b = 10 + drawn % 90, 10 + drawn // 90 % 90
         larger, smaller = max(a, b), min(a, b)
         if kind == "-":
@@ -255,7 +260,7 @@ def problem(task: str, index: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_page_is_enough_to_make_the_problems(name: str) -> None:
+def test_the_page_determines_the_problems(name: str) -> None:
     task = load_task(name, split="train")
     for index in (*range(300), 2**31 - 1):
         item = task[index]
@@ -266,24 +271,14 @@ def test_the_page_is_enough_to_make_the_problems(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NUM_OWN)
-def test_the_page_is_enough_to_make_the_test_splits_of_500(name: str) -> None:
+def test_the_page_determines_the_test_splits_of_500(name: str) -> None:
     task = load_task(name, split="test")
     assert [str(task[index].prompt[0]["content"]) for index in range(len(task))] == own_test(name)
 
 
-def test_the_pages_problems_are_the_tasks() -> None:
+def test_the_problems_on_the_page_are_those_of_the_task() -> None:
     rows = re.findall(r"^\| `(arithmetic[:\w]*)` \| (\d\d[+-]\d\d=.*) \|$", PAGE, flags=re.MULTILINE)
     assert [name for name, _ in rows] == ["arithmetic", "arithmetic:hard"]
-    for name, told in rows:
-        for index, text in enumerate(filter(None, map(str.strip, told.split("|")))):
+    for name, shown in rows:
+        for index, text in enumerate(filter(None, map(str.strip, shown.split("|")))):
             assert problem(name, index)[0] == text
-
-
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [("10", 1.0), (" 10\n", 1.0), ("010", 0.0), ("+10", 0.0), ("10.0", 0.0), ("10 1", 0.0), ("", 0.0)],
-)
-def test_the_reward_is_as_the_page_says(text: str, reward: float) -> None:
-    task = load_task("arithmetic", split="train")
-    assert task[0].answer == "10"
-    assert task.score(task[0], text) == reward

@@ -1,4 +1,4 @@
-"""GSM8K and MATH-500 from local files and from the hub: what is read, and what is refused with file and line."""
+"""GSM8K and MATH-500 from local files and from the hub; an invalid row is an error with file and line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _write(file: Path, *rows: object) -> Path:
     return file
 
 
-def test_gsm8k_from_a_file(tmp_path: Path) -> None:
+def test_gsm8k_is_read_from_a_file(tmp_path: Path) -> None:
     task = load_task(f"gsm8k:{_write(tmp_path / 'any name.jsonl', CLIPS, MILES)}", split="test")
     item = task[1]
     assert (task.name, task.split, len(task)) == ("gsm8k", "test", 2)
@@ -50,26 +50,26 @@ def test_gsm8k_from_a_file(tmp_path: Path) -> None:
     assert task.resolve(item.ref) == item
 
 
-def test_math500_from_a_file(tmp_path: Path) -> None:
+def test_math500_is_read_from_a_file(tmp_path: Path) -> None:
     task = load_task(f"math500:{_write(tmp_path / 'test.jsonl', POLAR)}", split="test")
     assert task[0].prompt[1]["content"] == POLAR["problem"]
     assert task[0].answer == POLAR["answer"]
     assert task.name == "math500"
 
 
-def test_math500_trains_on_a_file_that_is_given_for_it(tmp_path: Path) -> None:
+def test_math500_trains_on_a_local_file(tmp_path: Path) -> None:
     task = load_task(f"math500:{_write(tmp_path / 'train.jsonl', POLAR)}", split="train")
     assert task[0].ref == PromptRef("math500", "train", 0)
 
 
-def test_a_folder_holds_both_splits(tmp_path: Path) -> None:
+def test_a_folder_has_both_splits(tmp_path: Path) -> None:
     _write(tmp_path / "train.jsonl", CLIPS)
     _write(tmp_path / "test.jsonl", MILES)
     assert load_task(f"gsm8k:{tmp_path}", split="train")[0].answer == "72"
     assert load_task(f"gsm8k:{tmp_path}", split="test")[0].answer == "1,080"
 
 
-def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_in_a_path_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     _write(tmp_path / "train.jsonl", CLIPS)
     assert len(load_task("gsm8k:~/train.jsonl")) == 1
@@ -84,14 +84,14 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         PromptRef("x", "train", 0),
     ],
 )
-def test_references_to_other_problems_raise_key_error(tmp_path: Path, ref: PromptRef) -> None:
+def test_invalid_references_raise_key_error(tmp_path: Path, ref: PromptRef) -> None:
     task = load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS)}")
     with pytest.raises(KeyError):
         task.resolve(ref)
 
 
 @pytest.mark.parametrize("index", [-1, 1])
-def test_indices_outside_raise_index_error(tmp_path: Path, index: int) -> None:
+def test_invalid_indices_raise_index_error(tmp_path: Path, index: int) -> None:
     task = load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS)}")
     with pytest.raises(IndexError):
         task[index]
@@ -111,7 +111,7 @@ def test_indices_outside_raise_index_error(tmp_path: Path, index: int) -> None:
         ({"question": "q \ud800", "answer": "#### 1"}, ": row 2: the column 'question' holds an unpaired surrogate"),
     ],
 )
-def test_a_broken_line_is_named(tmp_path: Path, row: object, message: str) -> None:
+def test_the_error_names_an_invalid_line(tmp_path: Path, row: object, message: str) -> None:
     file = _write(tmp_path / "train.jsonl", MILES, row, CLIPS)
     with pytest.raises(TaskError) as caught:
         load_task(f"gsm8k:{file}")
@@ -119,7 +119,7 @@ def test_a_broken_line_is_named(tmp_path: Path, row: object, message: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_line_that_is_not_utf8(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     file.write_bytes(json.dumps(CLIPS).encode() + b'\n{"question": "\xff"}\n')
     with pytest.raises(TaskError, match=r"train\.jsonl:2: invalid JSON"):
@@ -127,18 +127,18 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
-def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_an_empty_file_is_an_error(tmp_path: Path, content: str) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text(content)
     with pytest.raises(TaskError, match="train.jsonl has no rows"):
         load_task(f"gsm8k:{file}")
 
 
-def test_blank_lines_at_the_end_are_no_problems(tmp_path: Path) -> None:
+def test_blank_lines_at_the_end_are_ignored(tmp_path: Path) -> None:
     assert len(load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS, '', ' ')}")) == 1
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="absent.jsonl: cannot be read .No such file"):
         load_task(f"gsm8k:{tmp_path}/absent.jsonl")
     with pytest.raises(TaskError, match=r"has none of test\.jsonl, test\.parquet, test\.csv"):
@@ -167,8 +167,8 @@ def load_dataset(name, config, split, revision):
 
 
 @pytest.fixture
-def hub_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub whose port is closed, and no cache."""
+def unreachable_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub with a closed port, and an empty cache."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -176,44 +176,44 @@ def hub_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows_module._read.cache_clear()
 
 
-def _give_library(folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: object) -> None:
-    """A stand-in for `datasets` that knows these rows."""
+def _install_library(folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: object) -> None:
+    """Install a fake of `datasets` with these rows."""
     (folder / "datasets.py").write_text(HUB_LIBRARY.format(rows=json.dumps(rows)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
 
 
-@pytest.mark.usefixtures("hub_away")
+@pytest.mark.usefixtures("unreachable_hub")
 def test_rows_of_the_hub_are_read_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _give_library(tmp_path, monkeypatch, CLIPS, MILES)
+    _install_library(tmp_path, monkeypatch, CLIPS, MILES)
     task = load_task("gsm8k", split="test")
     assert [task[index].answer for index in range(len(task))] == ["72", "1,080"]
 
 
-@pytest.mark.usefixtures("hub_away")
-def test_a_broken_row_of_the_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _give_library(tmp_path, monkeypatch, CLIPS, {"question": "q"})
+@pytest.mark.usefixtures("unreachable_hub")
+def test_the_error_names_an_invalid_row_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install_library(tmp_path, monkeypatch, CLIPS, {"question": "q"})
     with pytest.raises(TaskError, match=r"openai/gsm8k \(test\): row 2: the column 'answer'"):
         load_task("gsm8k", split="test")
 
 
-@pytest.mark.usefixtures("hub_away")
-def test_a_hub_that_refuses_is_a_network_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _give_library(tmp_path, monkeypatch)
+@pytest.mark.usefixtures("unreachable_hub")
+def test_an_error_of_the_hub_is_a_network_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install_library(tmp_path, monkeypatch)
     with pytest.raises(NetworkError, match=r"\(ValueError: BuilderConfig not found\): give a local file as gsm8k:PATH"):
         load_task("gsm8k", split="train")
 
 
-@pytest.mark.usefixtures("hub_away")
-def test_a_hub_that_is_away_is_a_network_error_without_long_tries() -> None:
+@pytest.mark.usefixtures("unreachable_hub")
+def test_an_unreachable_hub_is_a_network_error_without_long_retries() -> None:
     with pytest.raises(NetworkError) as caught:
         load_task("gsm8k", split="test")
-    assert "OfflineModeIsEnabled" in str(caught.value)  # by itself the library would try for 24 s, or for 400 s
+    assert "OfflineModeIsEnabled" in str(caught.value)  # the library alone would retry for 24 s or 400 s
     assert "cannot get openai/gsm8k (test) from the hub" in str(caught.value)
     assert "gsm8k:PATH" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_an_error_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(NetworkError, match=r"gsm8k \(test\): not read within 0.5 s: give a local file as FILE"):

@@ -1,4 +1,4 @@
-"""`dataset:`: which problems a SPEC means, how two nodes agree on them, and what is refused in one line."""
+"""`dataset:`: the problems of a spec, how two nodes agree on them, and errors of one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROBLEMS = [("1+1=", "2"), ("2+2=", "4")]  # the third row repeats the first que
 
 
 def write(path: Path, rows: list[dict[str, object]] = ROWS) -> Path:
-    """The rows in the format that the file's name says."""
+    """Write the rows in the format of the file's suffix."""
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     elif path.suffix == ".csv":
@@ -48,7 +48,7 @@ def write(path: Path, rows: list[dict[str, object]] = ROWS) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_the_format_of_the_file_changes_neither_problems_nor_digest(tmp_path: Path, suffix: str) -> None:
+def test_problems_and_digest_do_not_depend_on_the_format(tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"sums{suffix}")
     task = load_task(f"dataset:{file}?{QUERY}")
     assert (task.name, task.split) == ("dataset:sums", "train")
@@ -64,14 +64,14 @@ def test_the_format_of_the_file_changes_neither_problems_nor_digest(tmp_path: Pa
     )
 
 
-def test_the_reference_is_what_follows_the_marker(tmp_path: Path) -> None:
+def test_the_reference_is_the_text_after_the_marker(tmp_path: Path) -> None:
     file = write(tmp_path / "train.jsonl", [{"q": "x?", "a": "#### 1\n#### 1,080 "}])
     task = load_task(f"dataset:{file}?prompt=q&answer=a&after=####")
     assert task[0].answer == "1,080"
     assert [message["role"] for message in task[0].prompt] == ["system", "user"]
 
 
-def test_cells_are_texts_or_numbers(tmp_path: Path) -> None:
+def test_references_are_texts_or_numbers(tmp_path: Path) -> None:
     cells = ["nan", " inf ", 10**400, -3, 2.50, 7.0, 1e300, "0.0"]
     file = write(tmp_path / "train.jsonl", [{"q": str(i), "a": cell} for i, cell in enumerate(cells)])
     task = load_task(f"dataset:{file}?{QUERY}")
@@ -79,7 +79,7 @@ def test_cells_are_texts_or_numbers(tmp_path: Path) -> None:
     assert answers == ["nan", "inf", str(10**400), "-3", "2.5", "7", str(int(1e300)), "0.0"]
 
 
-def test_a_folder_has_both_splits_and_the_digest_is_of_the_training_problems(tmp_path: Path) -> None:
+def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tmp_path: Path) -> None:
     write(tmp_path / "train.csv")
     spec = parse_spec(f"dataset:{tmp_path}?name=s&{QUERY}")
     assert held_out_spec(spec) is None
@@ -109,8 +109,8 @@ def test_a_folder_has_both_splits_and_the_digest_is_of_the_training_problems(tmp
         (b'{"q": "\xff", "a": 1}\n', ":1: invalid JSON"),
     ],
 )
-def test_a_row_that_is_no_problem_is_named(tmp_path: Path, rows: object, message: str) -> None:
-    file = tmp_path / "bad.jsonl"
+def test_the_error_names_an_invalid_row(tmp_path: Path, rows: object, message: str) -> None:
+    file = tmp_path / "invalid.jsonl"
     content = rows if isinstance(rows, bytes | str) else "".join(json.dumps(row) + "\n" for row in rows)  # type: ignore[attr-defined]
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(TaskError) as caught:
@@ -132,7 +132,7 @@ def test_a_row_that_is_no_problem_is_named(tmp_path: Path, rows: object, message
         ("pipe.jsonl", "mkfifo", "pipe.jsonl"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(
+def test_the_error_names_an_unreadable_file(
     tmp_path: Path, name: str, content: bytes | str | None, message: str
 ) -> None:
     file = tmp_path / name
@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_read_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_a_huge_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_above_the_size_limit_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "huge.jsonl"
     file.touch()
     os.truncate(file, 5 << 30)
@@ -154,14 +154,14 @@ def test_a_huge_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "huge.jsonl: 5 GiB are too many, at most 4 GiB" in capsys.readouterr().err
 
 
-def test_more_text_than_a_node_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_above_the_size_limit_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "MAX_OUTPUT_BYTES", 2 << 20)
     file = write(tmp_path / "long.jsonl", [{"q": "x" * 1_000_000, "a": i, "more": "y" * 9_000_000} for i in range(3)])
     with pytest.raises(TaskError, match=r"its columns q and a have more than 2 MiB: take fewer rows"):
         rows_module._write_rows(RowSource(("q", "a"), file=str(file)))
 
 
-def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+def test_a_line_above_the_size_limit_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "line.jsonl"
     file.write_bytes(b'{"q": "' + b"x" * (17 << 20))
     with pytest.raises(TaskError, match=r"line.jsonl:1: the line has more than 16 MiB"):
@@ -191,7 +191,7 @@ def test_reading_has_a_time_limit(tmp_path: Path) -> None:
         ("prompt=q&answer=a&reward=math,math", "reward=math,math is malformed"),
         ("prompt=q&answer=a&reward=math,,exact", "reward=math,,exact is malformed"),
         ("prompt=q&answer=a&reward=math:999,format:0.5", "at most 1,000"),
-        ("prompt=q&answer=a&reward=unheard-of", "unknown reward 'unheard-of'"),
+        ("prompt=q&answer=a&reward=no-such", "unknown reward 'no-such'"),
         ("prompt=q&reward=regex", "the reward regex and pattern=REGEX need each other"),
         ("prompt=q&reward=format&pattern=x", "the reward regex and pattern=REGEX need each other"),
         ("prompt=q&reward=regex&pattern=(", "pattern=( cannot be used"),
@@ -209,7 +209,7 @@ def test_reading_has_a_time_limit(tmp_path: Path) -> None:
         ("name=x", "names no columns"),
     ],
 )
-def test_a_bad_query_is_one_line_and_exit_code_2(
+def test_an_invalid_query_is_a_one_line_error_with_exit_code_2(
     tmp_path: Path, query: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["tasks", f"dataset:{write(tmp_path / 'x.jsonl')}?{query}"]) == 2
@@ -219,7 +219,7 @@ def test_a_bad_query_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("source", ["", "a b", "../..", "über", "/", "-x"])
-def test_a_bad_source_is_a_task_error(source: str) -> None:
+def test_an_invalid_source_is_a_task_error(source: str) -> None:
     with pytest.raises(TaskError, match="dataset:"):
         parse_spec(f"dataset:{source}?prompt=q&answer=a")
 
@@ -242,7 +242,7 @@ def test_a_bad_source_is_a_task_error(source: str) -> None:
         ("dataset:x=2+arithmetic", "arithmetic+dataset:x=2"),
     ],
 )
-def test_equal_queries_are_equal_text(text: str, canonical: str) -> None:
+def test_equal_queries_have_one_canonical_form(text: str, canonical: str) -> None:
     spec = parse_spec(text)
     assert parse_spec(str(spec)) == spec
     assert spec.canonical == canonical
@@ -250,7 +250,7 @@ def test_equal_queries_are_equal_text(text: str, canonical: str) -> None:
 
 
 @given(st.text(alphabet="datse:?&=%prom,answ/.+ 01j", max_size=40), st.text(max_size=20))
-def test_any_text_is_a_spec_that_reads_back_or_a_task_error(text: str, value: str) -> None:
+def test_any_text_is_a_spec_that_can_be_parsed_again_or_a_task_error(text: str, value: str) -> None:
     for query in (text, f"prompt={value}&answer=a", f"prompt=q&reward={value}&answer=a", f"prompt=q&answer=a={value}"):
         try:
             spec = parse_spec(f"dataset:{query}"), parse_spec(f"dataset:./d.csv?{query}")
@@ -262,28 +262,29 @@ def test_any_text_is_a_spec_that_reads_back_or_a_task_error(text: str, value: st
             assert parse_spec(each.canonical).canonical == each.canonical
 
 
-def test_two_nodes_with_one_data_set_are_in_one_run_and_another_file_is_refused(tmp_path: Path) -> None:
+def test_nodes_with_equal_data_share_a_run_and_other_data_is_an_error(tmp_path: Path) -> None:
     first, second = Home(tmp_path / "1"), Home(tmp_path / "2")
-    mine, theirs = write(tmp_path / "mine.jsonl"), write(tmp_path / "theirs.csv")
-    plan = plan_run(None, f"dataset:{mine}?name=sums&{QUERY}", home=first)
+    first_file, second_file = write(tmp_path / "first.jsonl"), write(tmp_path / "second.csv")
+    plan = plan_run(None, f"dataset:{first_file}?name=sums&{QUERY}", home=first)
     run_file = tmp_path / "run.toml"
     run_file.write_text(plan.manifest.to_toml())
-    assert str(mine) not in run_file.read_text()
+    assert str(first_file) not in run_file.read_text()
     assert "sha256=" in plan.manifest.task
-    for task in (f"dataset:{theirs}?name=sums", f"dataset:{theirs}?name=sums&{QUERY}"):
+    for task in (f"dataset:{second_file}?name=sums", f"dataset:{second_file}?name=sums&{QUERY}"):
         joined = plan_run(str(run_file), task, home=second)
         assert joined.manifest.run_id == plan.manifest.run_id
         assert load_task(joined.task_spec)[0] == load_task(plan.task_spec)[0]
     assert (
-        plan_run(str(run_file), None, home=second, data_paths={"dataset:sums": str(theirs)}).manifest == plan.manifest
+        plan_run(str(run_file), None, home=second, data_paths={"dataset:sums": str(second_file)}).manifest
+        == plan.manifest
     )
-    write(theirs, [*ROWS, {"q": "3+3=", "a": 6}])
+    write(second_file, [*ROWS, {"q": "3+3=", "a": 6}])
     with pytest.raises(
         TaskError, match=r"^dataset:sums: these 3 problems \(digest .*\) are not those of the run"
     ) as caught:
-        plan_run(str(run_file), f"dataset:{theirs}?name=sums&{QUERY}", home=second)
+        plan_run(str(run_file), f"dataset:{second_file}?name=sums&{QUERY}", home=second)
     assert "\n" not in str(caught.value)
-    without_query = plan_run(str(run_file), f"dataset:{theirs}?name=sums", home=second)
+    without_query = plan_run(str(run_file), f"dataset:{second_file}?name=sums", home=second)
     with pytest.raises(TaskError, match="are not those of the run"):
         load_task(without_query.task_spec)
     with pytest.raises(
@@ -292,7 +293,7 @@ def test_two_nodes_with_one_data_set_are_in_one_run_and_another_file_is_refused(
         load_task(plan_run(str(run_file), None, home=second).task_spec)
 
 
-def test_a_found_run_that_does_not_pin_its_data_is_refused(tmp_path: Path) -> None:
+def test_a_run_from_a_peer_must_pin_its_data(tmp_path: Path) -> None:
     manifest = RunManifest(name="x", task=f"dataset:s?{QUERY}")
     task = f"dataset:{write(tmp_path / 's.jsonl')}"
     with pytest.raises(ConfigError, match="does not pin its data set"):
@@ -300,14 +301,14 @@ def test_a_found_run_that_does_not_pin_its_data_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["dataset:" + "?&" * 250, "dataset:?" + "a=" * 250, "+dataset:?=1" * 40, "dataset:s"])
-def test_a_domain_of_a_peer_that_is_none_of_the_run_counts_as_none(text: str) -> None:
+def test_a_peers_domain_outside_the_run_counts_as_none(text: str) -> None:
     run_task = f"arithmetic+dataset:s?{QUERY}&sha256={'0' * 32}"
     assert validated_domain(text, run_task) == ""
     own = str(replace(parse_spec(run_task), parts=parse_spec(run_task).parts[1:]))
     assert validated_domain(own, run_task) == own
 
 
-def test_other_rewards_are_another_run_and_not_a_domain(tmp_path: Path) -> None:
+def test_other_rewards_make_another_run_instead_of_a_domain(tmp_path: Path) -> None:
     file, home = write(tmp_path / "s.jsonl"), Home(tmp_path / "home")
     mixed = plan_run(None, f"dataset:{file}?{QUERY}+arithmetic", home=home)
     run_file = tmp_path / "run.toml"
@@ -322,18 +323,18 @@ def test_other_rewards_are_another_run_and_not_a_domain(tmp_path: Path) -> None:
     assert other.manifest.run_id != mixed.manifest.run_id
 
 
-def test_a_task_longer_than_a_manifest_takes_is_refused(tmp_path: Path) -> None:
+def test_a_task_that_is_too_long_for_a_manifest_is_an_error(tmp_path: Path) -> None:
     file = write(tmp_path / "s.jsonl")
     parts = [f"dataset:{file}?{QUERY}&name={'n' * 60}{number}" for number in range(6)]
     with pytest.raises(ConfigError, match="the task has .* characters, at most 512"):
         plan_run(None, "+".join(parts), home=Home(tmp_path / "home"))
 
 
-def test_a_path_that_a_spec_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_a_spec_cannot_contain_is_an_error(tmp_path: Path) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text(f'name = "x"\ntask = "dataset:sums?{QUERY}"\n')
     with pytest.raises(TaskError, match=r"holds a '\?'"):
-        plan_run(str(run_file), None, home=Home(tmp_path / "h"), data_paths={"dataset:sums": "/data/what?.jsonl"})
+        plan_run(str(run_file), None, home=Home(tmp_path / "h"), data_paths={"dataset:sums": "/data/a?.jsonl"})
 
 
 def test_the_scoring_process_gets_one_problem(tmp_path: Path) -> None:
@@ -346,7 +347,7 @@ def test_the_scoring_process_gets_one_problem(tmp_path: Path) -> None:
 HUB_LIBRARY = """
 import sys
 
-class Broken:
+class Failing:
     column_names = ["q", "a"]
 
     def select_columns(self, names):
@@ -361,14 +362,14 @@ class Rows(list):
 def load_dataset(name, config, split, revision):
     if split == "broken":
         sys.stderr.write("Generating: 0%")
-        return Broken()
+        return Failing()
     if (name, config, split, revision) != ("o/sums", "main", "train[:2]", "v1"):
         raise ValueError("BuilderConfig\\nnot found")
     return Rows([{"q": "1+1=", "a": 2.0, "x": object()}, {"q": "2+2=", "a": "4"}])
 """
 
 
-def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_hub_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "datasets.py").write_text(HUB_LIBRARY)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -388,7 +389,7 @@ def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert held_out_spec(f"dataset:o/sums?{QUERY}&test=test") is not None
 
 
-def test_without_the_library_the_hub_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_for_the_hub_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TaskError, match="needs the package datasets: install it"):
         next(rows_module._hub_rows(RowSource(("q",), hub="o/n", split="train")))

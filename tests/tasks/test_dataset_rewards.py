@@ -1,4 +1,4 @@
-"""Weighted rewards of `dataset:` in the scoring process, and what a hostile query or file cannot reach."""
+"""Weighted rewards of `dataset:` in the scoring process, with costly patterns and malformed texts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.pipeline import REWARD_SLACK
 from tests.conftest import write_distribution
+from tests.tasks.completions import think_answer
 from tests.tasks.test_dataset import QUERY, write
 
 if TYPE_CHECKING:
@@ -44,9 +45,6 @@ async def scores(task: Task, *texts: str) -> list[float | None]:
     return [reward if status is CompletionStatus.SCORED else None for reward, status in scored]
 
 
-THINK = "<think> t </think> <answer>{}</answer>"
-
-
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -60,19 +58,19 @@ THINK = "<think> t </think> <answer>{}</answer>"
     ],
 )
 async def test_the_reward_is_the_weighted_mean(tmp_path: Path, query: str, expected: list[float]) -> None:
-    texts = [THINK.format(" 1/2 "), THINK.format("0.5"), THINK.format("7"), "1/2", ""]
+    texts = [think_answer(" 1/2 "), think_answer("0.5"), think_answer("7"), "1/2", ""]
     assert await scores(task_of(tmp_path, query), *texts) == pytest.approx(expected, abs=1e-12)
 
 
 async def test_the_full_reward_is_exactly_one(tmp_path: Path) -> None:
     """pass@1 counts a completion as right if its reward is at least 1."""
     for weights in ("math:0.1,format:0.2,exact:0.7", "math:7,format:11,exact:13", "math:1,format:0.3,exact:0.25"):
-        assert await scores(task_of(tmp_path, f"&reward={weights}"), THINK.format("1/2")) == [1.0]
+        assert await scores(task_of(tmp_path, f"&reward={weights}"), think_answer("1/2")) == [1.0]
 
 
-async def test_no_two_rewards_are_within_the_slack_of_validation(tmp_path: Path) -> None:
-    """A peer's claim may differ by REWARD_SLACK: the least weight is worth more."""
-    least, other = await scores(task_of(tmp_path, "&reward=math:0.999,format:0.001"), THINK.format("7"), "7")
+async def test_the_smallest_weight_is_larger_than_the_slack_of_validation(tmp_path: Path) -> None:
+    """A peer's claimed reward may differ by REWARD_SLACK."""
+    least, other = await scores(task_of(tmp_path, "&reward=math:0.999,format:0.001"), think_answer("7"), "7")
     assert least is not None
     assert other == 0.0
     assert least > 5 * REWARD_SLACK
@@ -88,8 +86,8 @@ async def test_no_text_makes_a_pattern_backtrack(tmp_path: Path, pattern: str) -
     assert cost.num_unfinished == 0
 
 
-def test_a_daemon_with_a_reward_of_patterns_imports_no_pyarrow(tmp_path: Path) -> None:
-    """It is 50 MB of memory; the child that reads the rows checks the pattern."""
+def test_a_daemon_with_the_reward_regex_imports_no_pyarrow(tmp_path: Path) -> None:
+    """pyarrow takes 50 MB of memory. The child process that reads the rows checks the pattern."""
     task_of(tmp_path, "")
     name = f"dataset:{tmp_path}/d.jsonl?prompt=q&reward=regex&pattern=x"
     code = f"import sys; from ftis_node.tasks import load_task; load_task({name!r}); print('pyarrow' in sys.modules)"
@@ -97,7 +95,7 @@ def test_a_daemon_with_a_reward_of_patterns_imports_no_pyarrow(tmp_path: Path) -
     assert done.stdout == "False\n"
 
 
-async def test_a_text_that_is_no_valid_unicode_scores(tmp_path: Path) -> None:
+async def test_a_text_of_invalid_unicode_is_scored(tmp_path: Path) -> None:
     task = task_of(tmp_path, "&reward=regex,exact&pattern=x")
     assert [task.score(task[0], text) for text in ("\ud800", "x\ud800", "\0x")] == [0.0, 0.5, 0.5]
 
@@ -112,30 +110,32 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-async def test_a_plug_in_is_one_of_the_rewards(tmp_path: Path) -> None:
-    assert await scores(task_of(tmp_path, "&reward=math:1,half:3"), THINK.format("1/2"), "") == [0.625, 0.375]
-    assert await scores(task_of(tmp_path, "&reward=math:9,five:1"), THINK.format("1/2")) == [None], "not in [0, 1]"
+async def test_a_reward_of_a_plug_in_is_part_of_the_mean(tmp_path: Path) -> None:
+    assert await scores(task_of(tmp_path, "&reward=math:1,half:3"), think_answer("1/2"), "") == [0.625, 0.375]
+    assert await scores(task_of(tmp_path, "&reward=math:9,five:1"), think_answer("1/2")) == [None], (
+        "the plug-in's reward is not in [0, 1]"
+    )
 
 
-def test_what_counts_as_an_answer_for_votes(tmp_path: Path) -> None:
+def test_answers_for_votes_follow_the_style(tmp_path: Path) -> None:
     task = task_of(tmp_path, "&reward=math,format")
-    texts = (THINK.format(" $07$ "), THINK.format(" "), "7")
+    texts = (think_answer(" $07$ "), think_answer(" "), "7")
     assert [answer_in(task, task[0], text) for text in texts] == ["7", None, None]
     plain = task_of(tmp_path, "&reward=exact&style=plain")
     assert [answer_in(plain, plain[0], text) for text in (" a  b ", "")] == ["a b", None]
 
 
 @pytest.mark.parametrize(("query", "is_isolated"), [("&reward=exact,format", False), ("", True)])
-def test_only_parsers_need_the_scoring_process(tmp_path: Path, query: str, is_isolated: bool) -> None:
+def test_only_parsing_rewards_need_the_scoring_process(tmp_path: Path, query: str, is_isolated: bool) -> None:
     assert task_of(tmp_path, query).isolate_scoring is is_isolated
 
 
-def test_a_whole_number_of_any_length_is_a_reference(tmp_path: Path) -> None:
+def test_an_integer_of_any_length_is_a_reference(tmp_path: Path) -> None:
     task = load_task(f"dataset:{write(tmp_path / 'x.jsonl', [{'q': 'x', 'a': 10**400}])}?{QUERY}")
     assert task[0].answer == "1" + 400 * "0"
 
 
-def test_a_repository_never_means_a_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_is_not_read_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "private/notes").mkdir(parents=True)
     write(tmp_path / "private/notes/notes.csv")
     monkeypatch.chdir(tmp_path)

@@ -1,9 +1,8 @@
-"""Mathematical answers: equal and unequal ones, texts that keep a parser busy, and the think-answer format."""
+"""Mathematical answers: equal and unequal ones, a costly one in the scoring process, and the think-answer format."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,7 +41,7 @@ def task(tmp_path: Path) -> Task:
         ("<think>x</think><answer>\ud800 \x00</answer>", 0.0),
     ],
 )
-def test_reward_needs_format_and_answer(task: Task, completion: str, reward: float) -> None:
+def test_the_reward_needs_format_and_answer(task: Task, completion: str, reward: float) -> None:
     assert task.score(task[0], completion) == reward
 
 
@@ -73,10 +72,10 @@ def test_reward_needs_format_and_answer(task: Task, completion: str, reward: flo
         ("x^2 + 2x + 1", "(x+1)^2"),
         ("5", "x = 5"),
         ("90^\\circ", "90"),
-        ("?!", "?!"),  # what the library cannot read still equals itself
+        ("?!", "?!"),  # a text that the library cannot parse equals itself
     ],
 )
-def test_equal_answers(reference: str, answer: str) -> None:
+def test_equal_answers_agree(reference: str, answer: str) -> None:
     assert answers_agree(reference, answer)
 
 
@@ -87,7 +86,7 @@ def test_equal_answers(reference: str, answer: str) -> None:
         ("72", "-72"),
         ("72", "72000"),
         ("72", "about a dozen"),
-        ("2", "\\left( 3, \\frac{\\pi}{2} \\right)"),  # its last number alone must not count
+        ("2", "\\left( 3, \\frac{\\pi}{2} \\right)"),  # the last number alone is no answer
         ("\\text{Evelyn}", "Carla"),
         ("x^2 + 1", "x^2 - 1"),
         ("[1,2]", "(1,2)"),
@@ -95,21 +94,11 @@ def test_equal_answers(reference: str, answer: str) -> None:
         ("72", "72" + " " * 500 + "."),
     ],
 )
-def test_unequal_answers(reference: str, answer: str) -> None:
+def test_unequal_answers_do_not_agree(reference: str, answer: str) -> None:
     assert not answers_agree(reference, answer)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    ["9^9^9^9", "9^{9^{9^{9}}}", "9**9**9**9", "2^{99999999}", "99999999!", "9" * 400, "1+" * 5000 + "1"],
-)
-def test_the_commonest_attacks_cost_nothing(answer: str) -> None:
-    began = time.process_time()
-    assert not answers_agree("72", answer)
-    assert time.process_time() - began < 0.1
-
-
-def test_a_parser_that_raises_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_on_which_the_parser_raises_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
@@ -117,13 +106,13 @@ def test_a_parser_that_raises_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert not answers_agree("72", "72.0")
 
 
-async def test_an_attack_costs_neither_time_nor_another_text(task: Task) -> None:
+async def test_a_costly_answer_is_scored_at_once_and_does_not_affect_others(task: Task) -> None:
     right = "<think>x</think><answer>72</answer>"
-    attack = "<think>x</think><answer>((((9^{99})^{99})^{99})^{99})</answer>"
+    costly = "<think>x</think><answer>((((9^{99})^{99})^{99})^{99})</answer>"
     cost = ScoringCost()
     async with IsolatedScorer(task, limits=ScoringLimits(time_limit_s=3)) as scorer:
-        await scorer.score(task[0], [right])  # the process is started
-        scores = await scorer.score(task[0], [right, attack, right], cost=cost)
+        await scorer.score(task[0], [right])  # starts the process
+        scores = await scorer.score(task[0], [right, costly, right], cost=cost)
     assert scores == [(reward, CompletionStatus.SCORED) for reward in (1.0, 0.0, 1.0)]
     assert cost.num_stopped == 0
     assert cost.seconds < 3.0
@@ -138,7 +127,7 @@ async def test_an_attack_costs_neither_time_nor_another_text(task: Task) -> None
         ("<think>is a < b?</think><answer></answer>", ""),
     ],
 )
-def test_what_holds_the_format(text: str, answer: str) -> None:
+def test_the_answer_of_a_text_in_the_format(text: str, answer: str) -> None:
     assert final_answer(text) == answer
 
 
@@ -168,7 +157,7 @@ def test_what_holds_the_format(text: str, answer: str) -> None:
         "<Think>x</Think><Answer>72</Answer>",
     ],
 )
-def test_what_breaks_the_format(text: str) -> None:
+def test_a_text_outside_the_format_has_no_answer(text: str) -> None:
     assert final_answer(text) is None
 
 
@@ -176,7 +165,7 @@ _PIECES = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", 
 
 
 @given(st.lists(_PIECES, max_size=12).map("".join))
-def test_an_answer_is_found_only_where_the_whole_text_can_be_told_apart(text: str) -> None:
+def test_an_answer_is_found_only_if_the_whole_text_can_be_parsed(text: str) -> None:
     answer = final_answer(text)
     if answer is not None:
         thought, _, rest = text.strip().removeprefix("<think>").partition("</think>")

@@ -1,4 +1,4 @@
-"""Mixtures: whose turn it is, which problem it shows, and that references name the part."""
+"""Mixtures interleave the problems of their parts by weight, and references name the part."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ class _Numbered:
 
 
 def _mixture(*parts: tuple[str, int, int]) -> MixedTask:
-    """Of (name, size, weight)."""
+    """Return a mixture of parts of (name, size, weight)."""
     tasks: list[Task] = [_Numbered(name, size) for name, size, _ in parts]
     return MixedTask(tasks, weights=[weight for _, _, weight in parts], name="mixture")
 
 
-def _walk(task: Task) -> str:
+def _order(task: Task) -> str:
     return " ".join(f"{task[index].ref.task}{task[index].ref.index}" for index in range(len(task)))
 
 
-def test_parts_take_turns_by_weight() -> None:
-    assert _walk(_mixture(("a", 6, 3), ("b", 2, 1))) == "a0 a1 b0 a2 a3 a4 b1 a5"
+def test_parts_alternate_by_weight() -> None:
+    assert _order(_mixture(("a", 6, 3), ("b", 2, 1))) == "a0 a1 b0 a2 a3 a4 b1 a5"
 
 
-def test_the_shorter_part_begins_again_until_the_longer_is_through() -> None:
-    assert _walk(_mixture(("a", 5, 2), ("b", 1, 1))) == "a0 b0 a1 a2 b0 a3 a4 b0 a0"
+def test_the_shorter_part_repeats_until_the_longer_ends() -> None:
+    assert _order(_mixture(("a", 5, 2), ("b", 1, 1))) == "a0 b0 a1 a2 b0 a3 a4 b0 a0"
 
 
 def test_equal_weights_alternate() -> None:
-    assert _walk(_mixture(("a", 2, 1), ("b", 2, 1), ("c", 1, 1))) == "a0 b0 c0 a1 b1 c0"
+    assert _order(_mixture(("a", 2, 1), ("b", 2, 1), ("c", 1, 1))) == "a0 b0 c0 a1 b1 c0"
 
 
-def test_references_and_scores_go_to_the_part() -> None:
+def test_the_part_resolves_references_and_scores() -> None:
     mixture = _mixture(("a", 2, 1), ("b", 2, 1))
     item = mixture[1]
     assert item.ref == PromptRef("b", "train", 0)
@@ -77,13 +77,13 @@ def test_unknown_references_raise_key_error(ref: PromptRef) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 4])
-def test_indices_outside_raise_index_error(index: int) -> None:
+def test_invalid_indices_raise_index_error(index: int) -> None:
     mixture = _mixture(("a", 2, 1), ("b", 2, 1))
     with pytest.raises(IndexError):
         mixture[index]
 
 
-def test_a_mixture_can_be_walked_by_a_for_loop() -> None:
+def test_a_for_loop_over_a_mixture_ends() -> None:
     assert len(list(_mixture(("a", 3, 1), ("b", 3, 2)))) == 9
 
 
@@ -96,13 +96,13 @@ def test_the_order_in_a_spec_does_not_matter() -> None:
     assert one[0] == ArithmeticTask("train", parts="sub")[0]
 
 
-def test_isolation_is_asked_for_where_any_part_asks() -> None:
-    class Hostile(_Numbered):
+def test_a_mixture_is_isolated_if_any_part_is() -> None:
+    class Isolated(_Numbered):
         isolate_scoring = True
 
-    harmless = _Numbered("a", 1)
-    assert not MixedTask([harmless], weights=[1], name="m").isolate_scoring
-    assert MixedTask([harmless, Hostile("b", 1)], weights=[1, 1], name="m").isolate_scoring
+    plain = _Numbered("a", 1)
+    assert not MixedTask([plain], weights=[1], name="m").isolate_scoring
+    assert MixedTask([plain, Isolated("b", 1)], weights=[1, 1], name="m").isolate_scoring
 
 
 RUN = "arithmetic:add+arithmetic:sub=2+gsm8k"
@@ -121,7 +121,7 @@ RUN = "arithmetic:add+arithmetic:sub=2+gsm8k"
         ("gsm8k@brief", False),
     ],
 )
-def test_a_domain_names_parts_of_the_mixture_and_is_not_the_whole(spec: str, expected: bool) -> None:
+def test_a_domain_is_a_proper_part_of_the_mixture(spec: str, expected: bool) -> None:
     assert is_domain(parse_spec(spec), parse_spec(RUN)) is expected
 
 
@@ -130,13 +130,13 @@ def test_a_run_of_one_task_has_no_domains() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ["", "gsm8k=2", "gsm8k+arithmetic:add", "math500", "gsm8k:/etc/passwd", "\x1b[2J", RUN]
+    "text", ["", "gsm8k=2", "gsm8k+arithmetic:add", "math500", "gsm8k:/etc/passwd", "\x1b[2J", RUN]
 )
-def test_what_is_no_canonical_domain_of_the_run_counts_as_none(told: str) -> None:
-    assert validated_domain(told, RUN) == ""
+def test_a_text_that_is_no_canonical_domain_of_the_run_counts_as_none(text: str) -> None:
+    assert validated_domain(text, RUN) == ""
 
 
-def test_a_canonical_domain_is_believed_as_it_was_told() -> None:
+def test_a_canonical_domain_is_accepted_unchanged() -> None:
     assert validated_domain("arithmetic:add+gsm8k=3", RUN) == "arithmetic:add+gsm8k=3"
     assert part_names("arithmetic:add+gsm8k=3") == {"arithmetic:add", "gsm8k"}
     assert part_names("") == frozenset()
@@ -148,7 +148,7 @@ def test_proportions_are_by_weight() -> None:
 
 
 @given(st.one_of(st.text(max_size=520), st.text(alphabet="gsm8k+=0123456789.@:", max_size=520)))
-def test_no_text_of_a_peer_is_more_than_a_domain(told: str) -> None:
-    believed = validated_domain(told, RUN)
-    assert believed in ("", told)
-    assert part_names(believed) <= part_names(RUN)
+def test_any_text_of_a_peer_gives_a_domain_or_none(text: str) -> None:
+    domain = validated_domain(text, RUN)
+    assert domain in ("", text)
+    assert part_names(domain) <= part_names(RUN)

@@ -1,4 +1,4 @@
-"""Plug-ins: a real package, installed by pip; and what a bad one may not do."""
+"""Plug-ins: a real package that pip installed, and faulty ones whose errors name their package."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.conftest import write_distribution
 if TYPE_CHECKING:
     from pathlib import Path
 
-BAD = """
+FAULTY = """
 import sys
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import TaskItem
 
-class Good:
+class Valid:
     isolate_scoring = False
 
-    def __init__(self, split, name="good"):
+    def __init__(self, split, name="valid"):
         self.split, self.name = split, name
 
     def __len__(self):
@@ -42,33 +42,33 @@ class Good:
     def score(self, item, completion_text):
         return 1.0
 
-class Unscored(Good):
+class Unscored(Valid):
     def __init__(self, split):
         super().__init__(split, "unscored")
 
     def score(self, item, completion_text):
-        raise RuntimeError("no idea")
+        raise RuntimeError("not scored")
 
     def answer_of(self, item, completion_text):
         return {"x": completion_text, "y": 7}[completion_text[0]]
 
-class Unresolved(Good):
+class Unresolved(Valid):
     def __init__(self, split):
         super().__init__(split, "unresolved")
 
     def resolve(self, ref):
         if ref.index:
-            raise ZeroDivisionError("oh")
+            raise ZeroDivisionError("division by zero")
         return self[0]
 
-class Forgetful(Good):
+class Inconsistent(Valid):
     def __init__(self, split):
-        super().__init__(split, "forgetful")
+        super().__init__(split, "inconsistent")
 
     def resolve(self, ref):
         return self[1]
 
-class Itemless(Good):
+class Itemless(Valid):
     def __init__(self, split):
         super().__init__(split, "itemless")
 
@@ -80,24 +80,26 @@ def leaving(split):
 
 text = "no function"
 """
-BAD_NAMES = ("unscored", "unresolved", "forgetful", "itemless", "leaving")
+FAULTY_NAMES = ("unscored", "unresolved", "inconsistent", "itemless", "leaving")
 
 
 @pytest.fixture
-def bad_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package in which every plug-in but `good` breaks one promise; another has the same `twice`."""
-    (tmp_path / "bad_plugin.py").write_text(BAD)
-    entries = "\n".join(f"{name} = bad_plugin:{name if name == 'leaving' else name.title()}" for name in BAD_NAMES)
-    for package in ("bad-plugin", "other-plugin"):
-        tasks = entries + "\ngood = bad_plugin:Good" if package == "bad-plugin" else ""
-        rewards = "[ftis_node.rewards]\ntext = bad_plugin:text\n" if package == "bad-plugin" else ""
-        points = f"[ftis_node.tasks]\n{tasks}\ntwice = bad_plugin:Good\n{rewards}"
+def faulty_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package in which every plug-in but `valid` breaks one rule; another package has the same `twice`."""
+    (tmp_path / "faulty_plugin.py").write_text(FAULTY)
+    entries = "\n".join(
+        f"{name} = faulty_plugin:{name if name == 'leaving' else name.title()}" for name in FAULTY_NAMES
+    )
+    for package in ("faulty-plugin", "other-plugin"):
+        tasks = entries + "\nvalid = faulty_plugin:Valid" if package == "faulty-plugin" else ""
+        rewards = "[ftis_node.rewards]\ntext = faulty_plugin:text\n" if package == "faulty-plugin" else ""
+        points = f"[ftis_node.tasks]\n{tasks}\ntwice = faulty_plugin:Valid\n{rewards}"
         write_distribution(tmp_path, package, points, version="2.0")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "bad_plugin", raising=False)
+    monkeypatch.delitem(sys.modules, "faulty_plugin", raising=False)
 
 
-async def test_the_example_package_gives_a_task_and_a_reward(
+async def test_the_example_package_has_a_task_and_a_reward(
     example_plugin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(example_plugin)
@@ -113,66 +115,69 @@ async def test_the_example_package_gives_a_task_and_a_reward(
         assert [reward for reward, _ in scores] == [1.0, 0.75, 0.0]
         assert [reward for reward, _ in await scorer.score(arithmetic[0], [other, f"is {other}", "x"])] == [1, 0.5, 0]
     assert held_out_spec("arithmetic@brief+sorting") == held_out_spec("arithmetic@brief")
-    assert answer_in(arithmetic, arithmetic[0], f" {other} ") == other, "the problem's own answer"
-    assert answer_in(sorting, sorting[0], " a  b ") == "a b", "it has no way to say it: the text"
+    assert answer_in(arithmetic, arithmetic[0], f" {other} ") == other, "the answer of the task"
+    assert answer_in(sorting, sorting[0], " a  b ") == "a b", "the task has no answer_of"
 
 
-@pytest.mark.usefixtures("bad_plugins")
+@pytest.mark.usefixtures("faulty_plugins")
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("forgetful", "the plug-in task 'forgetful' of bad-plugin 2.0 is not deterministic"),
-        ("itemless", "the plug-in task 'itemless' of bad-plugin 2.0 gave no valid TaskItem as problem 0"),
-        ("leaving", "the plug-in task 'leaving' of bad-plugin 2.0 failed: SystemExit: bye; report it to its authors"),
-        ("twice", "bad-plugin and other-plugin both have a plug-in 'twice': uninstall one of them"),
-        ("good@text", "the plug-in reward 'text' of bad-plugin 2.0 is a str, which cannot be called"),
-        ("good@brieff", "unknown reward 'brieff': known are "),
+        ("inconsistent", "the plug-in task 'inconsistent' of faulty-plugin 2.0 is not deterministic"),
+        ("itemless", "the plug-in task 'itemless' of faulty-plugin 2.0 gave no valid TaskItem as problem 0"),
+        (
+            "leaving",
+            "the plug-in task 'leaving' of faulty-plugin 2.0 failed: SystemExit: bye; report it to its authors",
+        ),
+        ("twice", "faulty-plugin and other-plugin both have a plug-in 'twice': uninstall one of them"),
+        ("valid@text", "the plug-in reward 'text' of faulty-plugin 2.0 is a str, which cannot be called"),
+        ("valid@brieff", "unknown reward 'brieff': known are "),
     ],
 )
-def test_a_bad_plug_in_is_one_line_that_names_its_package(spec: str, message: str) -> None:
+def test_the_error_of_a_faulty_plug_in_names_its_package(spec: str, message: str) -> None:
     with pytest.raises(TaskError) as caught:
         load_task(spec)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("bad_plugins")
-async def test_what_a_bad_plug_in_does_later_ends_nothing() -> None:
-    unscored, unresolved, good = load_task("unscored"), load_task("unresolved"), load_task("good")
-    with pytest.raises(KeyError):  # the door's word for a prompt that is not here
+@pytest.mark.usefixtures("faulty_plugins")
+async def test_later_errors_of_a_faulty_plug_in_are_contained() -> None:
+    unscored, unresolved, valid = load_task("unscored"), load_task("unresolved"), load_task("valid")
+    with pytest.raises(KeyError):  # validation rejects an unknown prompt by this error
         unresolved.resolve(PromptRef("unresolved", "train", 2))
     with pytest.raises(KeyError):
-        good.resolve(PromptRef("good", "test", 0))
-    async with IsolatedScorer(unscored, good) as scorer:
+        valid.resolve(PromptRef("valid", "test", 0))
+    async with IsolatedScorer(unscored, valid) as scorer:
         assert await scorer.score(unscored[0], ["x"]) == [(0.0, CompletionStatus.UNSCORED)]
-        assert await scorer.score(good[0], ["x"]) == [(1.0, CompletionStatus.SCORED)]
+        assert await scorer.score(valid[0], ["x"]) == [(1.0, CompletionStatus.SCORED)]
 
 
-@pytest.mark.usefixtures("bad_plugins")
-def test_what_a_plug_in_says_an_answer_is() -> None:
+@pytest.mark.usefixtures("faulty_plugins")
+def test_the_answers_of_a_plug_in() -> None:
     task = load_task("unscored")
     assert [answer_in(task, task[0], text) for text in ("x  1", "y", "", "z")] == ["x  1", None, None, None]
 
 
-@pytest.mark.usefixtures("bad_plugins")
+@pytest.mark.usefixtures("faulty_plugins")
 def test_listing_plug_ins_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tasks"]) == 0
     out = capsys.readouterr().out
-    assert "plug-in   task leaving  (bad-plugin 2.0, bad_plugin:leaving)" in out
-    assert "plug-in   reward text  (bad-plugin 2.0, bad_plugin:text)" in out
-    assert "bad_plugin" not in sys.modules
+    assert "plug-in   task leaving  (faulty-plugin 2.0, faulty_plugin:leaving)" in out
+    assert "plug-in   reward text  (faulty-plugin 2.0, faulty_plugin:text)" in out
+    assert "faulty_plugin" not in sys.modules
 
 
-def test_listing_tasks_loads_no_library_of_one() -> None:
+def test_listing_tasks_loads_no_library_of_a_task() -> None:
     code = (
         "import sys; from ftis_node.cli.app import run; run(['tasks'])\n"
-        "heavy = {'torch', 'datasets', 'reasoning_gym', 'sympy', 'pebble'} & set(sys.modules)\n"
-        "sys.exit(' '.join(sorted(heavy)) or 0)"
+        "loaded = {'torch', 'datasets', 'reasoning_gym', 'sympy', 'pebble'} & set(sys.modules)\n"
+        "sys.exit(' '.join(sorted(loaded)) or 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_trying_a_task_scores_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_showing_a_task_scores_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tasks", "arithmetic"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["answer: 10", "reward of the answer alone: 1.0"]
     assert run(["tasks", "gsm9k"]) == 2

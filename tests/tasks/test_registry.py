@@ -1,4 +1,4 @@
-"""From a spec to a task: built-in names, plug-ins, what is unknown, and that naming a task loads no library."""
+"""Loading a task by its spec: built-in names, plug-ins, unknown names, and no library for parsing."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class Echo:
 def misnamed(split):
     return Echo(split, name="other")
 
-def broken(split):
+def failing(split):
     raise OSError("no such\\tdisk")
 """
 
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package with four tasks, one of which is any good."""
+    """An installed package with several tasks, of which only `echo` is valid."""
     (tmp_path / "echo_plugin.py").write_text(PLUGIN)
     write_distribution(
         tmp_path, "echo-plugin",
-        "[ftis_node.tasks]\necho = echo_plugin:Echo\nmisnamed = echo_plugin:misnamed\nbroken = echo_plugin:broken\n"
+        "[ftis_node.tasks]\necho = echo_plugin:Echo\nmisnamed = echo_plugin:misnamed\nfailing = echo_plugin:failing\n"
         "absent = echo_plugin:absent\nno-task = builtins:str\ngsm8k = echo_plugin:Echo\n",
     )  # fmt: skip
     monkeypatch.syspath_prepend(tmp_path)
@@ -60,7 +60,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spec", ["arithmetic", "arithmetic:add", "arithmetic:sub", "rg:leg_counting"])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_built_in_tasks_that_need_no_file(spec: str, split: str) -> None:
+def test_a_built_in_task_without_a_file_is_loaded(spec: str, split: str) -> None:
     task = load_task(spec, split=split)
     assert isinstance(task, Task)
     assert (task.name, task.split) == (spec, split)
@@ -85,20 +85,20 @@ def test_a_plug_in_can_be_mixed() -> None:
     ("name", "message"),
     [
         ("misnamed", "has another name, 'other'"),
-        ("broken", "the plug-in task 'broken' of echo-plugin 1.0 failed: OSError: no such disk"),
+        ("failing", "the plug-in task 'failing' of echo-plugin 1.0 failed: OSError: no such disk"),
         ("absent", "failed: AttributeError"),
         ("no-task", "gave a str, which is not a Task"),
-        ("unheard", "rg:NAME of reasoning-gym, absent, broken, echo"),
+        ("no-such", "rg:NAME of reasoning-gym, absent, echo, failing"),
     ],
 )
-def test_bad_plug_ins_are_task_errors(name: str, message: str) -> None:
+def test_a_faulty_plug_in_is_a_task_error(name: str, message: str) -> None:
     with pytest.raises(TaskError) as caught:
         load_task(name)
     assert message in str(caught.value)
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_plug_in_cannot_take_a_built_in_name(tmp_path: Path) -> None:
+def test_a_plug_in_cannot_replace_a_built_in_task(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="cannot be read"):
         load_task(f"gsm8k:{tmp_path}/absent.jsonl")
 
@@ -118,29 +118,29 @@ def test_a_plug_in_cannot_take_a_built_in_name(tmp_path: Path) -> None:
         ("math500", "math500 is for evaluation, it has no split 'train'"),
     ],
 )
-def test_what_cannot_be_trained_on_is_a_task_error_in_one_line(spec: str, message: str) -> None:
+def test_a_task_without_training_problems_is_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(TaskError) as caught:
         load_task(spec, split="train")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_split_is_refused() -> None:
+def test_an_unknown_split_is_an_error() -> None:
     with pytest.raises(TaskError, match="unknown split 'validation'"):
         load_task("arithmetic", split="validation")
 
 
-def test_importing_the_room_loads_no_library_of_a_task() -> None:
+def test_importing_the_package_loads_no_library_of_a_task() -> None:
     code = (
         "import sys, ftis_node.tasks as tasks; tasks.parse_spec('gsm8k+rg:chain_sum'); tasks.load_task('arithmetic')\n"
-        "heavy = {'torch', 'datasets', 'reasoning_gym', 'math_verify', 'sympy', 'pebble'} & set(sys.modules)\n"
-        "sys.exit(' '.join(sorted(heavy)) or 0)"
+        "loaded = {'torch', 'datasets', 'reasoning_gym', 'math_verify', 'sympy', 'pebble'} & set(sys.modules)\n"
+        "sys.exit(' '.join(sorted(loaded)) or 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_what_is_held_out(tmp_path: Path) -> None:
+def test_the_held_out_spec_has_the_parts_with_a_test_split(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     file.touch()
     assert str(held_out_spec("arithmetic:add")) == "arithmetic:add"

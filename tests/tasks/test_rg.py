@@ -1,4 +1,4 @@
-"""reasoning-gym's tasks: every one loads, shows the same problems in every process, and scores its own answers."""
+"""reasoning-gym's tasks have the same problems in every process, and score their answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
 from ftis_node.tasks.rg import REFUSED, SPLITS, ReasoningGymTask
+from tests.tasks.completions import think_answer
 
-# Ends of the range of what there is: text, numbers, boards, code-like answers, partial scores, problems made at load.
+# Different kinds: text, numbers, boards, code-like answers, partial scores, problems generated at load.
 SAMPLE = [
     "base_conversion",
     "basic_arithmetic",
@@ -38,22 +39,18 @@ SAMPLE = [
 ]
 
 
-def _completion(answer: str) -> str:
-    return f"<think>so it is</think>\n<answer>\n{answer}\n</answer>"
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("generator", SAMPLE)
-def test_the_reference_scores_one_in_the_format_alone(generator: str, split: str) -> None:
+def test_the_reference_scores_one_only_in_the_format(generator: str, split: str) -> None:
     task = load_task(f"rg:{generator}", split=split)
     item = task[3]
     assert task.resolve(item.ref) == item
-    assert task.score(item, _completion(item.answer)) == 1.0
+    assert task.score(item, think_answer(item.answer)) == 1.0
     assert task.score(item, item.answer) == 0.0
-    assert task.score(item, _completion("zzz 7 qqq")) < 0.5
+    assert task.score(item, think_answer("zzz 7 qqq")) < 0.5
 
 
-def test_an_item_asks_for_the_format() -> None:
+def test_a_prompt_describes_the_format() -> None:
     task = load_task("rg:leg_counting", split="test")
     assert task[0].ref == PromptRef("rg:leg_counting", "test", 0)
     assert "<answer>" in task[0].prompt[0]["content"]
@@ -61,28 +58,28 @@ def test_an_item_asks_for_the_format() -> None:
     assert task.isolate_scoring
 
 
-def test_partial_scores_are_passed_on() -> None:
+def test_partial_scores_are_kept() -> None:
     task = load_task("rg:word_sorting")
     words = task[0].answer.split(", ")
-    assert 0 < task.score(task[0], _completion(", ".join(reversed(words)))) < 1
+    assert 0 < task.score(task[0], think_answer(", ".join(reversed(words)))) < 1
 
 
 def test_a_problem_without_a_reference_is_scored_from_the_problem() -> None:
     task = load_task("rg:graph_color")
     assert task[0].answer == ""
-    assert task.score(task[0], _completion('{"0": 1}')) < 1
+    assert task.score(task[0], think_answer('{"0": 1}')) < 1
 
 
 @pytest.mark.parametrize(
-    "text", ["", "<answer>", _completion("\ud800\x00"), _completion("{" * 30_000), _completion("1e400")]
+    "text", ["", "<answer>", think_answer("\ud800\x00"), think_answer("{" * 30_000), think_answer("1e400")]
 )
 @pytest.mark.parametrize("generator", ["countdown", "spiral_matrix", "graph_color", "complex_arithmetic"])
-def test_no_text_raises(generator: str, text: str) -> None:
+def test_malformed_text_does_not_raise(generator: str, text: str) -> None:
     task = load_task(f"rg:{generator}")
     assert 0.0 <= task.score(task[0], text) < 0.5
 
 
-def test_splits_cannot_overlap() -> None:
+def test_splits_do_not_overlap() -> None:
     (train, num_train), (test, num_test) = SPLITS["train"], SPLITS["test"]
     assert train + num_train <= test or test + num_test <= train
     tasks = [load_task("rg:chain_sum", split=split) for split in ("train", "test")]
@@ -90,7 +87,7 @@ def test_splits_cannot_overlap() -> None:
     assert not train_prompts & test_prompts
 
 
-def test_indices_and_references_outside_are_refused() -> None:
+def test_invalid_indices_and_references_are_errors() -> None:
     task = load_task("rg:leg_counting", split="test")
     for index in (-1, len(task)):
         with pytest.raises(IndexError):
@@ -101,21 +98,21 @@ def test_indices_and_references_outside_are_refused() -> None:
         task.resolve(PromptRef(task.name, "train", 0))
 
 
-def test_a_task_travels_without_its_problems() -> None:
+def test_a_task_is_pickled_without_its_problems() -> None:
     task = ReasoningGymTask("leg_counting", "test")
     before = task[5]
-    wire = pickle.dumps(task)
-    assert len(wire) < 500
-    assert pickle.loads(wire)[5] == before
+    pickled = pickle.dumps(task)
+    assert len(pickled) < 500
+    assert pickle.loads(pickled)[5] == before
 
 
 @pytest.mark.parametrize("generator", REFUSED)
-def test_what_a_swarm_cannot_use_is_refused_with_the_reason(generator: str) -> None:
+def test_an_unusable_generator_is_an_error_with_the_reason(generator: str) -> None:
     with pytest.raises(TaskError, match=f"rg:{generator} cannot be used: "):
         load_task(f"rg:{generator}")
 
 
-MAKE_ELSEWHERE = """
+IN_ANOTHER_PROCESS = """
 import json, random, sys
 from ftis_node.tasks import load_task
 random.seed(7)
@@ -124,9 +121,9 @@ json.dump({name: [task[i].prompt[1]["content"] for i in (9, 4, 0)] for name, tas
 """
 
 
-def test_another_process_makes_the_same_prompts() -> None:
+def test_another_process_has_the_same_prompts() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", MAKE_ELSEWHERE, json.dumps(SAMPLE)],
+        [sys.executable, "-c", IN_ANOTHER_PROCESS, json.dumps(SAMPLE)],
         env=os.environ | {"PYTHONHASHSEED": "4242"},
         capture_output=True,
         check=True,

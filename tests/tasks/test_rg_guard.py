@@ -1,4 +1,4 @@
-"""No answer runs as code: the guard before reasoning-gym's evaluating verifiers, and that it knows all of these."""
+"""No answer runs as code: a guard precedes every verifier of reasoning-gym that evaluates answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from ftis_node.tasks import load_task
 from ftis_node.tasks.rg import EVALUATED, PARSED, REFUSED, is_safe_answer
+from tests.tasks.completions import think_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,13 +18,9 @@ if TYPE_CHECKING:
 EVALUATORS = {"eval", "exec", "compile", "parse_expr", "sympify", "S", "__import__"}
 
 HARMLESS = {
-    "bitwise_arithmetic",  # evaluates its own problem
-    "propositional_logic",  # has a parser of its own by the same name
+    "bitwise_arithmetic",  # evaluates the problem, not the answer
+    "propositional_logic",  # its own parser has the name of an evaluator
 }
-
-
-def _completion(answer: str) -> str:
-    return f"<think></think><answer>{answer}</answer>"
 
 
 @pytest.mark.parametrize("generator", sorted(EVALUATED | PARSED))
@@ -32,7 +29,7 @@ def test_code_in_an_answer_does_not_run(generator: str, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     for code in (f"open({str(mark)!r}, 'w')", f"__import__('pathlib').Path({str(mark)!r}).touch()"):
         for answer in (code, f"[{code}]", f'sympify("{code}")', f"(lambda: {code})()"):
-            assert task.score(task[0], _completion(answer)) < 0.1
+            assert task.score(task[0], think_answer(answer)) < 0.1
     assert not mark.exists()
 
 
@@ -55,7 +52,7 @@ def test_code_in_an_answer_does_not_run(generator: str, tmp_path: Path) -> None:
         ("chain_sum", "9" * 20_001),
     ],
 )
-def test_unsafe_answers(generator: str, answer: str) -> None:
+def test_an_unsafe_answer_is_rejected(generator: str, answer: str) -> None:
     assert not is_safe_answer(generator, answer, reference="A")
 
 
@@ -74,11 +71,11 @@ def test_unsafe_answers(generator: str, answer: str) -> None:
         ("chain_sum", "open('anything')"),
     ],
 )
-def test_safe_answers(generator: str, answer: str) -> None:
+def test_a_safe_answer_is_accepted(generator: str, answer: str) -> None:
     assert is_safe_answer(generator, answer, reference="BABCACE")
 
 
-def test_every_verifier_that_evaluates_is_known() -> None:
+def test_every_evaluating_verifier_is_listed() -> None:
     from reasoning_gym.factory import DATASETS
 
     evaluating = {name for name, (dataset, _) in DATASETS.items() if _evaluates(dataset)}
@@ -86,7 +83,7 @@ def test_every_verifier_that_evaluates_is_known() -> None:
 
 
 def _evaluates(dataset: type) -> bool:
-    """Whether `score_answer`, or what it calls in its own module, evaluates a text that is not the problem's own."""
+    """Return whether `score_answer`, or a function of its module that it calls, evaluates a text of the answer."""
     module = inspect.getmodule(dataset)
     assert module
     tree = ast.parse(inspect.getsource(module))

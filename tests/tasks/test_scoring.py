@@ -1,4 +1,4 @@
-"""The scoring process: each way in which a text can misbehave costs that text alone, and nothing is left running."""
+"""The scoring process: a text with any fault loses its own score only, and no process stays behind."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LIMITS = ScoringLimits(time_limit_s=0.2, wall_limit_s=3.0, start_limit_s=60, mem
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def scorer() -> AsyncIterator[IsolatedScorer]:
-    """One for all tests: whatever a text did, the next must be scored."""
+    """One scorer for all tests: after any fault the next text must be scored."""
     async with IsolatedScorer(HostileTask(), limits=LIMITS) as scorer:
         yield scorer
 
 
-async def test_texts_come_out_in_order(scorer: IsolatedScorer) -> None:
+async def test_scores_are_in_the_order_of_the_texts(scorer: IsolatedScorer) -> None:
     assert await scorer.score(ITEM, ["1", "0.25", "0"]) == [(1.0, SCORED), (0.25, SCORED), (0.0, SCORED)]
 
 
@@ -46,32 +46,32 @@ async def test_scoring_happens_in_one_other_process(scorer: IsolatedScorer) -> N
     assert first == second != 1 / os.getpid()
 
 
-@pytest.mark.parametrize("order", ["sleep", "stuck", "segfault", "exit"])
-async def test_a_text_that_costs_the_process_costs_no_other_text(scorer: IsolatedScorer, order: str) -> None:
-    assert await scorer.score(ITEM, ["0.5", order, "0.75"]) == [(0.5, SCORED), UNSCORED, (0.75, SCORED)]
+@pytest.mark.parametrize("fault", ["sleep", "stuck", "segfault", "exit"])
+async def test_a_text_that_ends_the_process_does_not_affect_others(scorer: IsolatedScorer, fault: str) -> None:
+    assert await scorer.score(ITEM, ["0.5", fault, "0.75"]) == [(0.5, SCORED), UNSCORED, (0.75, SCORED)]
 
 
-async def test_what_is_no_reward_is_unscored(scorer: IsolatedScorer) -> None:
-    orders = ["memory", "raise", "nan", "1.5", "-1", "no number"]
-    assert await scorer.score(ITEM, [*orders, "0.75"]) == [UNSCORED] * len(orders) + [(0.75, SCORED)]
+async def test_a_text_without_a_valid_reward_is_unscored(scorer: IsolatedScorer) -> None:
+    faults = ["memory", "raise", "nan", "1.5", "-1", "no number"]
+    assert await scorer.score(ITEM, [*faults, "0.75"]) == [UNSCORED] * len(faults) + [(0.75, SCORED)]
 
 
 @pytest.mark.parametrize(
-    ("order", "stopped", "lost"),
+    ("fault", "stopped", "lost"),
     [("stuck", 1, 0), ("segfault", 1, 0), ("sleep", 0, 1), ("raise", 0, 0)],
 )
-async def test_who_is_at_fault_follows_from_processor_time(
-    scorer: IsolatedScorer, order: str, stopped: int, lost: int
+async def test_a_text_is_at_fault_only_for_its_processor_time(
+    scorer: IsolatedScorer, fault: str, stopped: int, lost: int
 ) -> None:
-    """`sleep` is a text that gets no processor time, as on a busy machine: that is not its sender's doing."""
+    """`sleep` uses no processor time, like a text on a loaded machine: its sender is not at fault."""
     cost = ScoringCost()
-    scores = await scorer.score(ITEM, ["0.5", order, "0.75"], cost=cost)
+    scores = await scorer.score(ITEM, ["0.5", fault, "0.75"], cost=cost)
     assert scores == [(0.5, SCORED), UNSCORED, UNSCORED if stopped + lost else (0.75, SCORED)]
     assert (cost.num_stopped, cost.num_lost) == (stopped, lost)
     assert cost.seconds == pytest.approx((stopped + lost) * LIMITS.time_limit_s, abs=0.2)
 
 
-async def test_a_process_killed_from_outside_is_no_fault_of_the_text(scorer: IsolatedScorer) -> None:
+async def test_a_text_is_not_at_fault_if_another_process_kills_its_scorer(scorer: IsolatedScorer) -> None:
     ((inverse, _),) = await scorer.score(ITEM, ["pid"])
     cost = ScoringCost()
     scoring = asyncio.create_task(scorer.score(ITEM, ["sleep"], cost=cost))
@@ -81,13 +81,13 @@ async def test_a_process_killed_from_outside_is_no_fault_of_the_text(scorer: Iso
     assert (cost.num_stopped, cost.num_lost) == (0, 1)
 
 
-async def test_a_text_that_takes_too_long_is_cut_off_in_time(scorer: IsolatedScorer) -> None:
+async def test_a_text_is_stopped_by_its_processor_time(scorer: IsolatedScorer) -> None:
     cost = ScoringCost()
     assert await scorer.score(ITEM, ["stuck"], cost=cost) == [UNSCORED]
-    assert (cost.num_stopped, cost.num_lost) == (1, 0), "by its own processor time, whatever the clock says"
+    assert (cost.num_stopped, cost.num_lost) == (1, 0), "processor time counts, not the clock"
 
 
-async def test_a_group_of_slow_texts_is_given_up_as_one(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_group_of_slow_texts_has_a_common_time_limit(caplog: pytest.LogCaptureFixture) -> None:
     limits = ScoringLimits(time_limit_s=0.1, wall_limit_s=5.0, group_limit_s=0.2)
     async with IsolatedScorer(HostileTask(), limits=limits) as scorer:
         await scorer.score(ITEM, ["1"])
@@ -95,7 +95,7 @@ async def test_a_group_of_slow_texts_is_given_up_as_one(caplog: pytest.LogCaptur
     assert "48 texts of one group took too long to score" in caplog.text
 
 
-async def test_two_processes_score_two_groups_at_once() -> None:
+async def test_two_processes_score_two_groups_in_parallel() -> None:
     async with IsolatedScorer(HostileTask(), limits=ScoringLimits(time_limit_s=10, num_workers=2)) as scorer:
         slow = asyncio.create_task(scorer.score(ITEM, ["sleep"]))
         await asyncio.sleep(0.1)
@@ -110,25 +110,25 @@ async def test_a_process_killed_while_idle_is_replaced(scorer: IsolatedScorer) -
     assert await scorer.score(ITEM, ["0.5"]) == [(0.5, SCORED)]
 
 
-async def test_a_process_that_cannot_start_is_a_typed_error() -> None:
+async def test_a_process_that_dies_at_the_start_is_a_worker_died_error() -> None:
     async with IsolatedScorer(DyingTask(), limits=LIMITS) as scorer:
         with pytest.raises(WorkerDiedError, match="does not stay alive"):
             await scorer.score(ITEM, ["1"])
 
 
-async def test_a_process_that_is_never_ready_is_a_typed_error() -> None:
+async def test_a_process_that_is_never_ready_is_a_worker_died_error() -> None:
     limits = ScoringLimits(time_limit_s=0.1, wall_limit_s=0.1, start_limit_s=1)
     async with IsolatedScorer(HangingTask(), limits=limits) as scorer:
         with pytest.raises(WorkerDiedError, match="not ready within 1 s"):
             await scorer.score(ITEM, ["1"])
 
 
-async def test_a_task_that_cannot_travel_is_refused() -> None:
+async def test_a_task_that_cannot_be_pickled_is_an_error() -> None:
     with pytest.raises(TaskError, match="'hostile' needs isolated scoring but cannot be pickled"):
         IsolatedScorer(UnpicklableTask())
 
 
-async def test_harmless_tasks_are_scored_here_without_a_process() -> None:
+async def test_a_task_without_isolation_is_scored_in_this_process() -> None:
     arithmetic = ArithmeticTask("train")
     before = _scoring_processes()
     async with IsolatedScorer(arithmetic) as scorer:
@@ -136,12 +136,12 @@ async def test_harmless_tasks_are_scored_here_without_a_process() -> None:
         assert _scoring_processes() == before
 
 
-async def test_a_harmless_task_that_raises_after_all_ends_nothing() -> None:
+async def test_an_error_of_a_task_without_isolation_is_contained() -> None:
     async with IsolatedScorer(HostileTask(isolate=False)) as scorer:
         assert await scorer.score(ITEM, ["0.5", "raise", "nan"]) == [(0.5, SCORED), UNSCORED, UNSCORED]
 
 
-async def test_the_problems_of_evaluations_are_scored_and_not_resolved() -> None:
+async def test_problems_of_evaluations_are_scored_but_not_resolved() -> None:
     train, test = ArithmeticTask("train"), ArithmeticTask("test")
     async with IsolatedScorer(train, scored_only=[test]) as scorer:
         assert await scorer.score(test[0], [test[0].answer]) == [(1.0, SCORED)]
@@ -150,7 +150,7 @@ async def test_the_problems_of_evaluations_are_scored_and_not_resolved() -> None
             await scorer.resolve(test[0].ref)
 
 
-async def test_the_parts_of_a_mixture_go_each_their_way() -> None:
+async def test_each_part_of_a_mixture_is_scored_by_its_isolation() -> None:
     arithmetic = ArithmeticTask("train")
     mixture = MixedTask([arithmetic, HostileTask()], weights=[1, 1], name="arithmetic+hostile")
     async with IsolatedScorer(mixture, limits=LIMITS) as scorer:
@@ -182,6 +182,6 @@ async def test_a_cancelled_caller_is_cancelled(scorer: IsolatedScorer) -> None:
 
 
 def _scoring_processes() -> set[psutil.Process]:
-    """Spawned children, less the helper that Python keeps for their semaphores."""
+    """Return the spawned children, without Python's tracker of their semaphores."""
     children = psutil.Process().children(recursive=True)
     return {child for child in children if "spawn_main" in " ".join(child.cmdline())}

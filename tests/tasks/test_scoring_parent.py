@@ -1,4 +1,4 @@
-"""A node that is killed by SIGKILL cannot end its scoring process: that ends by itself, idle, asleep or busy."""
+"""The scoring process of a node that SIGKILL ended ends itself, idle, asleep or busy."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ PARENT = """
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("order", ["1", "sleep", "stuck"])
-def test_the_process_dies_with_a_parent_that_is_killed(tmp_path: Path, order: str) -> None:
+@pytest.mark.parametrize("text", ["1", "sleep", "stuck"])
+def test_the_process_ends_after_its_parent_is_killed(tmp_path: Path, text: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(script), order]
+    command = [sys.executable, str(script), text]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
         assert parent.stdout
         worker = psutil.Process(int(parent.stdout.readline()))
         time.sleep(0.3)
         parent.kill()
-    _, alive = psutil.wait_procs([worker], timeout=60)  # what is stuck needs 3 s of processor time to end
+    _, alive = psutil.wait_procs([worker], timeout=60)  # a process in C code ends after 3 s of processor time
     for process in alive:
         process.kill()
     assert not alive

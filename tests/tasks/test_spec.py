@@ -1,4 +1,4 @@
-"""The grammar of a task spec, and the source and license of each part on the cards."""
+"""The grammar of a task spec, and the source and license of each part on a model's card."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
         ("math500:/b+gsm8k:/a", [TaskPart("gsm8k", "/a"), TaskPart("math500", "/b")]),
     ],
 )
-def test_what_a_spec_means(text: str, parts: list[TaskPart]) -> None:
+def test_a_spec_has_parts_with_names_paths_and_weights(text: str, parts: list[TaskPart]) -> None:
     assert parse_spec(text) == TaskSpec(tuple(parts))
 
 
@@ -47,7 +47,7 @@ def test_what_a_spec_means(text: str, parts: list[TaskPart]) -> None:
         ("gsm8k:/with space/ä.jsonl", "/with space/ä.jsonl", 1),
     ],
 )
-def test_how_far_a_path_reaches(text: str, path: str, weight: int) -> None:
+def test_the_end_of_a_path_is_found(text: str, path: str, weight: int) -> None:
     spec = parse_spec(text)
     part = next(part for part in spec.parts if part.name == "gsm8k")
     assert (part.path, part.weight) == (path, weight)
@@ -71,14 +71,14 @@ def test_how_far_a_path_reaches(text: str, path: str, weight: int) -> None:
         ("gsm8k=1000+arithmetic=1", "add up to 1,001, at most 1,000"),
     ],
 )
-def test_malformed_specs_are_refused_in_one_line(text: str, message: str) -> None:
+def test_a_malformed_spec_is_a_one_line_error(text: str, message: str) -> None:
     with pytest.raises(TaskError) as caught:
         parse_spec(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_canonical_forms_hide_paths_order_and_scale() -> None:
+def test_the_canonical_form_has_no_paths_and_one_order_and_scale() -> None:
     spec = parse_spec("rg:chain_sum=2+gsm8k:/data/a=6")
     assert spec.canonical == "gsm8k=3+rg:chain_sum"
     assert spec.paths == {"gsm8k": "/data/a"}
@@ -88,7 +88,7 @@ def test_canonical_forms_hide_paths_order_and_scale() -> None:
 
 
 @given(st.text(alphabet="arg8k:+=./ 01mh5", max_size=40))
-def test_any_text_is_a_spec_that_reads_back_or_a_task_error(text: str) -> None:
+def test_any_text_is_a_spec_that_can_be_parsed_again_or_a_task_error(text: str) -> None:
     try:
         spec = parse_spec(text)
     except TaskError:

@@ -1,4 +1,4 @@
-"""The task `sums`: the same problems everywhere, held out by problem, and only the text after the last mark counts."""
+"""The task `sums` has the same problems on every machine, and scores only the text after the last mark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_DRAWS = 3000
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_in_the_header() -> None:
+def test_the_first_problem() -> None:
     item = SumsTask()[0]
     assert item.prompt == ({"role": "user", "content": "555+173="},)
     assert item.answer == "728"
@@ -34,15 +34,15 @@ def test_the_example_in_the_header() -> None:
         ("sums:long", "test", "d1308e5429cd26d3"),
     ],
 )
-def test_every_spec_keeps_its_problems(name: str, split: str, digest: str) -> None:
-    """Nodes of two releases that disagree here would refuse each other's groups."""
+def test_the_problems_of_every_spec_do_not_change(name: str, split: str, digest: str) -> None:
+    """Nodes of two releases with different problems would reject each other's groups."""
     task = SumsTask(split, name=name)
     texts = " ".join(task.problem(index).text for index in range(min(len(task), NUM_DRAWS)))
     assert blake2b(texts.encode(), digest_size=8).hexdigest() == digest
 
 
 @pytest.mark.parametrize(("name", "num_digits"), [("sums", 3), ("sums:long", 4)])
-def test_training_shows_no_held_out_problem_in_any_order(name: str, num_digits: int) -> None:
+def test_no_held_out_problem_is_trained_on_in_either_order(name: str, num_digits: int) -> None:
     train, test = SumsTask("train", name=name), SumsTask("test", name=name)
     held_out = {frozenset(test.problem(index)[:2]) for index in range(len(test))}
     shown = [train.problem(index) for index in range(NUM_DRAWS)]
@@ -68,20 +68,20 @@ def test_training_shows_no_held_out_problem_in_any_order(name: str, num_digits: 
         ("", 0.0),
     ],
 )
-def test_what_follows_the_last_mark_is_the_answer(text: str, reward: float) -> None:
+def test_the_text_after_the_last_mark_is_the_answer(text: str, reward: float) -> None:
     task = load_task("sums")
     assert task.score(task[0], text) == reward
 
 
-def test_votes_are_for_answers() -> None:
+def test_votes_are_for_the_text_after_the_last_mark() -> None:
     task = SumsTask()
     assert task.answer_of(task[0], "5+3=9;#7 29 ") == "7 29"
     assert task.answer_of(task[0], "no mark") is None
-    assert task.answer_of(task[0], "nothing behind it# ") is None
+    assert task.answer_of(task[0], "nothing after it# ") is None
 
 
-def test_the_page_describes_the_problems() -> None:
-    """docs/train/tasks.md, followed to the letter."""
+def test_the_page_determines_the_problems() -> None:
+    """This follows docs/train/tasks.md."""
 
     def number(text: str) -> int:
         return int.from_bytes(blake2b(text.encode("ascii"), digest_size=8).digest(), "little")
@@ -105,7 +105,7 @@ def test_the_page_describes_the_problems() -> None:
     assert row.split(" | ")[1:8] == [train.problem(index).text for index in range(7)]
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_unknown_splits_names_indices_and_references_are_errors() -> None:
     with pytest.raises(TaskError, match="no split 'dev'"):
         SumsTask("dev")
     with pytest.raises(TaskError, match="use sums or sums:long"):

@@ -1,4 +1,4 @@
-"""The example that scores a taskset of verifiers, where that package is installed."""
+"""The example that scores a taskset of the package verifiers, if it is installed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "boxed.py").write_text(LIMITED)
     for folder in (tmp_path, EXAMPLE):
         monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the scoring process
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for the scoring process
 
 
 @pytest.mark.usefixtures("example")
@@ -57,7 +57,7 @@ async def test_a_taskset_is_scored_in_the_scoring_process() -> None:
 
 
 @pytest.mark.usefixtures("example")
-def test_a_task_that_needs_more_than_a_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taskset_with_containers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import ftis_node_task_verifiers
 
     monkeypatch.setattr(ftis_node_task_verifiers.VerifiersTask, "taskset", "boxed")

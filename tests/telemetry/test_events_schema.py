@@ -13,7 +13,7 @@ from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EVENTS, REASONS, read_events, with_present_name
 from ftis_node.telemetry.history import read_event, read_head
-from tests.chaos.observing.trail import parse
+from tests.chaos.observation.event_log import parse
 from tests.telemetry.test_history import read_history
 
 GROUP = "ab" * 32

@@ -1,4 +1,4 @@
-"""Supervisors over the echo worker, with short times, all ended when the test is."""
+"""Supervisors of the echo worker with short time limits, stopped at the end of a test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest_asyncio.fixture
 async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
-    """`make_supervisor(fault="", num_faults=1000, timing=QUICK, preloading=None, **options)`: not started yet."""
+    """`make_supervisor(fault="", timing=QUICK, preloading=None, **options)` makes one that is not started yet."""
     made: list[Supervisor] = []
 
     def make(

@@ -1,4 +1,4 @@
-"""A worker for the tests of `workers`: echoes, fails, sleeps, hangs and dies on request."""
+"""A worker for the tests of `workers`: it echoes, fails, sleeps, hangs and dies on request."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class EchoBoot(Message, frozen=True):
-    """`fault`: how the building goes wrong. `trace`: a folder; each event of interest leaves a file in it.
+    """The worker's settings. `fault`: the fault of its start. `trace`: a folder with a file for each event.
 
-    The faults of `LATER_FAULTS` are those of later lives: the first is sound, and so is each after `num_faults` others.
+    The faults of `LATER_FAULTS` occur at the first `num_faults` restarts. The first start succeeds, as do later ones.
     """
 
     trace: str
@@ -37,19 +37,19 @@ LATER_FAULTS = {
 
 
 class Echo(Message, frozen=True):
-    """Answered with the same payload."""
+    """A request for a reply with the same payload."""
 
     payload: bytes
 
 
 class Fail(Message, frozen=True):
-    """Raises an error of the named kind."""
+    """A request that raises an error of the named kind."""
 
     kind: str
 
 
 class Sleep(Message, frozen=True):
-    """Sleeps in the loop (`blocking`: the loop does nothing else), with an event at each of `num_events` steps."""
+    """A request to sleep, with an event at each of `num_events` steps. `blocking` blocks the loop."""
 
     seconds: float
     num_events: int = 0
@@ -57,21 +57,21 @@ class Sleep(Message, frozen=True):
 
 
 class Die(Message, frozen=True):
-    """Exits at once."""
+    """A request to exit at once."""
 
     exit_code: int
 
 
 class Spawn(Message, frozen=True):
-    """Starts a process that outlives a request; answered with its id in the place of the worker's."""
+    """A request to start a process that outlives the request. The reply has its pid instead of the worker's."""
 
 
 class Stray(Message, frozen=True):
-    """Answered, and something that nobody waits for fails."""
+    """A request that succeeds and schedules a callback that fails."""
 
 
 class EchoReply(Message, frozen=True):
-    """The answer to everything."""
+    """The reply to every request."""
 
     payload: bytes
     pid: int
@@ -102,12 +102,12 @@ async def spawn(request: Spawn, emit: Emitter) -> EchoReply:
 
 
 async def stray(request: Stray, emit: Emitter) -> EchoReply:
-    asyncio.get_running_loop().call_soon(unpack_body, b"no message", Echo)  # fails in our code
+    asyncio.get_running_loop().call_soon(unpack_body, b"no message", Echo)  # fails in code of the package
     return EchoReply(payload=b"", pid=os.getpid())
 
 
 class Sleeper:
-    """Leaves a file named `asleep` where a sleep began, and one named `cancelled` where it was cancelled."""
+    """The handler of `Sleep`. It writes a file `asleep` at the begin, and `canceled` if it is canceled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -124,7 +124,7 @@ class Sleeper:
                 await asyncio.sleep(request.seconds)
         except asyncio.CancelledError:
             emit(Tick(number=-1))
-            (self.trace / "cancelled").touch()
+            (self.trace / "canceled").touch()
             raise
         return EchoReply(payload=b"slept", pid=os.getpid())
 
@@ -139,14 +139,14 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         raise RuntimeError("a bug")
     if boot.fault == "exit":
         os._exit(3)
-    num_lives = len(list(trace.glob("built-*")))  # noqa: ASYNC240 - a few names
-    if boot.fault in LATER_FAULTS and 2 <= num_lives <= 1 + boot.num_faults:
+    num_starts = len(list(trace.glob("built-*")))  # noqa: ASYNC240 - a few names
+    if boot.fault in LATER_FAULTS and 2 <= num_starts <= 1 + boot.num_faults:
         raise LATER_FAULTS[boot.fault]
     if boot.fault == "slow":
-        time.sleep(1.5)  # noqa: ASYNC251 - as the loading of a model does
+        time.sleep(1.5)  # noqa: ASYNC251 - like the loading of a model
     yield {Echo: echo, Fail: fail, Die: die, Stray: stray, Spawn: spawn, Sleep: Sleeper(trace).sleep}
     if boot.fault == "slow-end":
-        await asyncio.sleep(0.8)  # as the saving of a model does
+        await asyncio.sleep(0.8)  # like the saving of a model
     if boot.fault == "reported-end":
         (trace / "ending").touch()
         for _ in range(20):

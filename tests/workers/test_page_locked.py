@@ -1,6 +1,6 @@
-"""Files whose pages are locked: the same bytes as plain ones, locked once, forgotten when removed, given up if refused.
+"""Files with locked pages: their bytes, one lock per file, the unlock of removed files, and a refused lock.
 
-CUDA's two calls are replaced, but in the last test, which is for a GPU.
+CUDA's two calls are replaced, except in the last test, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Cuda:
-    """What is locked, by its address."""
+class FakeCuda:
+    """CUDA's locks: `locked` has the size of each locked mapping by its address."""
 
     def __init__(self) -> None:
         self.locked: dict[int, int] = {}
@@ -33,26 +33,26 @@ class Cuda:
     def register(self, mapping: Tensor) -> None:
         self.num_calls += 1
         if self.refuses:
-            raise RuntimeError("CUDA error: operation not supported (801)\nmore of it")
+            raise RuntimeError("CUDA error: operation not supported (801)\nmore lines")
         self.locked[mapping.data_ptr()] = mapping.numel()
 
     def unregister(self, mapping: Tensor) -> None:
         del self.locked[mapping.data_ptr()]
 
 
-def test_a_refusal_is_raised_and_does_not_come_again_at_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = [0]  # the error that CUDA reports once more: 0 is success
+def test_a_refused_lock_raises_once_and_not_at_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = [0]  # the error that CUDA reports again at the next kernel; 0 is success
 
     class Runtime:
         class cudaError:
             success = 0
 
         def cudaHostRegister(self, pointer: int, num_bytes: int, flags: int) -> int:
-            kept[0] = 801
+            pending[0] = 801
             return 801
 
     def kernel(*shape: int, device: str) -> None:
-        error, kept[0] = kept[0], 0
+        error, pending[0] = pending[0], 0
         if error:
             raise RuntimeError(f"CUDA error: {error}")
 
@@ -65,12 +65,12 @@ def test_a_refusal_is_raised_and_does_not_come_again_at_the_next_kernel(monkeypa
     monkeypatch.setattr(torch, "ones", kernel)
     with pytest.raises(RuntimeError, match=r"operation not supported \(801\)"):
         tensor_file.register(mapping)
-    assert kept == [0]
+    assert pending == [0]
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    made = Cuda()
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    made = FakeCuda()
     monkeypatch.setattr(tensor_file, "register", made.register)
     monkeypatch.setattr(tensor_file, "unregister", made.unregister)
     return made
@@ -81,7 +81,7 @@ def tensors(value: float = 1.5) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda: Cuda, tmp_path: Path, dtype: torch.dtype | None) -> None:
+def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda: FakeCuda, tmp_path: Path, dtype: torch.dtype | None) -> None:
     given = tensors()
     plain = write_tensors(tmp_path / "plain", given, dtype=dtype)
     locked = write_tensors(tmp_path / "locked", given, dtype=dtype, locked=LockedFiles())
@@ -90,7 +90,7 @@ def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda: Cuda, tmp_path: Path, 
     assert list(cuda.locked.values()) == [(tmp_path / "plain").stat().st_size]
 
 
-def test_what_is_read_through_locked_pages_is_the_file_itself(cuda: Cuda, tmp_path: Path) -> None:
+def test_locked_pages_are_read_in_place(cuda: FakeCuda, tmp_path: Path) -> None:
     path = Path(WeightStore(tmp_path).publish(1, tensors(1.0)).path)
     locked = LockedFiles()
     first = read_tensors(path, locked=locked)
@@ -103,12 +103,12 @@ def test_what_is_read_through_locked_pages_is_the_file_itself(cuda: Cuda, tmp_pa
     assert read_tensors(path)["a"].data_ptr() != again["a"].data_ptr()
 
 
-def test_the_store_s_files_are_locked_once_each_and_unlocked_with_them(cuda: Cuda, tmp_path: Path) -> None:
+def test_files_of_the_store_are_locked_once_and_unlocked_when_removed(cuda: FakeCuda, tmp_path: Path) -> None:
     store, locked = WeightStore(tmp_path), LockedFiles()
     for version in range(1, 8):
         path = Path(store.publish(version, tensors(float(version)), locked=locked).path)
         assert published_tensors(tmp_path, version)["a"].eq(version).all()
-    assert (cuda.num_calls, len(cuda.locked)) == (2, 2), "files are written over"
+    assert (cuda.num_calls, len(cuda.locked)) == (2, 2), "files are not reused"
     larger = {"a": torch.ones(100)}
     path = Path(store.publish(8, larger, locked=locked).path)
     assert path.stat().st_size in cuda.locked.values()
@@ -116,12 +116,14 @@ def test_the_store_s_files_are_locked_once_each_and_unlocked_with_them(cuda: Cud
     for each in tmp_path.glob("*/*.safetensors"):
         each.unlink()
     locked.lock(Path(store.publish(9, tensors(), locked=locked).path))
-    assert len(cuda.locked) == 1, "a mapping would keep the memory of a removed file"
+    assert len(cuda.locked) == 1, "a mapping keeps the memory of a removed file"
     locked.close()
     assert cuda.locked == {}
 
 
-def test_one_refusal_is_the_last_try_and_one_line(cuda: Cuda, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_lock_is_logged_once_and_not_tried_again(
+    cuda: FakeCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     locked = LockedFiles()
     write_tensors(tmp_path / "early", tensors(), locked=locked)
     cuda.refuses = True
@@ -140,15 +142,17 @@ def test_one_refusal_is_the_last_try_and_one_line(cuda: Cuda, tmp_path: Path, ca
 
 def test_without_a_gpu_nothing_is_locked(tmp_path: Path) -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a GPU")
     locked = LockedFiles()
     write_tensors(tmp_path / "t", tensors(), locked=locked)
     assert locked.why_not == "Torch not compiled with CUDA enabled" or "driver" in locked.why_not
     assert read_tensors(tmp_path / "t")["a"].eq(1.5).all()
 
 
-def test_a_full_disk_is_an_error_and_no_signal(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of a mapping for which there is no room end the process: room is asked for before."""
+def test_a_full_disk_raises_an_error_before_the_write(
+    cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Space is reserved first, because a write to a mapping without space kills the process."""
 
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(28, "No space left on device")
@@ -161,7 +165,7 @@ def test_a_full_disk_is_an_error_and_no_signal(cuda: Cuda, tmp_path: Path, monke
 
 @pytest.mark.timeout(120)
 def test_a_gpu_writes_and_reads_locked_pages(tmp_path: Path) -> None:
-    """The real thing: written from a GPU, read back to it, in /dev/shm where there is one."""
+    """Tensors are written from a GPU and read back to it, in /dev/shm if it exists."""
     folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else tmp_path
     path, locked = folder / f"ftis-test-{os.getpid()}", LockedFiles()
     given = {"a": torch.randn(1000, 999, device="cuda").bfloat16(), "b": torch.randn(7, device="cuda")}

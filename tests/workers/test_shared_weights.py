@@ -1,7 +1,7 @@
-"""Weights in another process' memory: the list of handles, what is refused of it, and what stays mapped.
+"""Weights in the memory of another process: the list of handles, its validation, and the mappings.
 
-torch's two functions for CUDA IPC are replaced by shared memory of a CPU (`tests/cpu_sharing.py`); the last test is for
-a GPU and does the real thing.
+Shared memory of the CPU replaces torch's two functions for CUDA IPC (`tests/cpu_sharing.py`), except in the test of two
+processes on one GPU.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ for line in sys.stdin:
         opened.open(decode(bytes.fromhex(line)))
         print(*(f"{name}={checksum(tensor)}" for name, tensor in opened.tensors()), flush=True)
     except SharingError as error:
-        print("refused:", error, flush=True)
+        print("error:", error, flush=True)
 """
 
 
 class Reader:
-    """Another process that maps what it is sent, and answers with the checksums of what it sees."""
+    """Another process that maps shared weights and replies with the checksums of their tensors."""
 
     def __init__(self, device: str) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -71,7 +71,7 @@ class Reader:
 
 @pytest.fixture
 def sharing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was mapped so far, by its handle."""
+    """The handles that were mapped, in order."""
     cpu_sharing.install(monkeypatch.setattr)
     cpu_sharing.opened.clear()
     return cpu_sharing.opened
@@ -93,18 +93,18 @@ def sums(tensors: dict[str, torch.Tensor]) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_another_process_sees_each_version_without_mapping_it_again(sharing: list[str]) -> None:
+def test_another_process_reads_each_version_through_one_mapping(sharing: list[str]) -> None:
     tensors, exporter, reader = weights(), Exporter(), Reader("cpu")
     try:
         first = exporter.share(tensors)
         assert decode(encode(first)) == first
-        assert len(first.storages) == 3, "two tensors of one storage are one"
+        assert len(first.storages) == 3, "the storage of two tensors is listed twice"
         assert [each.name for each in first.tensors] == list(tensors)
         assert reader.read(first) == sums(tensors)
         for tensor in tensors.values():
             tensor.copy_(tensor * 2 + 1)
         second = exporter.share(tensors)
-        assert second is first, "they did not move, so nothing is exported again"
+        assert second is first, "tensors that did not move are exported again"
         assert reader.read(second) == sums(tensors)
         tensors["a"] = torch.ones(2).share_memory_()
         third = exporter.share(tensors)
@@ -115,8 +115,8 @@ def test_another_process_sees_each_version_without_mapping_it_again(sharing: lis
 
 
 @pytest.mark.timeout(120)
-def test_the_real_thing_between_two_processes_on_one_gpu() -> None:
-    """Three versions through handles that were opened once; then another export, whose handles are new."""
+def test_two_processes_share_weights_on_one_gpu() -> None:
+    """Three versions use handles that are opened once. Then another export has new handles."""
     tensors, exporter, reader = weights("cuda"), Exporter(), Reader("cuda:0")
     try:
         exports = set()
@@ -133,12 +133,12 @@ def test_the_real_thing_between_two_processes_on_one_gpu() -> None:
         grown = {"a": torch.ones(64 << 20, device="cuda")}
         with pytest.raises(SharingError):
             Exporter().share(grown)
-        assert reader.read(exporter.share(tensors)) == sums(tensors), "what was there before is shared as before"
+        assert reader.read(exporter.share(tensors)) == sums(tensors), "older tensors are no longer shared"
     finally:
         reader.close()
 
 
-def test_what_is_mapped_stays_until_another_export_comes(sharing: list[str]) -> None:
+def test_a_mapping_stays_until_another_export_comes(sharing: list[str]) -> None:
     tensors, opened = weights(), OpenedWeights(CPU)
     exporter = Exporter()
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_what_is_mapped_stays_until_another_export_comes(sharing: list[str]) -> 
     for name, tensor in tensors.items():
         assert views[name].equal(tensor)
         assert (views[name].dtype, views[name].shape) == (tensor.dtype, tensor.shape)
-        assert views[name].data_ptr() != tensor.data_ptr(), "another mapping of the same memory"
+        assert views[name].data_ptr() != tensor.data_ptr(), "the view is not another mapping"
     tensors["a"].fill_(3)
     assert views["a"].equal(tensors["a"])
     opened.open(Exporter().share({"other": torch.ones(3).share_memory_()}))
@@ -176,29 +176,29 @@ def test_a_tensor_that_moved_is_exported_again(sharing: list[str]) -> None:
         (torch.ones(0), "not a contiguous tensor"),
     ],
 )
-def test_what_cannot_be_shared_is_named(sharing: list[str], tensor: torch.Tensor, problem: str) -> None:
+def test_a_tensor_that_cannot_be_shared_is_named(sharing: list[str], tensor: torch.Tensor, problem: str) -> None:
     with pytest.raises(SharingError, match=problem):
         Exporter().share({"a": tensor})
 
 
-RIGHT = (0, b"\x02c" + bytes(64), 12, 0, b"counter", 0, b"event", True)
+VALID = (0, b"\x02c" + bytes(64), 12, 0, b"counter", 0, b"event", True)
 
 
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ((*RIGHT[:1], b"\x02e" + bytes(20), *RIGHT[2:]), "expandable segments"),
-        ((*RIGHT[:1], b"\x02c" + bytes(63), *RIGHT[2:]), "expandable segments"),
-        (RIGHT[:7], "unknown form"),
-        ((*RIGHT[:4], "counter", *RIGHT[5:]), "unknown form"),
-        (list(RIGHT), "unknown form"),
+        ((*VALID[:1], b"\x02e" + bytes(20), *VALID[2:]), "expandable segments"),
+        ((*VALID[:1], b"\x02c" + bytes(63), *VALID[2:]), "expandable segments"),
+        (VALID[:7], "unknown form"),
+        ((*VALID[:4], "counter", *VALID[5:]), "unknown form"),
+        (list(VALID), "unknown form"),
     ],
 )
 def test_handles_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch, fields: Any, problem: str) -> None:
     monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: fields)
     with pytest.raises(SharingError, match=problem):
         export_storage(torch.ones(3).untyped_storage())
-    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: RIGHT)
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: VALID)
     assert export_storage(torch.ones(3).untyped_storage()).num_bytes == 12
 
 
@@ -214,11 +214,11 @@ def test_only_known_versions_of_torch_share(
         Exporter().share(weights())
 
 
-def test_torch_without_cuda_says_so() -> None:
+def test_without_cuda_sharing_raises_an_error() -> None:
     with pytest.raises(SharingError, match="CUDA IPC cannot export a handle: CUDA is not available"):
         export_storage(torch.ones(3).untyped_storage())
     with pytest.raises(SharingError, match="CUDA IPC cannot open a handle: CUDA is not available"):
-        shared_tensors.open_storage(SharedStorage(*RIGHT[1:]), 0)
+        shared_tensors.open_storage(SharedStorage(*VALID[1:]), 0)
 
 
 def changed(shared: SharedWeights, **fields: Any) -> SharedWeights:
@@ -233,7 +233,7 @@ def first_storage(shared: SharedWeights, **fields: Any) -> SharedWeights:
     return changed(shared, storages=(changed(shared.storages[0], **fields), *shared.storages[1:]))
 
 
-LIES: dict[str, tuple[Callable[[SharedWeights], SharedWeights], str]] = {
+INCONSISTENT: dict[str, tuple[Callable[[SharedWeights], SharedWeights], str]] = {
     "no storage": (lambda shared: first_tensor(shared, storage=9), "a: there is no storage 9"),
     "negative storage": (lambda shared: first_tensor(shared, storage=-1), "malformed"),
     "beyond": (lambda shared: first_tensor(shared, offset=1), "a reach beyond their storage"),
@@ -249,9 +249,9 @@ LIES: dict[str, tuple[Callable[[SharedWeights], SharedWeights], str]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_list_that_lies_is_refused_before_anything_is_mapped(sharing: list[str], lie: str) -> None:
-    change, problem = LIES[lie]
+@pytest.mark.parametrize("case", INCONSISTENT)
+def test_an_inconsistent_list_is_refused_before_it_is_mapped(sharing: list[str], case: str) -> None:
+    change, problem = INCONSISTENT[case]
     shared = Exporter().share(weights())
     with pytest.raises(SharingError, match=problem):
         OpenedWeights(CPU).open(decode(encode(change(shared))))
@@ -259,12 +259,12 @@ def test_a_list_that_lies_is_refused_before_anything_is_mapped(sharing: list[str
 
 
 @pytest.mark.parametrize("message", [b"", b"\x00", b"\x81\xa1a\x01", encode(SharedWeights("e", "u", (), ()))[:-3]])
-def test_what_is_no_list_is_refused(message: bytes) -> None:
+def test_other_bytes_than_a_list_are_refused(message: bytes) -> None:
     with pytest.raises(SharingError, match="malformed"):
         decode(message)
 
 
-def test_weights_on_another_gpu_or_of_an_ended_process_are_refused_and_what_was_mapped_goes(
+def test_weights_of_another_gpu_or_an_ended_process_are_refused(
     sharing: list[str],
 ) -> None:
     tensors, opened = weights(), OpenedWeights(CPU)
@@ -282,14 +282,14 @@ def test_weights_on_another_gpu_or_of_an_ended_process_are_refused_and_what_was_
     assert dict(opened.tensors())["a"].equal(tensors["a"])
 
 
-def test_memory_that_is_smaller_than_was_said_is_refused(sharing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_smaller_than_listed_is_refused(sharing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Exporter().share(weights())
     monkeypatch.setattr(shared_tensors, "open_storage", lambda each, device: torch.ones(1).untyped_storage())
     with pytest.raises(SharingError, match="differs from the shared one"):
         OpenedWeights(CPU).open(shared)
 
 
-def test_types_and_sizes_are_those_of_a_file() -> None:
+def test_a_list_has_the_types_and_sizes_of_a_file() -> None:
     storage = SharedStorage(b"h", 30, 0, b"", 0, b"", False)
     tensors = (SharedTensor("a", 0, "BF16", (3, 5), 0), SharedTensor("b", 0, "F32", (), 2))
     shared = SharedWeights(export_id="e", device_uuid="u", storages=(storage,), tensors=tensors)
@@ -297,7 +297,7 @@ def test_types_and_sizes_are_those_of_a_file() -> None:
     assert shared.num_bytes == 34
 
 
-def test_segments_grow_from_then_on_unless_somebody_has_set_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grow_segments_respects_an_allocator_setting_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)

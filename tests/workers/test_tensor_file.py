@@ -1,4 +1,4 @@
-"""Tensors that are read from a file are those that safetensors itself wrote there, and a file that lies is named."""
+"""Weight files: tensors are read as safetensors wrote them, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def test_every_kind_of_tensor_comes_back_as_safetensors_wrote_it(tmp_path: Path) -> None:
+def test_each_type_of_tensor_is_read_as_safetensors_wrote_it(tmp_path: Path) -> None:
     numbers = torch.tensor([[0, 1, 1], [1, 0, 1]])
     tensors = {name: (numbers * (1 if name == "BOOL" else 3)).to(dtype) for name, dtype in DTYPES.items()}
     tensors |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4), "one": torch.ones(1, dtype=torch.bool)}
@@ -40,7 +40,7 @@ def test_every_kind_of_tensor_comes_back_as_safetensors_wrote_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("padding", range(8))
-def test_numbers_that_are_not_aligned_are_read(tmp_path: Path, padding: int) -> None:
+def test_unaligned_tensors_are_read(tmp_path: Path, padding: int) -> None:
     values = torch.tensor([1.5, -2.0, 3.25])
     entries = {"flag": entry("U8", [1], 0, 1), "a": entry("F32", [3], 1, 13)}
     write_raw(tmp_path / "t", entries, b"\x07" + values.numpy().tobytes(), padding=padding)
@@ -49,7 +49,7 @@ def test_numbers_that_are_not_aligned_are_read(tmp_path: Path, padding: int) -> 
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "damaged",
     [
         entry("F33", [2], 0, 8),
         entry("F32", [3], 0, 8),
@@ -61,13 +61,13 @@ def test_numbers_that_are_not_aligned_are_read(tmp_path: Path, padding: int) -> 
         entry(["F32"], [2], 0, 8),  # type: ignore[arg-type]
     ],
 )
-def test_a_header_that_lies_is_named(tmp_path: Path, lie: dict[str, Any]) -> None:
-    write_raw(tmp_path / "t", {"a": lie, "b": entry("F32", [2], 0, 8)}, bytes(8))
+def test_an_inconsistent_header_is_refused(tmp_path: Path, damaged: dict[str, Any]) -> None:
+    write_raw(tmp_path / "t", {"a": damaged, "b": entry("F32", [2], 0, 8)}, bytes(8))
     with pytest.raises(ModelError, match=r"weight file .*/t is damaged"):
         read_tensors(tmp_path / "t")
 
 
-def test_what_is_changed_in_memory_stays_there(tmp_path: Path) -> None:
+def test_a_change_in_memory_does_not_reach_the_file(tmp_path: Path) -> None:
     write_tensors(tmp_path / "t", {"a": torch.ones(4), "b": torch.ones(4)})
     before = (tmp_path / "t").read_bytes()
     read = read_tensors(tmp_path / "t")
@@ -76,14 +76,14 @@ def test_what_is_changed_in_memory_stays_there(tmp_path: Path) -> None:
     assert (tmp_path / "t").read_bytes() == before
 
 
-def test_reading_again_and_again_keeps_no_memory(tmp_path: Path) -> None:
+def test_repeated_reads_leak_no_memory(tmp_path: Path) -> None:
     write_tensors(tmp_path / "t", {f"layer{number}": torch.ones(4) for number in range(500)})
     for _ in range(4):
         read_tensors(tmp_path / "t")
     before = psutil.Process().memory_full_info().uss
     for _ in range(200):
         read_tensors(tmp_path / "t")
-    assert psutil.Process().memory_full_info().uss - before < 2 << 20, "100,000 tensors, 64 bytes each, are 6 MB"
+    assert psutil.Process().memory_full_info().uss - before < 2 << 20, "100,000 tensors of 64 bytes are 6 MB"
 
 
 def test_a_checksum_is_the_sum_of_the_words() -> None:
@@ -96,8 +96,8 @@ def test_a_checksum_is_the_sum_of_the_words() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_what_is_written_read_and_held_has_one_checksum(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Whatever the sizes, and wherever a tensor begins."""
+def test_a_tensor_has_one_checksum_written_read_and_in_memory(tmp_path: Path, dtype: torch.dtype) -> None:
+    """This holds for each size and each start of a tensor."""
     torch.manual_seed(0)
     fused = torch.randn(17, 7).to(dtype)
     tensors = {f"part{size}": part for size, part in enumerate(fused.split([1, 2, 3, 4, 7]))} | {"turned": fused.T}
@@ -107,7 +107,7 @@ def test_what_is_written_read_and_held_has_one_checksum(tmp_path: Path, dtype: t
     assert written == {name: checksum(tensor) for name, tensor in read_tensors(tmp_path / "t").items()}
 
 
-def test_one_bit_is_found_wherever_it_lies(tmp_path: Path) -> None:
+def test_a_change_of_any_bit_is_found(tmp_path: Path) -> None:
     torch.manual_seed(0)
     path = tmp_path / "t"
     written = write_tensors(path, {"a": torch.randn(5), "b": torch.randn(3, 3).bfloat16()})
@@ -121,8 +121,8 @@ def test_one_bit_is_found_wherever_it_lies(tmp_path: Path) -> None:
         assert find_difference(written, file_checksums(path)) == expected
 
 
-def test_tensors_that_overlap_are_not_summed(tmp_path: Path) -> None:
-    """A header may name the same gigabytes a million times."""
+def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
+    """Otherwise a header could name the same gigabytes a million times."""
     entry = {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}
     header = json.dumps({str(number): entry for number in range(20)}).encode()
     (tmp_path / "t").write_bytes(len(header).to_bytes(8, "little") + header + bytes(256))

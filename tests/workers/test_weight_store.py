@@ -22,7 +22,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     return {"a": torch.full((3, 2), value), "b": torch.full((4,), value, dtype=torch.bfloat16)}
 
 
-def test_what_is_published_is_loaded(tmp_path: Path) -> None:
+def test_published_weights_are_loaded(tmp_path: Path) -> None:
     assert newest_version(tmp_path) is None
     published = WeightStore(tmp_path).publish(3, tensors(1.5))
     assert published.version == 3
@@ -33,7 +33,7 @@ def test_what_is_published_is_loaded(tmp_path: Path) -> None:
     assert newest_version(tmp_path) == 3
 
 
-def test_the_newest_two_stay(tmp_path: Path) -> None:
+def test_the_store_keeps_the_newest_two_versions(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keep=2)
     for version in range(9, 12):
         store.publish(version, tensors(float(version)))
@@ -42,7 +42,7 @@ def test_the_newest_two_stay(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_file_of_a_spent_version_is_written_over_unless_someone_holds_it(tmp_path: Path) -> None:
+def test_the_file_of_an_old_version_is_reused_unless_it_is_linked(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keep=2)
     first, held = (Path(store.publish(version, tensors(float(version))).path) for version in (1, 2))
     file_number = first.stat().st_ino
@@ -54,7 +54,7 @@ def test_the_file_of_a_spent_version_is_written_over_unless_someone_holds_it(tmp
     assert float(read_tensors(tmp_path / "held")["a"][0, 0]) == 2.0
 
 
-def test_a_file_of_another_size_is_made_anew(tmp_path: Path) -> None:
+def test_a_file_of_another_size_is_created_again(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keep=2)
     for version, length in ((1, 3), (2, 3), (3, 9), (4, 2)):
         store.publish(version, {"a": torch.full((length,), float(version))}, dtype=torch.bfloat16)
@@ -70,7 +70,7 @@ def test_a_version_can_be_published_again(tmp_path: Path) -> None:
     assert float(published_tensors(tmp_path, 1)["a"][0, 0]) == 2.0
 
 
-def test_a_failed_publication_shows_nothing(tmp_path: Path) -> None:
+def test_a_failed_publication_leaves_no_version(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     store.publish(1, tensors(1.0))
     with pytest.raises(ValueError, match="b is of torch.int64: it cannot be written as torch.float32"):
@@ -80,7 +80,7 @@ def test_a_failed_publication_shows_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "gone"])
-def test_damaged_weights_are_a_typed_error(tmp_path: Path, damage: str) -> None:
+def test_damaged_weights_raise_a_model_error(tmp_path: Path, damage: str) -> None:
     store = WeightStore(tmp_path)
     path = Path(store.publish(1, tensors(1.0)).path)
     content = path.read_bytes()
@@ -101,7 +101,7 @@ def test_probe_ids_are_fixed_and_inside_the_vocabulary() -> None:
     assert len(set(probe_token_ids(151_665))) == 32
 
 
-def test_a_proof_is_the_log_probs_of_the_probe_and_tells_models_apart() -> None:
+def test_a_proof_has_the_log_probs_of_the_probe_and_differs_between_models() -> None:
     config = Qwen2Config(
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1,
@@ -111,13 +111,13 @@ def test_a_proof_is_the_log_probs_of_the_probe_and_tells_models_apart() -> None:
     proofs = [prove(model, version=4, vocab_size=60) for model in models]
     ids = torch.tensor([proofs[0].probe_ids])
     with torch.no_grad():
-        by_loss = models[0](input_ids=ids, labels=ids).loss  # transformers' own mean over the same positions
+        by_loss = models[0](input_ids=ids, labels=ids).loss  # the mean of transformers over the same positions
     assert -sum(proofs[0].logprobs) / 31 == pytest.approx(float(by_loss), abs=1e-6)
     assert proofs[0].rms_difference(prove(models[0], version=4, vocab_size=60).logprobs) == 0.0
     assert proofs[0].rms_difference(proofs[1].logprobs) > 1e-3
 
 
-def test_log_probs_that_do_not_compare_never_pass() -> None:
+def test_log_probs_that_are_not_comparable_differ_by_infinity() -> None:
     proof = WeightProof(version=1, probe_ids=(1, 2, 3), logprobs=(-1.0, -2.0))
     assert proof.rms_difference((-1.3, -2.4)) == pytest.approx((0.5 * (0.3**2 + 0.4**2)) ** 0.5)
     assert proof.rms_difference((-1.0,)) == math.inf
@@ -125,7 +125,7 @@ def test_log_probs_that_do_not_compare_never_pass() -> None:
     assert proof.rms_difference((math.nan, -2.0)) == math.inf
 
 
-def test_the_room_loads_no_torch() -> None:
+def test_the_package_imports_no_torch() -> None:
     code = (
         "import sys, ftis_node.workers.weight_store, ftis_node.workers.supervisor, ftis_node.workers.worker\n"
         "sys.exit(bool({'torch', 'safetensors', 'transformers'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""The place of published weights: memory where there is room, and nothing of it left behind."""
+"""The folder of published weights: in memory if they fit, and removed at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_weights_lie_in_memory_for_one_node_alone_and_go_with_it(tmp_path: Path) -> None:
+def test_each_node_has_a_private_folder_in_memory_and_removes_it(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
     with weights_folder(Home(tmp_path / "a"), version_bytes=10, memory_disk=memory) as first:
@@ -20,14 +20,14 @@ def test_weights_lie_in_memory_for_one_node_alone_and_go_with_it(tmp_path: Path)
             assert first.parent == second.parent == memory
             assert first != second
             assert first.stat().st_mode & 0o777 == 0o700
-        (first / "left").write_text("by a node that is killed now")
+        (first / "left").write_text("a file of a killed node")
         with weights_folder(Home(tmp_path / "a"), version_bytes=10, memory_disk=memory) as again:
             assert again == first
             assert list(again.iterdir()) == []
     assert list(memory.iterdir()) == []
 
 
-def test_weights_that_would_fill_the_memory_go_through_the_home(tmp_path: Path) -> None:
+def test_weights_too_large_for_memory_are_published_in_the_home(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     too_large = shutil.disk_usage(tmp_path).free // 4
     with weights_folder(home, version_bytes=too_large, memory_disk=tmp_path) as folder:
@@ -36,7 +36,7 @@ def test_weights_that_would_fill_the_memory_go_through_the_home(tmp_path: Path) 
         assert folder == home.weights
 
 
-def test_published_versions_in_the_home_go_with_the_node_and_followed_ones_stay(tmp_path: Path) -> None:
+def test_published_versions_in_the_home_are_removed_and_followed_ones_kept(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     with weights_folder(home, version_bytes=1, memory_disk=tmp_path / "nowhere") as folder:
@@ -46,7 +46,7 @@ def test_published_versions_in_the_home_go_with_the_node_and_followed_ones_stay(
     assert [path.name for path in home.weights.iterdir()] == ["followed"]
 
 
-def test_a_name_that_someone_else_has_taken_is_left_alone(tmp_path: Path) -> None:
+def test_a_symbolic_link_of_that_name_is_not_used(tmp_path: Path) -> None:
     home, elsewhere = Home(tmp_path / "home"), tmp_path / "elsewhere"
     elsewhere.mkdir()
     with weights_folder(home, version_bytes=1, memory_disk=tmp_path) as folder:

@@ -1,4 +1,4 @@
-"""Folders that are whole or not there."""
+"""Folders that are either complete or absent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(parent: Path) -> list[str]:
     return sorted(path.name for path in parent.iterdir())
 
 
-def test_a_folder_appears_whole(tmp_path: Path) -> None:
+def test_a_folder_appears_only_when_complete(tmp_path: Path) -> None:
     with complete_folder(tmp_path / "deep" / "step-1") as folder:
         (folder / "file").write_text("x")
         assert not (tmp_path / "deep" / "step-1").exists()
@@ -34,7 +34,7 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
     assert names(tmp_path / "deep") == ["step-1"]
 
 
-def test_a_failure_leaves_the_old_one_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_folder(tmp_path: Path) -> None:
     write(tmp_path, "step-1", "old")
     with pytest.raises(OSError, match="no space"), complete_folder(tmp_path / "step-1") as folder:
         (folder / "half").write_text("x")
@@ -51,7 +51,7 @@ def test_an_existing_folder_is_replaced(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-1"]
 
 
-def test_marker_comes_after_the_rename_and_everything_is_synced(
+def test_all_files_are_synced_and_the_marker_follows_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -73,7 +73,7 @@ def test_marker_comes_after_the_rename_and_everything_is_synced(
     assert steps[3:] == ["rename", parent, "sync COMPLETE", "sync step-1"]
 
 
-def test_the_newest_is_by_number_and_only_among_the_complete(tmp_path: Path) -> None:
+def test_the_newest_complete_folder_is_chosen_by_number(tmp_path: Path) -> None:
     for name in ("step-9", "step-10", "step-2", "other-99", "step-x"):
         write(tmp_path, name)
     (tmp_path / "step-11").mkdir()
@@ -81,7 +81,7 @@ def test_the_newest_is_by_number_and_only_among_the_complete(tmp_path: Path) -> 
     assert newest_complete(tmp_path / "missing", "step-") is None
 
 
-def test_only_the_newest_stay(tmp_path: Path) -> None:
+def test_keep_newest_removes_older_complete_folders(tmp_path: Path) -> None:
     for number in range(8, 12):
         write(tmp_path, f"step-{number}")
     (tmp_path / "step-12").mkdir()
@@ -91,7 +91,7 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
         keep_newest(tmp_path, "step-", keep=0)
 
 
-def test_a_removal_cut_short_leaves_no_complete_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_removal_leaves_no_complete_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "step-1")
     write(tmp_path, "step-2")
 
@@ -120,7 +120,7 @@ with durable.complete_folder(Path(sys.argv[1]) / "step-2") as folder:
 
 
 @pytest.mark.parametrize("moment", ["while-writing", "before-marker"])
-def test_a_kill_leaves_the_previous_one_as_the_newest(tmp_path: Path, moment: str) -> None:
+def test_a_kill_leaves_the_previous_folder_as_the_newest(tmp_path: Path, moment: str) -> None:
     write(tmp_path, "step-1")
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], env=environment, check=False)

@@ -1,4 +1,4 @@
-"""A worker does not outlive its owner, however the owner ends."""
+"""A worker ends with its owner, even if the owner is killed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
-import pytest
-from worker_support import PYTHON_PATH
+from worker_support import PYTHON_PATH, has_ended
+
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +35,8 @@ async def main(folder):
 asyncio.run(main(Path(sys.argv[1])))
 """
 
-# Stands between owner and worker, as torchrun does, so that the worker's parent is not its owner.
-BESIDE = """
+# A process whose parent is not its owner, like a rank under torchrun.
+NOT_A_CHILD = """
 import os, sys, time
 from ftis_node.workers.liveness import die_with_owner
 die_with_owner(int(sys.argv[1]))
@@ -49,14 +50,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": PYTHON_PATH}
 
 
-def seconds_until_gone(pid: int, *, at_most_s: float) -> float:
-    begun = time.monotonic()
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() - begun > at_most_s:
+def wait_for_end(pid: int) -> None:
+    """Return when the process has ended. If it does not end, kill it and raise AssertionError."""
+    try:
+        wait_until(lambda: has_ended(pid), within_s=20.0)
+    finally:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-            pytest.fail(f"process {pid} outlived its owner by {at_most_s} s")
-        time.sleep(0.02)
-    return time.monotonic() - begun
 
 
 def test_a_worker_dies_with_a_killed_daemon(tmp_path: Path) -> None:
@@ -67,17 +67,17 @@ def test_a_worker_dies_with_a_killed_daemon(tmp_path: Path) -> None:
         worker_pid = int(owner.stdout.readline())
         assert psutil.pid_exists(worker_pid)
         owner.send_signal(signal.SIGKILL)
-        seconds_until_gone(worker_pid, at_most_s=20.0)
+        wait_for_end(worker_pid)
 
 
 def test_a_process_watches_an_owner_that_is_not_its_parent() -> None:
     with subprocess.Popen(["sleep", "60"]) as owner:
         watcher = subprocess.Popen(
-            [sys.executable, "-c", BESIDE, str(owner.pid)], stdout=subprocess.PIPE, text=True, env=environment()
+            [sys.executable, "-c", NOT_A_CHILD, str(owner.pid)], stdout=subprocess.PIPE, text=True, env=environment()
         )
         with watcher:
             assert watcher.stdout is not None
             assert watcher.stdout.readline() == "watching\n"
             assert watcher.poll() is None
             owner.kill()
-            seconds_until_gone(watcher.pid, at_most_s=20.0)
+            wait_for_end(watcher.pid)

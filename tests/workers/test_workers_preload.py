@@ -1,4 +1,4 @@
-"""Workers that are forked from a preloading process are supervised as spawned ones are."""
+"""Workers that are forked from a preloading process are supervised like spawned ones."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from worker_support import PYTHON_PATH, MakeSupervisor
 from ftis_node.errors import WorkerDiedError
 from ftis_node.workers import preload
 from ftis_node.workers.preload import PreloadingProcess
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ async def main(folder):
 asyncio.run(main(Path(sys.argv[1])))
 """
 
-MAPPED = """
+ALLOCATOR_SCRIPT = """
 import ctypes, sys
 from ftis_node.workers.fork_server import set_allocator
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS
@@ -76,21 +77,22 @@ def fork_servers() -> list[psutil.Process]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def no_server_remains() -> Iterator[None]:
+    """Each test ends its fork servers and resets the subreaper flag of this process."""
     yield
     assert not fork_servers()
     adopts = ctypes.c_int()
     ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
-    assert not adopts.value, "orphans go to init again"
+    assert not adopts.value, "this process still adopts orphans"
 
 
-async def test_two_workers_are_forked_as_they_would_be_spawned(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_forked_workers_are_like_spawned_ones(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
     preloading = preloading_of(tmp_path, "colorsys")
     first, second = (make_supervisor(preloading=preloading) for _ in range(2))
     await first.start()
     (server,) = fork_servers()
     await second.start()
-    assert not server.is_running(), "it ends with its last worker"
+    assert not server.is_running(), "the fork server outlives its last fork"
     spawned = make_supervisor()
     await spawned.start()
     assert first.pid is not None and spawned.pid is not None
@@ -103,10 +105,10 @@ async def test_two_workers_are_forked_as_they_would_be_spawned(make_supervisor: 
     for number, path in ((0, os.devnull), (1, str(log)), (2, str(log))):
         assert os.readlink(f"/proc/{first.pid}/fd/{number}") == path
     sockets = [name for name in os.listdir(f"/proc/{first.pid}/fd") if int(name) > 2]
-    assert len(sockets) <= len(os.listdir(f"/proc/{spawned.pid}/fd")), "the server's files are closed"
+    assert len(sockets) <= len(os.listdir(f"/proc/{spawned.pid}/fd")), "files of the fork server are open"
 
 
-async def test_a_forked_worker_that_dies_is_followed_by_a_spawned_one(
+async def test_a_forked_worker_that_dies_is_replaced_by_a_spawned_one(
     make_supervisor: MakeSupervisor, tmp_path: Path
 ) -> None:
     supervisor = make_supervisor(preloading=preloading_of(tmp_path, num_workers=1))
@@ -116,11 +118,13 @@ async def test_a_forked_worker_that_dies_is_followed_by_a_spawned_one(
         await supervisor.call(Die(exit_code=7), EchoReply)
     await supervisor.wait_ready()
     assert (supervisor.restarts, await supervisor.call(ECHO, EchoReply) is not None) == (1, True)
-    assert not psutil.pid_exists(forked or 0), "its exit status was collected"
+    assert not psutil.pid_exists(forked or 0), "the dead worker was not reaped"
     await supervisor.stop()
 
 
-async def test_a_killed_forked_worker_is_named_so(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_the_signal_that_killed_a_forked_worker_is_reported(
+    make_supervisor: MakeSupervisor, tmp_path: Path
+) -> None:
     supervisor = make_supervisor(preloading=preloading_of(tmp_path, num_workers=1))
     await supervisor.start()
     assert supervisor.pid is not None
@@ -129,9 +133,9 @@ async def test_a_killed_forked_worker_is_named_so(make_supervisor: MakeSuperviso
         await supervisor.call(ECHO, EchoReply)
 
 
-@pytest.mark.parametrize(("modules", "why"), [(("has_thread",), "2 threads"), (("ends_early",), "boom")])
-async def test_a_server_that_cannot_fork_is_no_fault(
-    modules: tuple[str, ...], why: str, make_supervisor: MakeSupervisor, tmp_path: Path
+@pytest.mark.parametrize(("modules", "cause"), [(("has_thread",), "2 threads"), (("ends_early",), "boom")])
+async def test_if_the_fork_server_fails_workers_are_spawned(
+    modules: tuple[str, ...], cause: str, make_supervisor: MakeSupervisor, tmp_path: Path
 ) -> None:
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     (tmp_path / "has_thread.py").write_text(thread)
@@ -141,10 +145,10 @@ async def test_a_server_that_cannot_fork_is_no_fault(
     supervisor = make_supervisor(preloading=preloading)
     await supervisor.start()
     assert (await supervisor.call(ECHO, EchoReply)).pid == supervisor.pid
-    assert why in (tmp_path / "preload.log").read_text()
+    assert cause in (tmp_path / "preload.log").read_text()
 
 
-async def test_a_missing_module_is_left_to_the_workers(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_a_missing_module_is_logged_and_not_preloaded(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
     supervisor = make_supervisor(preloading=preloading_of(tmp_path, "no_such_module", num_workers=1))
     await supervisor.start()
     assert "not preloaded" in (tmp_path / "preload.log").read_text()
@@ -164,35 +168,34 @@ async def test_a_canceled_request_leaves_no_reply_to_the_next(tmp_path: Path) ->
     await asyncio.wait({canceled})
     with suppress(psutil.NoSuchProcess):
         server.resume()
-    assert await preloading.fork(command, environment, tmp_path / "log") is None, "it is spawned instead"
+    assert await preloading.fork(command, environment, tmp_path / "log") is None, "a late reply is taken for the next"
     await preloading.close()
 
 
 async def test_a_stop_during_the_imports_ends_the_server(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
     supervisor = make_supervisor(preloading=preloading_of(tmp_path))
     starting = asyncio.create_task(supervisor.start())
-    while not fork_servers():  # noqa: ASYNC110  # of another process: there is nothing to await
-        await asyncio.sleep(0.01)
+    await eventually(fork_servers)
     await supervisor.stop()
     with pytest.raises(WorkerDiedError):
         await starting
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_server_and_worker_end_with_a_killed_owner(tmp_path: Path, num_workers: int) -> None:
+def test_fork_server_and_worker_end_with_a_killed_owner(tmp_path: Path, num_workers: int) -> None:
     command = [sys.executable, "-c", OWNER, str(tmp_path), str(num_workers)]
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as owner:
         assert owner.stdout is not None
         worker = psutil.Process(int(owner.stdout.readline()))
         family = psutil.Process(owner.pid).children(recursive=True)
-        assert worker in family and len(family) == num_workers, "with a second worker to come the server waits"
+        assert worker in family and len(family) == num_workers, "the fork server waits only for a second worker"
         owner.kill()
         _, alive = psutil.wait_procs(family, timeout=20.0)
         assert not alive
 
 
 @pytest.mark.parametrize("setting", ["kept", "usual"])
-def test_the_allocator_is_set_as_by_its_variables(setting: str) -> None:
-    done = subprocess.run([sys.executable, "-c", MAPPED, setting], capture_output=True, text=True, check=True)
+def test_set_allocator_has_the_effect_of_the_variables(setting: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ALLOCATOR_SCRIPT, setting], capture_output=True, text=True, check=True)
     assert done.stdout.split() == (["False", "True"] if setting == "kept" else ["True", "False"])

@@ -1,4 +1,4 @@
-"""The form of messages, and what survives the way of an error."""
+"""The encoding of messages and of errors."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 class Numbers(Message, frozen=True):
-    """A body with an array."""
+    """A body with bytes."""
 
     values: bytes
 
 
 class Words(Message, frozen=True):
-    """Another body of the same shape."""
+    """Another body with the same fields."""
 
     values: bytes
 
 
-def test_control_and_body_travel_in_two_frames() -> None:
+def test_control_and_body_are_two_frames() -> None:
     frames = pack(Call(call_id=7), Numbers(values=b"\x00\xff"))
     control, body = unpack(frames)
     assert control == Call(call_id=7)
@@ -55,7 +55,7 @@ def test_a_body_of_another_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03", b"A" * 100])
-def test_bytes_that_are_no_message_are_refused(frame: bytes) -> None:
+def test_other_bytes_than_a_message_are_refused(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         unpack([frame])
 
@@ -65,11 +65,11 @@ def test_messages_are_frozen() -> None:
         Heartbeat(num_in_flight=1, progress=2).progress = 3  # type: ignore[misc]
 
 
-OURS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FtisError)]
+FTIS_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FtisError)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OURS if not issubclass(kind, RecordError)])
-def test_an_error_of_ours_keeps_its_class_and_message(kind: type[FtisError]) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FTIS_ERRORS if not issubclass(kind, RecordError)])
+def test_an_ftis_error_keeps_its_class_and_message(kind: type[FtisError]) -> None:
     error = error_of(failure_of(kind("what to do"), call_id=1), worker="learner")
     assert type(error) is kind
     assert str(error) == "what to do"
@@ -84,7 +84,7 @@ def test_any_other_error_names_the_worker_and_the_class(kind: str) -> None:
     assert str(error) == f"learner: {kind}: oops"
 
 
-def test_a_socket_path_over_the_systems_limit_is_refused_with_advice(tmp_path: Path) -> None:
+def test_a_socket_path_above_the_limit_of_the_system_is_refused_with_advice(tmp_path: Path) -> None:
     fits = 107 - len(str(tmp_path)) - len("/x.sock") - 1
     assert endpoint_in(tmp_path / ("d" * fits), name="x") == f"ipc://{tmp_path}/{'d' * fits}/x.sock"
     with pytest.raises(ConfigError, match=r"108 bytes long.*limit is 107.*shorter"):

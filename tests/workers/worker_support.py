@@ -1,9 +1,11 @@
-"""What the tests of `workers` share: short times, and where the echo worker is found."""
+"""Shared parts of the tests of `workers`: short time limits, and the import path of the echo worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 import ftis_node
 from ftis_node.backoff import ExponentialBackoff
@@ -19,3 +21,11 @@ QUICK = Timing(
 PATIENT = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3)
 
 MakeSupervisor = Callable[..., Supervisor]
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether no process of that id runs; a zombie has ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,4 +1,4 @@
-"""The wall clock of one node is moved, forth and back, by minutes and by hours, and after a while set right again."""
+"""Faults of the wall clock: one node's clock moves ahead or back by minutes or hours, and is corrected later."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from tests.chaos.faults.base import Fault
 from tests.chaos.faults.moved_clock import offset_file_of
 
 if TYPE_CHECKING:
-    from tests.chaos.scene import Scene
+    from tests.chaos.fault_context import FaultContext
 
 MINUTES_S, HOURS_S = 60.0, 3600.0
 SHORTEST_S, LONGEST_S = 5.0, 20.0
-NOTED_WITHIN_S = 60.0
-SHOWN_BY = "tests/node/startup/test_recovery.py::test_the_steady_clock_does_not_jump_and_tells_of_a_jump_once"
+LOGGED_WITHIN_S = 60.0
+SHOWN_BY = "tests/node/startup/test_recovery.py::test_the_steady_clock_does_not_jump_and_reports_a_jump_once"
 
 
-def move(scene: Scene, *, unit_s: float, sign: int) -> None:
-    """Moves the clock; the node must say so. It is set right when the fault is over."""
-    offset_s = round(sign * unit_s * scene.rng.uniform(1.0, 12.0))
-    scene.note(f"by {offset_s:+d} s")
-    file, before = offset_file_of(scene.node.home), _num_noted(scene)
-    scene.undo(lambda: file.write_text("0"))
+def move(context: FaultContext, *, unit_s: float, sign: int) -> None:
+    """Move the clock. The node must log it. Undoing the fault corrects the clock."""
+    offset_s = round(sign * unit_s * context.rng.uniform(1.0, 12.0))
+    context.note(f"by {offset_s:+d} s")
+    file, before = offset_file_of(context.node.home), _num_logged(context)
+    context.undo(lambda: file.write_text("0"))
     file.write_text(str(offset_s))
-    noted = scene.node.wait_for(lambda: _num_noted(scene) > before, timeout_s=NOTED_WITHIN_S)
-    assert noted, f"no word of the moved clock: {scene.node.last_words()}"
-    time.sleep(scene.rng.uniform(SHORTEST_S, LONGEST_S))
+    is_logged = context.node.wait_for(lambda: _num_logged(context) > before, timeout_s=LOGGED_WITHIN_S)
+    assert is_logged, f"the node did not log the moved clock: {context.node.last_log_line()}"
+    time.sleep(context.rng.uniform(SHORTEST_S, LONGEST_S))
 
 
-def _num_noted(scene: Scene) -> int:
-    return len(scene.node.process.events("clock_moved"))
+def _num_logged(context: FaultContext) -> int:
+    return len(context.node.process.events("clock_moved"))
 
 
 def _fault(name: str, promise: str, *, unit_s: float, sign: int) -> Fault:
     return Fault(name, "clock", promise, SHOWN_BY, partial(move, unit_s=unit_s, sign=sign))
 
 
-AHEAD = "It says so, and goes on with own groups; what is too old by the moved clock is let go as stale, nobody banned."
-BEHIND = "It says so, and goes on with own groups until its clock agrees with the peers' again; no ban grows longer."
+AHEAD = "It logs the change and trains on own groups. Groups that seem too old are dropped as stale; no peer is banned."
+BEHIND = "It logs the change and trains on own groups until its clock agrees with the peers' again. No ban gets longer."
 FAULTS = (
     _fault("clock-minutes-ahead", AHEAD, unit_s=MINUTES_S, sign=1),
     _fault("clock-minutes-back", BEHIND, unit_s=MINUTES_S, sign=-1),

@@ -1,4 +1,4 @@
-"""Links that are cut, that flap, and that are slow: by the lines that stand before the nodes (`line.py`)."""
+"""Faults of links: cut, flapping and slow connections, made by the proxies of the nodes (`proxy.py`)."""
 
 from __future__ import annotations
 
@@ -10,90 +10,88 @@ from tests.chaos.faults.base import Fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.chaos.scene import Scene
+    from tests.chaos.fault_context import FaultContext
 
 SHORTEST_CUT_S, LONGEST_CUT_S = 3.0, 25.0
 SLOW_S = (0.05, 1.0)
 SLOW_FOR_S = 10.0
 NUM_FLAPS = 6
-JOINS_AGAIN_S = 120.0
-SHOWN_BY = "tests/chaos/test_chaos.py::test_a_swarm_outlives_one_fault_of_each_sort"
+RECONNECTS_WITHIN_S = 120.0
+SHOWN_BY = "tests/chaos/test_chaos.py::test_a_swarm_recovers_from_one_fault_of_each_kind"
 
 
-def cut_off(scene: Scene) -> None:
-    """The node is alone: nobody reaches it, and it reaches nobody."""
-    cut_s = scene.rng.uniform(SHORTEST_CUT_S, LONGEST_CUT_S)
-    scene.note(f"for {cut_s:.0f} s")
-    everybody = [*scene.swarm.neighbors(scene.node), scene.swarm.meeting_point]
-    for other in everybody:
-        other.line.cut(scene.node.line.host)
-    scene.node.line.cut()
+def isolate(context: FaultContext) -> None:
+    """Cut all links of the node."""
+    cut_s = context.rng.uniform(SHORTEST_CUT_S, LONGEST_CUT_S)
+    context.note(f"for {cut_s:.0f} s")
+    others = [*context.swarm.neighbors(context.node), context.swarm.bootstrap]
+    for other in others:
+        other.proxy.cut(context.node.proxy.host)
+    context.node.proxy.cut()
     try:
         time.sleep(cut_s)
     finally:
-        scene.node.line.mend()
-        for other in everybody:
-            other.line.mend(scene.node.line.host)
-    _until_it_has_peers(scene)
+        context.node.proxy.restore()
+        for other in others:
+            other.proxy.restore(context.node.proxy.host)
+    _wait_for_peers(context)
 
 
-def cut_one_link(scene: Scene) -> None:
-    """The node and one other cannot reach each other; both reach everybody else."""
-    other, cut_s = (
-        scene.rng.choice(scene.swarm.neighbors(scene.node)),
-        scene.rng.uniform(SHORTEST_CUT_S, LONGEST_CUT_S),
-    )
-    scene.note(f"to {other.name} for {cut_s:.0f} s")
-    scene.node.line.cut(other.line.host)
-    other.line.cut(scene.node.line.host)
+def cut_one_link(context: FaultContext) -> None:
+    """Cut the link between the node and one other node."""
+    other = context.rng.choice(context.swarm.neighbors(context.node))
+    cut_s = context.rng.uniform(SHORTEST_CUT_S, LONGEST_CUT_S)
+    context.note(f"to {other.name} for {cut_s:.0f} s")
+    context.node.proxy.cut(other.proxy.host)
+    other.proxy.cut(context.node.proxy.host)
     try:
         time.sleep(cut_s)
     finally:
-        scene.node.line.mend(other.line.host)
-        other.line.mend(scene.node.line.host)
+        context.node.proxy.restore(other.proxy.host)
+        other.proxy.restore(context.node.proxy.host)
 
 
-def flap(scene: Scene) -> None:
-    """All of its connections break again and again."""
+def flap(context: FaultContext) -> None:
+    """Break all connections of the node repeatedly."""
     for _ in range(NUM_FLAPS):
-        for node in scene.swarm.nodes:
-            node.line.cut(scene.node.line.host)
-        scene.node.line.cut()
-        time.sleep(scene.rng.uniform(0.1, 1.0))
-        for node in scene.swarm.nodes:
-            node.line.mend(scene.node.line.host)
-        scene.node.line.mend()
-        time.sleep(scene.rng.uniform(0.1, 1.0))
-    _until_it_has_peers(scene)
+        for node in context.swarm.nodes:
+            node.proxy.cut(context.node.proxy.host)
+        context.node.proxy.cut()
+        time.sleep(context.rng.uniform(0.1, 1.0))
+        for node in context.swarm.nodes:
+            node.proxy.restore(context.node.proxy.host)
+        context.node.proxy.restore()
+        time.sleep(context.rng.uniform(0.1, 1.0))
+    _wait_for_peers(context)
 
 
-def slow_down(scene: Scene) -> None:
-    """What is sent to it and what it answers there comes late."""
-    delay_s = scene.rng.uniform(*SLOW_S)
-    scene.note(f"{delay_s * 1000:.0f} ms each way for {SLOW_FOR_S:.0f} s")
-    scene.node.line.delay(delay_s)
+def slow_down(context: FaultContext) -> None:
+    """Delay the connections to the node in both directions."""
+    delay_s = context.rng.uniform(*SLOW_S)
+    context.note(f"{delay_s * 1000:.0f} ms each way for {SLOW_FOR_S:.0f} s")
+    context.node.proxy.delay(delay_s)
     try:
         time.sleep(SLOW_FOR_S)
     finally:
-        scene.node.line.delay(0.0)
+        context.node.proxy.delay(0.0)
 
 
-def _until_it_has_peers(scene: Scene) -> None:
+def _wait_for_peers(context: FaultContext) -> None:
     def has_peers() -> bool:
-        status = scene.node.status()
+        status = context.node.status()
         return status is not None and status["swarm"]["peers_connected"] > 0
 
-    assert scene.node.wait_for(has_peers, timeout_s=JOINS_AGAIN_S), f"no peer in {JOINS_AGAIN_S:.0f} s"
+    assert context.node.wait_for(has_peers, timeout_s=RECONNECTS_WITHIN_S), f"no peer in {RECONNECTS_WITHIN_S:.0f} s"
 
 
-def _fault(name: str, promise: str, inject: Callable[[Scene], None]) -> Fault:
+def _fault(name: str, promise: str, inject: Callable[[FaultContext], None]) -> Fault:
     return Fault(name=name, kind="links", promise=promise, shown_by=SHOWN_BY, inject=inject)
 
 
 FAULTS = (
-    _fault("cut-off", "Alone it trains on its own groups; as soon as it can it finds its peers and fetches "
-           "what it missed.", cut_off),
-    _fault("cut-link", "Two that cannot reach each other have each other's groups from the others.", cut_one_link),
-    _fault("flap", "Connections that break again and again cost neither groups nor descriptors.", flap),
-    _fault("slow-link", "A slow line makes foreign groups late, not the node.", slow_down),
+    _fault("isolate", "It trains on own groups. Afterwards it finds its peers and fetches the groups that it missed.",
+           isolate),
+    _fault("cut-link", "Both nodes get each other's groups through other nodes.", cut_one_link),
+    _fault("flap", "Repeatedly broken connections lose no groups and leak no descriptors.", flap),
+    _fault("slow-link", "A slow link delays foreign groups, but not the node.", slow_down),
 )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Starts `ftis-node` with a wall clock that can be moved while it runs; the product knows nothing of it.
+"""Starts `ftis-node` with a wall clock that can be moved while it runs, without any support in the package.
 
     python tests/chaos/faults/moved_clock.py OFFSET_FILE python -m ftis_node join ...
 
-The offset in seconds is read from the file, which may change at any time or be missing (0). What reads the wall clock
-is replaced before anything of the node is imported: `time.time`, `time.time_ns`, and through them the directory's time.
-`time.monotonic` is left alone, as a machine leaves it whose clock is set. The node's workers keep the machine's clock.
+The file contains the offset in seconds. It may change at any time; a missing file means 0. `time.time` and
+`time.time_ns` are replaced before the package is imported. `time.monotonic` does not change, as on a real machine. The
+workers of the node keep the machine's clock.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOK_S = 0.1
-NUM_OWN_ARGUMENTS = 5  # this file, the offset's, and `python -m ftis_node`
+POLL_S = 0.1
+NUM_OWN_ARGUMENTS = 5  # this file, the offset file, and `python -m ftis_node`
 
 
 def prefix(offset_file: Path) -> tuple[str, ...]:
-    """What stands before a node's command so that its clock can be moved."""
+    """Return the prefix of a node's command that makes its clock movable."""
     return (sys.executable, str(Path(__file__).absolute()), str(offset_file))
 
 
 def offset_file_of(home: Path) -> Path:
-    """Where the offset of the node with this home stands, beside it."""
+    """Return the offset file of a home, which is beside the home."""
     return home.with_suffix(".clock")
 
 
 def follow(offset_file: Path) -> None:
-    """Replaces the wall clock's functions."""
+    """Replace the functions of the wall clock."""
     real, offset = time.time, _offset_reader(offset_file)
     time.time = lambda: real() + offset()
     time.time_ns = lambda: int(time.time() * 1e9)
 
 
 def _offset_reader(offset_file: Path) -> Callable[[], float]:
-    """The offset in the file, looked up ten times a second at most."""
-    known_s, looked_at = 0.0, -LOOK_S
+    """Return a function that gives the offset and reads the file at most ten times per second."""
+    known_s, read_at = 0.0, -POLL_S
 
     def offset_s() -> float:
-        nonlocal known_s, looked_at
-        if (now := time.monotonic()) - looked_at >= LOOK_S:
-            looked_at = now
+        nonlocal known_s, read_at
+        if (now := time.monotonic()) - read_at >= POLL_S:
+            read_at = now
             try:
                 known_s = float(offset_file.read_text() or 0)
             except FileNotFoundError:
@@ -58,6 +58,6 @@ def _offset_reader(offset_file: Path) -> Callable[[], float]:
 
 if __name__ == "__main__":
     follow(Path(sys.argv[1]))
-    sys.path[0] = str(Path.cwd())  # as `python -m` has it
+    sys.path[0] = str(Path.cwd())  # as `python -m` sets it
     sys.argv = [sys.argv[0], *sys.argv[NUM_OWN_ARGUMENTS:]]
     runpy.run_module("ftis_node", run_name="__main__", alter_sys=True)

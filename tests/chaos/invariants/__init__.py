@@ -1,1 +1,1 @@
-"""Invariants that must hold after each fault: the checks, by subject."""
+"""The invariants that must hold after each fault, by subject."""

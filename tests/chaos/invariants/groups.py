@@ -1,10 +1,10 @@
-"""No group is lost or used twice: the trail's word against the buffer's.
+"""Invariants of groups: none is lost or used twice. They compare the event log with the buffer.
 
-A group is written to the buffer first and noted in the trail afterwards, so of what the trail says the buffer must
-know. The other way round a crash may cost the note: of the groups of one commit, no more.
+A node writes a group to the buffer first and then to the event log. So the buffer must contain each logged group. A
+crash may lose the log lines of one commit.
 
-If a disk lost part of the buffer, the node must report it (`recovered`, `buffer_rolled_back`). From then on the buffer
-is compared with what the trail says after that. What it does not say is a violation.
+If the disk lost a part of the buffer, the node must log it (`recovered`, `buffer_rolled_back`). The buffer is then
+compared with the later events only. A loss that was not logged is a violation.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftis_node.node.loops.intake import COMMIT_CAPACITY
-from tests.chaos.observing.trail import counted
+from tests.chaos.observation.event_log import effective_history
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.chaos.observing.buffer import Row
-    from tests.chaos.observing.observe import Observation
-    from tests.chaos.observing.trail import Event
+    from tests.chaos.observation.buffer import Row
+    from tests.chaos.observation.event_log import Event
+    from tests.chaos.observation.watch import Observation
 
 TRAINED_REASONS = frozenset({"trained", "refused"})
 
 
 def lost_groups(seen: Observation) -> Iterator[str]:
-    """What was admitted by the trail's word is kept, or was pruned."""
+    """Each group that was logged as admitted is in the buffer or was pruned."""
     if seen.buffer is None:
         return
     kept, settled = {row.id for row in seen.buffer.rows}, seen.events[: seen.num_settled]
-    for event in settled[whole_since(seen) :]:
+    for event in settled[complete_since(seen) :]:
         if event.name == "admitted" and event["group"] not in kept:
-            if not seen.buffer.has_forgotten(event["sender"], event["number"]):
+            if not seen.buffer.has_pruned(event["sender"], event["number"]):
                 yield f"group {event['group'][:12]} (number {event['number']}) was admitted and is in no state"
 
 
-def lost_numbers(seen: Observation) -> Iterator[str]:
-    """Own groups get one number after the other: each up to the last is kept or pruned."""
+def missing_numbers(seen: Observation) -> Iterator[str]:
+    """The numbers of own groups are consecutive: each up to the last is in the buffer or was pruned."""
     if seen.buffer is None:
         return
-    since = whole_since(seen)
-    noted = [event["number"] for event in seen.events[since:] if event.name == "admitted" and event["own"]]
-    held = [row.number for row in seen.buffer.rows if row.own]
-    expected = 1 if since == 0 else min(noted, default=seen.buffer.last_number + 1)
-    intervals = [*((number, number) for number in held), *seen.buffer.forgotten.get(peer_of(seen), ())]
+    since = complete_since(seen)
+    logged = [event["number"] for event in seen.events[since:] if event.name == "admitted" and event["own"]]
+    stored = [row.number for row in seen.buffer.rows if row.own]
+    expected = 1 if since == 0 else min(logged, default=seen.buffer.last_number + 1)
+    intervals = [*((number, number) for number in stored), *seen.buffer.pruned.get(peer_of(seen), ())]
     for first, last in [*sorted(intervals), (seen.buffer.last_number + 1,) * 2]:
         if first > expected:
-            yield f"own groups {expected} to {first - 1} are neither kept nor pruned"
+            yield f"own groups {expected} to {first - 1} are neither stored nor pruned"
         expected = max(expected, last + 1)
-    if held and max(held) > seen.buffer.last_number:
-        yield f"own group {max(held)} has a number above the last that was given, {seen.buffer.last_number}"
+    if stored and max(stored) > seen.buffer.last_number:
+        yield f"own group {max(stored)} has a number above the last assigned, {seen.buffer.last_number}"
 
 
-def states(seen: Observation) -> Iterator[str]:
-    """Each kept group is in exactly one state, and what goes with the state goes with it."""
+def invalid_states(seen: Observation) -> Iterator[str]:
+    """Each stored group is in exactly one state, and its step and reason fit the state."""
     for row in seen.buffer.rows if seen.buffer else ():
         fits = {
             "ready": row.step is None and row.reason is None,
@@ -65,16 +65,16 @@ def states(seen: Observation) -> Iterator[str]:
             yield f"group {row.id[:12]} is {row.state}, reason {row.reason}, step {row.step}"
 
 
-def unsound(seen: Observation) -> Iterator[str]:
-    """The file is what SQLite calls sound."""
-    if seen.buffer and seen.buffer.unsound:
-        yield seen.buffer.unsound
+def integrity_errors(seen: Observation) -> Iterator[str]:
+    """SQLite's integrity check of the file succeeds."""
+    if seen.buffer and seen.buffer.integrity_error:
+        yield seen.buffer.integrity_error
 
 
 def used_twice(seen: Observation) -> Iterator[str]:
-    """In the history of steps that counts, each group is trained on once."""
+    """In the effective history, each group is trained on once."""
     steps: dict[str, list[int]] = {}
-    for step, groups in counted(seen.events, saved=seen.newest_saved).groups.items():
+    for step, groups in effective_history(seen.events, saved=seen.newest_saved).groups.items():
         for group in groups:
             steps.setdefault(group, []).append(step)
     for group, used in steps.items():
@@ -82,86 +82,87 @@ def used_twice(seen: Observation) -> Iterator[str]:
             yield f"group {group[:12]} was used by steps {', '.join(map(str, used))}"
 
 
-def used_otherwise(seen: Observation) -> Iterator[str]:
-    """Of each step that is done, the buffer and the trail name the same groups."""
+def step_differences(seen: Observation) -> Iterator[str]:
+    """For each complete step, buffer and event log contain the same groups."""
     if seen.buffer is None:
         return
-    history = counted(seen.events, saved=seen.newest_saved)
-    since = next((event["step"] for event in seen.events[whole_since(seen) :] if event.name == "taken"), history.noted)
-    done, _ = counted(seen.events[: seen.num_settled], saved=seen.newest_saved).steps
+    history = effective_history(seen.events, saved=seen.newest_saved)
+    taken = (event["step"] for event in seen.events[complete_since(seen) :] if event.name == "taken")
+    since = next(taken, history.reported)
+    done, _ = effective_history(seen.events[: seen.num_settled], saved=seen.newest_saved).steps
     by_id = {row.id: row for row in seen.buffer.rows}
     names = {step: set(groups) for step, groups in history.groups.items()}
     for step, groups in names.items():
         for group in groups if since <= step < done else ():
             if (row := by_id.get(group)) is not None and not _is_used(row, step):
-                stands = f"{row.state}, reason {row.reason}, step {row.step}"
-                yield f"group {group[:12]} was taken by step {step}; in the buffer it is {stands}"
+                state = f"{row.state}, reason {row.reason}, step {row.step}"
+                yield f"group {group[:12]} was taken by step {step}; in the buffer it is {state}"
     for row in seen.buffer.rows:
         if row.step is not None and since <= row.step < done and _is_used(row, row.step):
             if row.id not in names.get(row.step, ()):
-                yield f"group {row.id[:12]} was trained by step {row.step}: the buffer has it so, the trail has not"
+                yield f"group {row.id[:12]} was trained by step {row.step} in the buffer, but not in the event log"
 
 
 def stuck(seen: Observation) -> Iterator[str]:
-    """No group is still in the hand of a step that is over."""
-    done, _ = counted(seen.events[: seen.num_settled], saved=seen.newest_saved).steps
+    """No group is still taken by a complete step."""
+    done, _ = effective_history(seen.events[: seen.num_settled], saved=seen.newest_saved).steps
     for row in seen.buffer.rows if seen.buffer and seen.is_running else ():
         if row.state == "taken" and row.step is not None and row.step < done:
             yield f"group {row.id[:12]} is still taken by step {row.step}, after step {done}"
 
 
 def admitted_twice(seen: Observation) -> Iterator[str]:
-    """Each group passes the door once, and no sender's number is given to two."""
+    """Each group is admitted once, and no two groups of a sender have the same number."""
     admitted = [event for event in seen.events if event.name == "admitted"]
-    lately = [event["group"] for event in seen.events[whole_since(seen) :] if event.name == "admitted"]
-    for group, count in Counter(lately).items():
+    recent = [event["group"] for event in seen.events[complete_since(seen) :] if event.name == "admitted"]
+    for group, count in Counter(recent).items():
         if count > 1:
             yield f"group {group[:12]} was admitted {count} times"
-    yield from _two_of_a_number(admitted)
+    yield from _shared_numbers(admitted)
 
 
 def used_after_release(seen: Observation) -> Iterator[str]:
-    """What was given up unused is not taken later; a buffer that lost writes may have lost that it was given up."""
+    """A group that was released unused is not taken later, unless the buffer lost the release."""
     released: set[str] = set()
-    for event in seen.events[whole_since(seen) :]:
+    for event in seen.events[complete_since(seen) :]:
         if event.name == "released":
             released.add(event["group"])
         elif event.name == "taken" and event["group"] in released:
-            yield f"group {event['group'][:12]} was given up and taken by step {event['step']} afterwards"
+            yield f"group {event['group'][:12]} was released and taken by step {event['step']} afterwards"
 
 
-def not_noted(seen: Observation) -> Iterator[str]:
-    """A crash costs the notes of one commit at most."""
+def not_logged(seen: Observation) -> Iterator[str]:
+    """Each stored group is in the event log; a crash loses the lines of one commit at most."""
     if seen.buffer is None:
         return
-    noted = {event["group"] for event in seen.events if event.name == "admitted"}
+    logged = {event["group"] for event in seen.events if event.name == "admitted"}
     num_crashes = sum(event.name == "start" for event in seen.events) - sum(e.name == "stop" for e in seen.events)
-    missing = [row for row in seen.buffer.rows if row.id not in noted]
-    allowed = COMMIT_CAPACITY * (num_crashes + 1)  # the present life's newest groups are being noted just now
+    missing = [row for row in seen.buffer.rows if row.id not in logged]
+    allowed = COMMIT_CAPACITY * (num_crashes + 1)  # one more commit, because the newest groups are being logged now
     if len(missing) > allowed:
-        yield f"{len(missing)} groups are in the buffer and not in the trail; {num_crashes} crashes explain {allowed}"
+        yield f"{len(missing)} stored groups are not in the event log; {num_crashes} crashes explain {allowed}"
 
 
-def two_of_a_number(members: Iterable[Observation]) -> Iterator[str]:
-    """Over all nodes: what the members of this swarm sent under one number is one group, wherever it was admitted."""
-    watched = list(members)
-    peers = {peer_of(seen) for seen in watched}
-    admitted = [event for seen in watched for event in seen.events if event.name == "admitted"]
-    yield from _two_of_a_number(event for event in admitted if event["sender"] in peers)
+def shared_numbers(members: Iterable[Observation]) -> Iterator[str]:
+    """Each number of a member of the swarm belongs to one group, on all nodes."""
+    observations = list(members)
+    peers = {peer_of(seen) for seen in observations}
+    admitted = [event for seen in observations for event in seen.events if event.name == "admitted"]
+    yield from _shared_numbers(event for event in admitted if event["sender"] in peers)
 
 
 def peer_of(seen: Observation) -> str:
-    """The node's peer id by the word of its trail; "" before it has one."""
+    """Return the node's peer id by its event log, or ""."""
     return next((str(event["peer"]) for event in seen.events if event.name == "start"), "")
 
 
-def whole_since(seen: Observation) -> int:
-    """The position in the trail since which the buffer has lost nothing: after the node last said that it had."""
-    told = [position for position, event in enumerate(seen.events) if _tells_of_loss(event)]
-    return told[-1] + 1 if told else 0
+def complete_since(seen: Observation) -> int:
+    """Return the position after the last event that reports a loss of the buffer, or 0."""
+    losses = [position for position, event in enumerate(seen.events) if _reports_loss(event)]
+    return losses[-1] + 1 if losses else 0
 
 
-def _tells_of_loss(event: Event) -> bool:
+def _reports_loss(event: Event) -> bool:
     return event.name == "buffer_rolled_back" or (event.name == "recovered" and event["file"] == "replay.sqlite")
 
 
@@ -169,10 +170,10 @@ def _is_used(row: Row, step: int) -> bool:
     return row.step == step and (row.state == "taken" or row.reason in TRAINED_REASONS)
 
 
-def _two_of_a_number(admitted: Iterable[Event]) -> Iterator[str]:
+def _shared_numbers(admitted: Iterable[Event]) -> Iterator[str]:
     groups: dict[tuple[str, int], set[str]] = {}
     for event in admitted:
         groups.setdefault((event["sender"], event["number"]), set()).add(event["group"])
     for (sender, number), names in groups.items():
         if len(names) > 1:
-            yield f"number {number} of {sender[-8:]} was given to {len(names)} groups"
+            yield f"number {number} of {sender[-8:]} belongs to {len(names)} groups"

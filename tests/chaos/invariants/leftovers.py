@@ -1,33 +1,33 @@
-"""Nothing is left of the dead, and the living do not grow.
+"""Invariants of processes and files: ended processes leave nothing behind, and running ones do not grow.
 
-Memory and descriptors differ from moment to moment (a step in progress, peers that come and go), so they are "back to
-where they were" within a tolerance; growth that hides in the tolerance of one fault shows over a run's many.
+Memory and descriptors vary with steps and peers, so growth has a tolerance. The comparison over a whole run finds more:
+growth within the tolerance of each single fault.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.chaos.observing.processes import by_role
+from tests.chaos.observation.processes import by_role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.chaos.observing.observe import Observation
-    from tests.chaos.observing.processes import Process
+    from tests.chaos.observation.processes import Process
+    from tests.chaos.observation.watch import Observation
 
 SINGLE_ROLES = ("daemon", "generation worker", "learner worker", "p2pd")
 MIB = 1 << 20
 
 
 class Tolerance(NamedTuple):
-    """What a figure may grow by: a share of itself, and so much more."""
+    """The allowed growth of a figure: a share of itself plus an amount."""
 
     share: float
     amount: float
 
     def allows(self, after: float, *, before: float) -> bool:
-        """Whether `after` is back to `before`."""
+        """Return whether the growth from `before` to `after` is allowed."""
         return after <= before * (1 + self.share) + self.amount
 
 
@@ -36,50 +36,50 @@ DESCRIPTORS = Tolerance(share=0.25, amount=32)
 THREADS = Tolerance(share=0.25, amount=16)
 
 
-def strays(seen: Observation) -> Iterator[str]:
-    """No process of a former life, or of a node that does not run, is alive."""
-    for words in seen.strays.values():
-        yield f"outlived its time: {words}"
+def orphans(seen: Observation) -> Iterator[str]:
+    """No process of a former daemon, or of a node that does not run, is running."""
+    for text in seen.orphans.values():
+        yield f"orphan process: {text}"
 
 
 def zombies(seen: Observation) -> Iterator[str]:
-    """Whoever starts a process takes note of its end."""
+    """The parent of each ended process has waited for it."""
     for process in seen.processes:
         if process.is_zombie:
-            yield f"nobody took note of the end of pid {process.pid}"
+            yield f"pid {process.pid} is a zombie"
 
 
-def doubles(seen: Observation) -> Iterator[str]:
-    """One daemon, one p2pd, at most one worker of a kind."""
+def duplicates(seen: Observation) -> Iterator[str]:
+    """There is one daemon, one p2pd, and at most one worker of each kind."""
     for role, members in by_role(seen.processes).items():
         if role in SINGLE_ROLES and len(members) > 1:
             yield f"{len(members)} processes are the {role}: {', '.join(str(member.pid) for member in members)}"
 
 
-def leftovers(seen: Observation) -> Iterator[str]:
-    """No temporary file, no socket that nobody listens on; of a stopped node no sockets and no weights in memory."""
+def leftover_files(seen: Observation) -> Iterator[str]:
+    """There is no temporary file and no dead socket. A stopped node has no sockets and no weights in memory."""
     has_crashed = not seen.is_running and not seen.ended_in_order
-    for words in seen.leftovers.values() if not has_crashed else ():  # then its next start clears them away
-        yield f"is left: {words}"
+    for path in seen.leftovers.values() if not has_crashed else ():  # after a crash the next start removes them
+        yield f"leftover file: {path}"
 
 
-def grown(before: Observation, after: Observation) -> Iterator[str]:
-    """Memory, descriptors and threads of each role are back to where they were; a new life may be smaller."""
+def growth(before: Observation, after: Observation) -> Iterator[str]:
+    """Memory, descriptors and threads of each role do not grow beyond a tolerance."""
     if not (before.is_running and after.is_running):
         return
     old, new = by_role(before.processes), by_role(after.processes)
     for role in (*SINGLE_ROLES, "engine core", "other"):
         if not old.get(role) or not new.get(role):
             continue
-        for what, unit, tolerance in (
+        for quantity, unit, tolerance in (
             ("rss_bytes", MIB, MEMORY),
             ("num_fds", 1, DESCRIPTORS),
             ("num_threads", 1, THREADS),
         ):
-            was, now = _total(old[role], what), _total(new[role], what)
+            was, now = _total(old[role], quantity), _total(new[role], quantity)
             if not tolerance.allows(now, before=was):
-                yield f"{what} of the {role} went from {was / unit:.0f} to {now / unit:.0f}"
+                yield f"{quantity} of the {role} grew from {was / unit:.0f} to {now / unit:.0f}"
 
 
-def _total(processes: list[Process], what: str) -> int:
-    return sum(getattr(process, what) for process in processes)
+def _total(processes: list[Process], quantity: str) -> int:
+    return sum(getattr(process, quantity) for process in processes)

@@ -1,33 +1,33 @@
-"""The status tells the truth: what `/status` and `status --json` say, against what is."""
+"""Invariants of the status: `/status` and `status --json` agree with processes and event log."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.invariants.groups import peer_of
-from tests.chaos.observing.trail import counted
+from tests.chaos.observation.event_log import effective_history
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.chaos.observing.observe import Observation
+    from tests.chaos.observation.watch import Observation
 
 WORKERS = {"generation": "generation worker", "learner": "learner worker"}
 
 
-def untruths(seen: Observation) -> Iterator[str]:
-    """What `/status` and `status --json` say is so, or was seconds ago; a stopped node is said to be stopped."""
-    if not seen.has_trail:
+def errors_of_status(seen: Observation) -> Iterator[str]:
+    """`/status` and `status --json` are correct, with a delay of seconds. A stopped node is reported as stopped."""
+    if not seen.has_event_log:
         return
-    for channel, said in (("/status", seen.status), ("status --json", seen.command)):
-        if "error" in said or not said:
-            yield f"{channel} says nothing: {said.get('error', 'empty')}"
+    for source, document in (("/status", seen.status), ("status --json", seen.command)):
+        if "error" in document or not document:
+            yield f"{source} has no answer: {document.get('error', 'empty')}"
         else:
-            yield from (f"{channel}: {untruth}" for untruth in _of_document(said, seen))
+            yield from (f"{source}: {error}" for error in _errors_of_document(document, seen))
 
 
 def restarts_not_counted(before: Observation, after: Observation) -> Iterator[str]:
-    """Within one life of the daemon a worker is another process exactly where its restarts grew."""
+    """While one daemon runs, a worker's process changes exactly if its number of restarts grows."""
     if not _same(before, after, "daemon"):
         return
     for section, role in WORKERS.items():
@@ -37,38 +37,38 @@ def restarts_not_counted(before: Observation, after: Observation) -> Iterator[st
         if now < then:
             yield f"{section}.restarts fell from {then} to {now}"
         if _same(before, after, role) is (now > then) and _has(before, role) and _has(after, role):
-            is_other = "the same" if _same(before, after, role) else "another"
-            yield f"{section}.restarts went from {then} to {now}, and the worker is {is_other} process"
+            which = "the same" if _same(before, after, role) else "another"
+            yield f"{section}.restarts went from {then} to {now}, and the worker is {which} process"
 
 
-def _of_document(said: Mapping[str, Any], seen: Observation) -> Iterator[str]:
-    state = said["node"]["state"]
+def _errors_of_document(document: Mapping[str, Any], seen: Observation) -> Iterator[str]:
+    state = document["node"]["state"]
     if state != ("running" if seen.is_running else "stopped"):
-        yield f"the node is {'running' if seen.is_running else 'not running'}, said to be {state}"
-    if said["node"]["peer_id"] != peer_of(seen):
-        yield f"peer id {said['node']['peer_id']!r}, the trail has {peer_of(seen)!r}"
+        yield f"the node is {'running' if seen.is_running else 'not running'}, reported as {state}"
+    if document["node"]["peer_id"] != peer_of(seen):
+        yield f"peer id {document['node']['peer_id']!r}, the event log has {peer_of(seen)!r}"
     for section, role in WORKERS.items():
-        worker_state = said[section]["state"]
+        worker_state = document[section]["state"]
         if worker_state == "ready" and not _has(seen, role):
-            yield f"the {role} is said to be ready, and there is none"
-        if not seen.is_running and worker_state not in ("stopped", "off"):  # off: its role does without
-            yield f"the {role} of a node that does not run is said to be {worker_state}"
-    yield from _of_step(said["learner"]["step"], seen)
+            yield f"the {role} is reported as ready, and there is none"
+        if not seen.is_running and worker_state not in ("stopped", "off"):  # off: the node's role has no such worker
+            yield f"the {role} of a node that does not run is reported as {worker_state}"
+    yield from _errors_of_step(document["learner"]["step"], seen)
 
 
-def _of_step(step: int, seen: Observation) -> Iterator[str]:
-    lowest, highest = counted(seen.events, saved=seen.newest_saved).steps
+def _errors_of_step(step: int, seen: Observation) -> Iterator[str]:
+    lowest, highest = effective_history(seen.events, saved=seen.newest_saved).steps
     if seen.is_running:
         lowest = min(lowest, seen.floor_step)
     elif not seen.ended_in_order:
-        # What a killed node left is some seconds old, perhaps of before a learner's death that undid steps.
+        # The status of a killed node is some seconds old. It may be older than a crash of the learner that undid steps.
         lowest, highest = 0, max((event["step"] for event in seen.events if event.name == "step"), default=highest)
     if not lowest <= step <= highest:
-        yield f"step {step}; by the trail it is {lowest if lowest == highest else f'{lowest} to {highest}'}"
+        yield f"step {step}; by the event log it is {lowest if lowest == highest else f'{lowest} to {highest}'}"
 
 
-def _restarts(said: Mapping[str, Any], section: str) -> int | None:
-    return said[section]["restarts"] if section in said else None
+def _restarts(document: Mapping[str, Any], section: str) -> int | None:
+    return document[section]["restarts"] if section in document else None
 
 
 def _has(seen: Observation, role: str) -> bool:
@@ -76,6 +76,6 @@ def _has(seen: Observation, role: str) -> bool:
 
 
 def _same(before: Observation, after: Observation, role: str) -> bool:
-    """Whether the processes of this role are the same ones."""
+    """Return whether this role has the same processes before and after."""
     then = {process.identity for process in before.processes if process.role == role}
     return then == {process.identity for process in after.processes if process.role == role}

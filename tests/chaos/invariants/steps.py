@@ -1,83 +1,83 @@
-"""Steps and versions go on and never back; the trail can be read; the node is one and the same over all its lives."""
+"""Invariants of steps, policy versions, the event log and the peer id."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tests.chaos.observing.observe import CHECKPOINT_PREFIX, DAMAGED_PREFIX
-from tests.chaos.observing.trail import BEGINNINGS, counted
+from tests.chaos.observation.event_log import RESTARTS, effective_history
+from tests.chaos.observation.watch import CHECKPOINT_PREFIX, DAMAGED_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.chaos.observing.observe import Observation
-    from tests.chaos.observing.trail import Event
+    from tests.chaos.observation.event_log import Event
+    from tests.chaos.observation.watch import Observation
 
 
-def back_below_checkpoint(before: Observation, after: Observation) -> Iterator[str]:
-    """What a complete checkpoint held before stays done, unless the node has set that checkpoint aside as damaged."""
+def repeated_before_checkpoint(before: Observation, after: Observation) -> Iterator[str]:
+    """A step in a complete checkpoint is not repeated, unless the node has set the checkpoint aside as damaged."""
     floor = max((step for step in before.saved if not _is_set_aside(step, after)), default=0)
     for event in after.events[len(before.events) :]:
         if event.name == "taken" and event["step"] <= floor:
             yield f"step {event['step']} was begun again; the checkpoint of step {floor} was complete"
             return
         if event.name == "step" and event["step"] < floor:
-            yield f"step {event['step']} was done again; the checkpoint of step {floor} was complete"
+            yield f"step {event['step']} was reported again; the checkpoint of step {floor} was complete"
             return
     if after.newest_saved < floor:
         yield f"the newest checkpoint is of step {after.newest_saved}, it was of step {floor}"
 
 
-def steps_in_order(seen: Observation) -> Iterator[str]:
-    """Within one life of the learner each step follows the one before; a new life goes on at most one further."""
-    noted, may_fall = 0, True
+def steps_out_of_order(seen: Observation) -> Iterator[str]:
+    """Steps are consecutive while a learner runs. A new learner may resume at an earlier step, but not skip one."""
+    reported, may_fall = 0, True
     for event in seen.events:
-        if event.name in BEGINNINGS:
+        if event.name in RESTARTS:
             may_fall = True
         elif event.name == "step":
             step = event["step"]
-            if step > noted + 1 or (step != noted + 1 and not may_fall):
-                yield f"step {step} came after step {noted}"
-            noted, may_fall = step, False
+            if step > reported + 1 or (step != reported + 1 and not may_fall):
+                yield f"step {step} came after step {reported}"
+            reported, may_fall = step, False
 
 
-def no_gap(seen: Observation) -> Iterator[str]:
-    """The history that counts has every step from the first to the last."""
-    history = counted(seen.events, saved=seen.newest_saved)
+def missing_steps(seen: Observation) -> Iterator[str]:
+    """The effective history has every step from the first to the last."""
+    history = effective_history(seen.events, saved=seen.newest_saved)
     for earlier, later in pairwise((0, *sorted(history.reports))):
         if later != earlier + 1:
-            yield f"steps {earlier + 1} to {later - 1} are missing in the history that counts"
+            yield f"steps {earlier + 1} to {later - 1} are missing in the effective history"
 
 
-def versions_served(seen: Observation) -> Iterator[str]:
-    """Within one life of the learner the generator's versions rise. A crash may take both back, to the checkpoint."""
-    served, is_settling = 0, True
+def falling_served_versions(seen: Observation) -> Iterator[str]:
+    """The generator's version rises while a learner runs. A crash may reset it to the checkpoint."""
+    served, is_resuming = 0, True
     for event in seen.events:
-        if event.name in BEGINNINGS:
-            is_settling = True
+        if event.name in RESTARTS:
+            is_resuming = True
         elif event.name == "taken":
-            is_settling = False
+            is_resuming = False
         elif event.name == "served":
-            if event["version"] <= served and not is_settling:
+            if event["version"] <= served and not is_resuming:
                 yield f"version {event['version']} was served after version {served}"
             served = event["version"]
 
 
-def versions_published(seen: Observation) -> Iterator[str]:
-    """A step makes the version of its own number or, where it changes nothing, stays with the one before."""
-    reports = counted(seen.events, saved=seen.newest_saved).reports
+def wrong_published_versions(seen: Observation) -> Iterator[str]:
+    """A step makes the version with its number, or keeps the former version if it changes nothing."""
+    reports = effective_history(seen.events, saved=seen.newest_saved).reports
     versions = [(step, reports[step]["policy_version"]) for step in sorted(reports)]
     for (before, older), (after, newer) in pairwise([(0, 0), *versions]):
         if after == before + 1 and newer not in (older, after):
             yield f"step {after} made version {newer}, step {before} had made {older}"
 
 
-def versions_claimed(seen: Observation) -> Iterator[str]:
-    """No own group claims a version that was not made by then, but the one of the step under way.
+def overclaimed_versions(seen: Observation) -> Iterator[str]:
+    """An own group claims a version that exists or that the current step makes.
 
-    A node without a learner has versions that skip numbers, and tells of one when it is served: the next that it tells
-    of may be claimed before.
+    The versions of a node without a learner skip numbers. It logs a version when the version is served, so a group may
+    claim the next logged version.
     """
     learns = any(event.name == "step" for event in seen.events)
     newest = 0
@@ -100,16 +100,16 @@ def _overclaimed(group: Event, newest: int) -> str:
     return f"own group {group['number']} claims version {group['policy_version']}, step {newest} was the newest"
 
 
-def trail_parses(seen: Observation) -> Iterator[str]:
-    """Each line is an event; a killed life may leave half a last line, which the next one cuts off."""
+def unreadable_events(seen: Observation) -> Iterator[str]:
+    """Each line is an event. A killed node may leave a partial last line, which the next start truncates."""
     for line in seen.damaged:
         yield f"a line is no event: {line!r}"
     if seen.is_torn and seen.is_running:
-        yield "the trail of a running node ends with half a line"
+        yield "the event log of a running node ends with a partial line"
 
 
-def one_peer_id(seen: Observation) -> Iterator[str]:
-    """All lives are one member of the swarm."""
+def peer_id_changes(seen: Observation) -> Iterator[str]:
+    """The node has the same peer id after every start."""
     peers = {str(event["peer"]) for event in seen.events if event.name == "start"}
     if len(peers) > 1:
         yield f"{len(peers)} peer ids: {', '.join(sorted(peer[-8:] for peer in peers))}"

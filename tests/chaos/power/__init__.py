@@ -1,1 +1,1 @@
-"""Loss of power: kills of all processes of a node, and writes that were not synchronized to disk."""
+"""Power loss: killing all processes of a node at one instant, and files that were not synced to disk."""

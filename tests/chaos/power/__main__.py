@@ -1,4 +1,4 @@
-"""Command of the endurance test; see endurance.py."""
+"""The command `python -m tests.chaos.power`, see endurance.py."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Power cuts: when to cut, and how to end everything of a node at one instant.
+"""Power cuts: the time of a cut, and how all processes of a node end at one instant.
 
-start-up     uniform over the time that the last start took
-uniform      uniform over a life of so many seconds
-checkpoint   while a checkpoint is written: a moment after its temporary folder appeared
-commit       a moment after the database's journal moved
+| kind | time of the cut |
+|---|---|
+| start-up | uniform over the duration of the last start |
+| uniform | uniform over some seconds of work |
+| checkpoint | shortly after the temporary folder of a checkpoint appeared |
+| commit | shortly after the write-ahead log changed |
 """
 
 from __future__ import annotations
@@ -23,53 +25,50 @@ if TYPE_CHECKING:
     from tests.node.support import RunningNode
 
 KINDS = ("uniform", "start-up", "checkpoint", "commit")
-LONGEST_MORE_S = {"checkpoint": 0.03, "commit": 0.004}
-LOOK_S = 0.0005
-PATIENCE_S = 20.0  # for a checkpoint or a commit to begin; then it is cut anyhow
+LONGEST_DELAY_S = {"checkpoint": 0.03, "commit": 0.004}
+POLL_S = 0.0005
+EVENT_WITHIN_S = 20.0  # if no checkpoint or commit begins, the cut comes without it
 GONE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`after` is a share of the last start's time for `start-up`, else of a life: it counts from when work began.
+    """One cut. `after` is a fraction (0 to 1) of the last start for `start-up`, else of the working time.
 
-    `more_s` is what passes from the awaited sight to the cut.
+    `delay_s` is the time from the awaited event to the cut.
     """
 
     kind: str
     after: float
-    more_s: float
+    delay_s: float
 
 
 def plan_cuts(num_cuts: int, *, seed: int) -> list[Cut]:
-    """All kinds come round, in an order of the seed's."""
-    chance = random.Random(seed)
+    """Return cuts of all kinds in equal numbers, in an order that the seed determines."""
+    rng = random.Random(seed)
     kinds = [KINDS[index % len(KINDS)] for index in range(num_cuts)]
-    chance.shuffle(kinds)
-    return [Cut(kind, chance.random(), chance.uniform(0, LONGEST_MORE_S.get(kind, 0.0))) for kind in kinds]
+    rng.shuffle(kinds)
+    return [Cut(kind, rng.random(), rng.uniform(0, LONGEST_DELAY_S.get(kind, 0.0))) for kind in kinds]
 
 
-def await_sight(kind: str, home: Path) -> bool:
-    """Returns when what the kind waits for begins; False where it did not within `PATIENCE_S`."""
-    sights: dict[str, Callable[[], object]] = {
+def wait_for_event(kind: str, home: Path) -> bool:
+    """Wait for the event of this kind; return False if it did not begin within `EVENT_WITHIN_S`."""
+    events: dict[str, Callable[[], object]] = {
         "checkpoint": lambda: any((home / "checkpoints").glob(".step-*")),
         "commit": lambda: (home / "replay.sqlite-wal").stat().st_mtime_ns,
     }
-    if (sight := sights.get(kind)) is None:
+    if (event := events.get(kind)) is None:
         return True
-    before, deadline = (0 if kind == "checkpoint" else sight()), time.monotonic() + PATIENCE_S
-    while sight() == before:
+    before, deadline = (0 if kind == "checkpoint" else event()), time.monotonic() + EVENT_WITHIN_S
+    while event() == before:
         if time.monotonic() > deadline:
             return False
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return True
 
 
 def cut_power(node: RunningNode) -> int:
-    """Ends the node and all that it started, at one instant: all are stopped before the first is killed.
-
-    Returns how many there were. Fails where one is left.
-    """
+    """Stop all processes of the node, then kill them, and return their number. Fails if one remains."""
     frozen: dict[int, psutil.Process] = {}
     while fresh := [process for process in _family(node) if process.pid not in frozen]:
         for process in fresh:
@@ -84,13 +83,13 @@ def cut_power(node: RunningNode) -> int:
 
 
 def cpu_seconds(node: RunningNode) -> float:
-    """What a node and all that it started have had of the processors."""
+    """Return the processor time of all processes of the node."""
     times = [process.cpu_times() for process in _family(node)]
     return sum(each.user + each.system for each in times)
 
 
 def stolen_seconds() -> float:
-    """What the host of a virtual machine has given to others since the machine began, a core (Linux; elsewhere 0)."""
+    """Return the stolen time of a virtual machine since boot, in seconds per core; 0 on other systems than Linux."""
     return float(getattr(psutil.cpu_times(), "steal", 0.0)) / (psutil.cpu_count() or 1)
 
 

@@ -1,10 +1,11 @@
-"""`python -m tests.chaos.power --cuts 50 --seed N`: kill -9 of a whole node at random instants, again and again.
+"""`python -m tests.chaos.power --cuts 50 --seed N`: kill -9 of a whole node at random instants, repeatedly.
 
-A real node with a tiny model trains beside one peer. At each cut every process of it dies at once; the same command
-starts it again, as systemd would. Then it must be at work within 30 s, go on at the newest complete step, and have kept
-whatever it acknowledged (`kept.py`) or told its peer (`witness.py`). A line a cut; the last line is JSON.
-Exit code 1 where anything was lost or late. `cpu_s` is what a start costs, whatever else the machine does meanwhile;
-`stolen_percent` what its host gave to others during the starts, and each line says it of its own.
+A real node with a tiny model trains with one peer. Each cut kills all its processes at once, and the same command
+starts it again. It must work within 30 s and resume at the newest complete step. It must not lose acknowledged state
+(`home_state.py`) or contradict its peer (`recording_peer.py`).
+
+It prints one line per cut. The last line is JSON. The exit code is 1 if anything was lost or late. `cpu_s` is the
+processor time of a start. `stolen_percent` is the time that the host of a virtual machine gave to others meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,9 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.node.http_api.node_client import post_document
 from ftis_node.records.identity import Identity
-from tests.chaos.power.cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds
-from tests.chaos.power.kept import Kept, events_in, losses, read_kept, wrong_resumption
-from tests.chaos.power.witness import Witness, witness
+from tests.chaos.power.cut import Cut, cpu_seconds, cut_power, plan_cuts, stolen_seconds, wait_for_event
+from tests.chaos.power.home_state import HomeState, events_in, losses, read_home_state, resumption_errors
+from tests.chaos.power.recording_peer import RecordingPeer, recording_peer
 from tests.node.support import ANY_PORT, started
 from tests.trained_models import trained_model
 
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
 
     from tests.node.support import RunningNode
 
-LIMIT_S = 30.0  # from the command to work
-GIVE_UP_S = 1200.0  # a machine with a lot else to do is late, not wrong
-LOOK_S = 0.05
-LIFE_S = 5.0
-FIRST_START_S = 12.0  # before one was measured
+LIMIT_S = 30.0  # from the command to the first work
+GIVE_UP_S = 1200.0  # a slow start on a busy machine is late and no error
+POLL_S = 0.05
+WORK_S = 5.0
+FIRST_START_S = 12.0  # the assumed duration of a start before the first measurement
 MANIFEST = RunManifest(
     name="power",
     task="arithmetic",
@@ -53,7 +54,7 @@ MANIFEST = RunManifest(
     eval={"every_steps": 0},
     wire={"announcement_shards": 1},
 )
-# Each step has its checkpoint before it is reported: what is checked below holds for such a node.
+# A checkpoint for each step, before the step is logged: `resumption_errors` is valid for such a node only.
 SETTINGS = """
 [rate_limits]
 groups_per_minute = 600
@@ -67,43 +68,43 @@ pull_all_max_peers = 200
 
 @dataclass
 class Outcome:
-    """What all the cuts did."""
+    """The results of all cuts."""
 
-    at_work_s: list[float] = field(default_factory=list)
+    start_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     stolen_percent: list[float] = field(default_factory=list)
     num_by_kind: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
-    kept: Kept = field(default_factory=Kept)
-    num_told: int = 0
+    state: HomeState = field(default_factory=HomeState)
+    num_acknowledged: int = 0
 
     @property
     def num_late(self) -> int:
-        """Restarts that took longer than they may."""
-        return sum(took_s > LIMIT_S for took_s in self.at_work_s)
+        """The number of starts that took longer than `LIMIT_S`."""
+        return sum(took_s > LIMIT_S for took_s in self.start_s)
 
     def summary(self, *, seed: int) -> dict[str, Any]:
-        """The last line."""
+        """Return the content of the last line."""
         return {
             "seed": seed,
             "cuts": sum(self.num_by_kind.values()),
             "by_kind": self.num_by_kind,
             "violations": len(self.violations),
             "late": self.num_late,
-            "at_work_s": _spread(self.at_work_s),
+            "start_s": _spread(self.start_s),
             "cpu_s": _spread(self.cpu_s),
             "stolen_percent": _spread(self.stolen_percent),
             "load": round(os.getloadavg()[2], 1),
             "cores": os.cpu_count(),
-            "steps": self.kept.newest_step,
-            "groups_kept": len(self.kept.groups),
-            "groups_told": self.num_told,
-            "bans_kept": len(self.kept.banned),
+            "steps": self.state.newest_step,
+            "groups_stored": len(self.state.groups),
+            "groups_acknowledged": self.num_acknowledged,
+            "bans": len(self.state.banned),
         }
 
 
 class Victim:
-    """The home and the command; one life after the other."""
+    """The node that is cut repeatedly: its home and its command."""
 
     def __init__(self, folder: Path, model: Path, peer: str) -> None:
         self.home = folder / "home"
@@ -114,96 +115,93 @@ class Victim:
             *("--peers", peer, "--engine", "torch", "--name", "victim", "--seed", "1"),
         )
 
-    def told_since(self, kept: Kept) -> list[dict[str, Any]]:
-        start = kept.events.rfind(b"\n") + 1
+    def events_since(self, before: HomeState) -> list[dict[str, Any]]:
+        """Return the events that were logged after this state."""
+        start = before.events.rfind(b"\n") + 1
         events = self.home / "events.jsonl"
         return events_in(events.read_bytes()[start:]) if events.exists() else []
 
-    def is_at_work(self, kept: Kept) -> bool:
-        """Up, and a group was made or a step taken since what was kept."""
-        made = (event for event in self.told_since(kept) if event["event"] == "step" or event.get("own"))
-        return Home(self.home).running_url() is not None and any(made)
+    def is_working(self, before: HomeState) -> bool:
+        """Return whether the node runs and has logged a step or an own group since this state."""
+        work = (event for event in self.events_since(before) if event["event"] == "step" or event.get("own"))
+        return Home(self.home).running_url() is not None and any(work)
 
-    def ban_somebody(self) -> str:
-        """Bans a made-up peer on the running node; its id, once the node has acknowledged that."""
+    def ban_new_peer(self) -> str:
+        """Ban a made-up peer and return its id after the node has acknowledged the ban."""
         peer_id = Identity.generate().peer_id
         post_document(Home(self.home), "/peers/ban", {"peer": peer_id, "for_s": 864000})
         return peer_id
 
 
 async def run_cuts(
-    folder: Path, model: Path, *, cuts: list[Cut], say: Callable[[str], None], until_s: float = math.inf
+    folder: Path, model: Path, *, cuts: list[Cut], log: Callable[[str], None], until_s: float = math.inf
 ) -> Outcome:
-    """The cuts that fit into `until_s` (of the monotonic clock), and a last life that ends in order."""
+    """Run the cuts that begin before `until_s` (monotonic clock), then a start that ends in order."""
     (folder / "run.toml").write_text(MANIFEST.to_toml())
     maker = GroupMaker(model, load_manifest(str(folder / "run.toml")))
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="ftis") as sockets:
-        async with witness(Path(sockets) / "w", maker) as peer:
+        async with recording_peer(Path(sockets) / "p", maker) as peer:
             victim = Victim(folder, model, peer.address)
             for number, cut in enumerate(cuts):
                 if time.monotonic() > until_s:
                     break
-                say(f"{number + 1}: {await _one_life(victim, cut, peer, outcome)}")
-            say(f"the last: {await _one_life(victim, None, peer, outcome)}")
+                log(f"{number + 1}: {await _start_and_cut(victim, cut, peer, outcome)}")
+            log(f"the last: {await _start_and_cut(victim, None, peer, outcome)}")
             outcome.violations += peer.contradictions
-            outcome.num_told = len(peer.told)
+            outcome.num_acknowledged = len(peer.acknowledged)
     return outcome
 
 
-async def _one_life(victim: Victim, cut: Cut | None, peer: Witness, outcome: Outcome) -> str:
-    """From the command to a cut, or to an orderly end where there is none; what happened, as a line."""
-    before, told, num_violations = outcome.kept, dict(peer.told), len(outcome.violations)
+async def _start_and_cut(victim: Victim, cut: Cut | None, peer: RecordingPeer, outcome: Outcome) -> str:
+    """Start the node, cut it or stop it in order, compare the states, and return a line for the report."""
+    before, acknowledged, num_violations = outcome.state, dict(peer.acknowledged), len(outcome.violations)
     began_at, stolen_before_s = time.monotonic(), stolen_seconds()
     with started(victim.home, *victim.command) as node:
-        line = "cut while starting"
+        line = "cut during the start"
         if cut is None or cut.kind != "start-up":
-            took_s = await _until_at_work(victim, node, before, began_at=began_at)
-            outcome.at_work_s.append(took_s)
+            took_s = await _wait_for_work(victim, node, before, began_at=began_at)
+            outcome.start_s.append(took_s)
             outcome.cpu_s.append(cpu_seconds(node))
             stolen = (stolen_seconds() - stolen_before_s) / took_s
             outcome.stolen_percent.append(100 * stolen)
-            line = f"at work after {took_s:.1f} s (the host took {stolen:.0%}), steps from {before.newest_step}"
-            banned = await asyncio.to_thread(victim.ban_somebody)
-            before = Kept(**{**_fields(before), "banned": before.banned | {banned}})
+            line = f"working after {took_s:.1f} s ({stolen:.0%} stolen), steps from {before.newest_step}"
+            banned = await asyncio.to_thread(victim.ban_new_peer)
+            before = replace(before, banned=before.banned | {banned})
         if cut is None:
             await asyncio.to_thread(node.stop)
         else:
-            last_start_s = outcome.at_work_s[-1] if outcome.at_work_s else FIRST_START_S
-            await _until_cut(cut, victim, until_s=began_at + cut.after * last_start_s)
-            line += f", {cut.kind}: {cut_power(node)} processes cut"
+            last_start_s = outcome.start_s[-1] if outcome.start_s else FIRST_START_S
+            await _wait_for_cut(cut, victim, until_s=began_at + cut.after * last_start_s)
+            line += f", {cut.kind}: {cut_power(node)} processes killed"
             outcome.num_by_kind[cut.kind] = outcome.num_by_kind.get(cut.kind, 0) + 1
-    after = await asyncio.to_thread(read_kept, victim.home)
-    steps = [event["step"] for event in victim.told_since(before) if event["event"] == "step"]
-    known = Kept(**{**_fields(before), "groups": {**before.groups, **told}})
-    outcome.violations += [*losses(known, after), *wrong_resumption(before, steps)]
-    outcome.kept = after
+    after = await asyncio.to_thread(read_home_state, victim.home)
+    steps = [event["step"] for event in victim.events_since(before) if event["event"] == "step"]
+    known = replace(before, groups={**before.groups, **acknowledged})
+    outcome.violations += [*losses(known, after), *resumption_errors(before, steps)]
+    outcome.state = after
     return f"{line}, {len(after.groups)} groups, step {after.newest_step}" + "".join(
         f"\n   VIOLATION: {violation}" for violation in outcome.violations[num_violations:]
     )
 
 
-def _fields(kept: Kept) -> dict[str, Any]:
-    return {name: getattr(kept, name) for name in Kept.__slots__}
-
-
-async def _until_at_work(victim: Victim, node: RunningNode, before: Kept, *, began_at: float) -> float:
-    """Seconds from the command until it is. Fails where the node ends before, or never is."""
-    while not await asyncio.to_thread(victim.is_at_work, before):
+async def _wait_for_work(victim: Victim, node: RunningNode, before: HomeState, *, began_at: float) -> float:
+    """Wait until the node works and return the seconds since `began_at`. Fails if the node ends or never works."""
+    while not await asyncio.to_thread(victim.is_working, before):
         assert node.process.poll() is None, node.log.read_text()[-3000:]
         assert time.monotonic() < began_at + GIVE_UP_S, node.log.read_text()[-3000:]
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return time.monotonic() - began_at
 
 
-async def _until_cut(cut: Cut, victim: Victim, *, until_s: float) -> None:
-    """`until_s`: when to cut a start, by the monotonic clock."""
+async def _wait_for_cut(cut: Cut, victim: Victim, *, until_s: float) -> None:
+    """Wait until the time of the cut. `until_s` is that of a cut during the start, by the monotonic clock."""
     if cut.kind == "start-up":
         await asyncio.sleep(max(0.0, until_s - time.monotonic()))
         return
-    await asyncio.sleep(cut.after * LIFE_S)
-    await asyncio.to_thread(await_sight, cut.kind, victim.home)
-    await asyncio.sleep(cut.more_s)
+    await asyncio.sleep(cut.after * WORK_S)
+    await asyncio.to_thread(wait_for_event, cut.kind, victim.home)
+    await asyncio.sleep(cut.delay_s)
 
 
 def _spread(figures: list[float]) -> dict[str, float]:
@@ -213,28 +211,28 @@ def _spread(figures: list[float]) -> dict[str, float]:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.power", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no further cut after so long")
-    parser.add_argument("--keep", type=Path, help="a new folder for the node's home and log; else they are removed")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no cut begins")
+    parser.add_argument("--keep", type=Path, help="keep the node's home and log in this new folder")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C, so that no node is left running
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that no node remains running
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    return asyncio.run(_main(options, say))
+    return asyncio.run(_main(options, log))
 
 
-async def _main(options: argparse.Namespace, say: Callable[[str], None]) -> int:
+async def _main(options: argparse.Namespace, log: Callable[[str], None]) -> int:
     async with AsyncExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis-power-")))
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(trained_model("s", scale=0.1), folder / "model")
         cuts, until_s = plan_cuts(options.cuts, seed=options.seed), time.monotonic() + 60 * options.minutes
-        outcome = await run_cuts(folder, folder / "model", cuts=cuts, say=say, until_s=until_s)
-        say(json.dumps(outcome.summary(seed=options.seed)))
+        outcome = await run_cuts(folder, folder / "model", cuts=cuts, log=log, until_s=until_s)
+        log(json.dumps(outcome.summary(seed=options.seed)))
         return 1 if outcome.violations or outcome.num_late else 0

@@ -1,13 +1,15 @@
-"""What is left of a folder when the power fails: only what was synced.
+"""The content of a folder after a power cut: only synced content and names remain.
 
-While `recorded` runs, each `os.fsync` is noted: of a file its content, of a folder its names. So the folder can be laid
-out as it would be found after a power cut at any of these instants, by each of three disks:
+`recorded` records each `os.fsync`: the content of a file, the names in a folder. From this, `lay_out` writes the folder
+as it would be after a cut at any of these instants, for each of three model disks:
 
-    strict      lost every name and every content that was not synced
-    eager       wrote all names at once, and no content that was not synced: such a file is there, and empty
-    backwards   as strict, but of the names that were not synced the newest of each folder is there
+| disk | content after a cut |
+|---|---|
+| strict | the synced names and contents only |
+| eager | all names, and the synced contents only; other files are empty |
+| backwards | as strict, and the newest unsynced name of each folder |
 
-A real disk does something between these. What SQLite syncs is its own, and is not seen here.
+A real disk behaves between these models. The syncs of SQLite happen in C and are not recorded.
 """
 
 from __future__ import annotations
@@ -23,37 +25,37 @@ from unittest.mock import patch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Tree = dict[Path, bytes | None]  # by path: a file's content; None for a folder
+Tree = dict[Path, bytes | None]  # by path: the content of a file, or None for a folder
 SYNC = os.fsync
 
 
 @dataclass
 class Record:
-    """The syncs of one block: how many, of what, and what a cut after each would have left."""
+    """The syncs of one block: the synced names, and by instant what a cut would leave on each disk."""
 
     root: Path
-    skipped: frozenset[int] = frozenset()  # the numbers of the syncs that do nothing
+    skipped: frozenset[int] = frozenset()  # positions of syncs that have no effect
     synced: list[str] = field(default_factory=list)
-    left: list[dict[str, Tree]] = field(default_factory=list)
+    remaining: list[dict[str, Tree]] = field(default_factory=list)
     _contents: dict[int, bytes] = field(default_factory=dict)
     _names: dict[int, dict[str, int]] = field(default_factory=dict)
     _is_folder: dict[int, bool] = field(default_factory=dict)
-    _pinned: list[int] = field(default_factory=list)  # descriptors: a number of an inode is not used twice meanwhile
+    _pinned: list[int] = field(default_factory=list)  # open descriptors, so that no inode number is reused
 
     def sync(self, descriptor: int) -> None:
-        """Stands in for `os.fsync`: an instant before it and one after."""
-        self.note_instant()
+        """Replace `os.fsync`, and record an instant before and after it."""
+        self.record_instant()
         SYNC(descriptor)
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         self.synced.append(path.name)
         if len(self.synced) - 1 not in self.skipped:
-            self._note(path, os.fstat(descriptor))
-        self.note_instant()
+            self._record(path, os.fstat(descriptor))
+        self.record_instant()
 
-    def note_instant(self) -> None:
-        """What a cut now would leave."""
+    def record_instant(self) -> None:
+        """Record what a cut now would leave."""
         root, newest = self.root.stat().st_ino, self._newest_names()
-        self.left.append(
+        self.remaining.append(
             {
                 "strict": dict(self._by_syncs(Path(), root, {})),
                 "eager": dict(self._eager(self.root)),
@@ -62,11 +64,11 @@ class Record:
         )
 
     def close(self) -> None:
-        """Lets go of what was pinned."""
+        """Close the pinned descriptors."""
         for descriptor in self._pinned:
             os.close(descriptor)
 
-    def _note(self, path: Path, status: os.stat_result) -> None:
+    def _record(self, path: Path, status: os.stat_result) -> None:
         self._pin(path)
         if stat.S_ISDIR(status.st_mode):
             self._names[status.st_ino] = {name.name: self._pin(name) for name in path.iterdir()}
@@ -78,7 +80,7 @@ class Record:
         return os.fstat(self._pinned[-1]).st_ino
 
     def _newest_names(self) -> dict[int, dict[str, int]]:
-        """By folder's inode, the newest name in it that was not synced."""
+        """Return the newest unsynced name in each folder, by the folder's inode."""
         newest: dict[int, dict[str, int]] = {}
         for folder in [self.root, *(path for path in self.root.rglob("*") if path.is_dir())]:
             inode = folder.stat().st_ino
@@ -91,16 +93,16 @@ class Record:
         return newest
 
     def _by_syncs(
-        self, path: Path, inode: int, besides: dict[int, dict[str, int]]
+        self, path: Path, inode: int, additional: dict[int, dict[str, int]]
     ) -> Iterator[tuple[Path, bytes | None]]:
-        names = self._names.get(inode, {}) | besides.get(inode, {})
+        names = self._names.get(inode, {}) | additional.get(inode, {})
         if inode in self._contents:
             yield path, self._contents[inode]
         elif inode in self._names or self._is_folder.get(inode, path == Path()):
             yield path, None
             for name, below in names.items():
-                yield from self._by_syncs(path / name, below, besides)
-        elif besides and inode in self._is_folder:
+                yield from self._by_syncs(path / name, below, additional)
+        elif additional and inode in self._is_folder:
             yield path, b""
 
     def _eager(self, folder: Path) -> Iterator[tuple[Path, bytes | None]]:
@@ -111,24 +113,24 @@ class Record:
 
 @contextmanager
 def recorded(root: Path, *, skipped: frozenset[int] = frozenset()) -> Iterator[Record]:
-    """Notes what is synced under `root`, which is on the disk itself, with what lies in it now.
+    """Record the syncs under `root`. Its present content counts as synced.
 
-    `skipped` are the numbers of syncs that do nothing, as if they had been left out of the program.
+    `skipped` are the positions of syncs that have no effect, as if the program did not call them.
     """
     record = Record(root)
-    for path in [*(path for path in root.rglob("*")), root]:
-        record._note(path, path.stat())
+    for path in [*root.rglob("*"), root]:
+        record._record(path, path.stat())
     record.skipped = skipped
     try:
         with patch.object(os, "fsync", record.sync):
             yield record
-        record.note_instant()
+        record.record_instant()
     finally:
         record.close()
 
 
 def lay_out(tree: Tree, target: Path) -> Path:
-    """Makes `target` what was left."""
+    """Write a tree to `target` and return it."""
     for path, content in sorted(tree.items()):
         if content is None:
             (target / path).mkdir(parents=True)

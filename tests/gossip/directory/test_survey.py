@@ -20,10 +20,11 @@ from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.node.startup.bootstrap import BootstrapApi
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
-from ftis_node.records.identity import PEER_DOMAIN, Identity
+from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import render_views
 from tests.gossip.helpers import settings
+from tests.records.wire_example import sign_peer_info
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ def _record_with_nan(identity: Identity) -> bytes:
         pb.PeerRecord.FromString(seal_peer_record(_record(identity, "mallory", None), identity)).body
     )
     info.stats.groups_per_minute = float("nan")
-    body = info.SerializeToString()
-    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+    return sign_peer_info(info.SerializeToString(), identity)
 
 
 async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_only(tmp_path: Path) -> None:

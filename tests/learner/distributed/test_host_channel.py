@@ -138,7 +138,7 @@ async def test_a_host_gets_its_ranks_unless_its_version_or_messages_are_invalid(
     async with asyncio.timeout(WITHIN_S):
         first = asyncio.create_task(right.until(Rejoin))  # the node has not received its greeting
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(say_hello_after(first, right))
+            tasks.create_task(send_hello_after(first, right))
             async with connect_hosts(boot, emitted) as connected:
                 connected.assign(RankAddress(0, 2, 0, "127.0.0.1", 4711))
                 assigned = await right.until(Assignment)
@@ -161,7 +161,7 @@ async def leave(client):
     return Left(ended.error, at_s)
 
 
-async def say_hello_after(first, client):
+async def send_hello_after(first, client):
     await first
     await client.send(HostHello("right", versions()))
 

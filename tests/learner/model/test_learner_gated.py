@@ -21,7 +21,7 @@ def gradients(model):
 
 
 def num_wide_kept(run, num_positions):
-    """How many tensors of the widest size, a value for each position, are kept for the backward pass."""
+    """Return the result of `run`, and the number of feed-forward activations saved for the backward pass."""
     kept = set()
 
     def keep(tensor):

@@ -21,7 +21,7 @@ from ftis_node.learner.model.policy_loading import difference_from, load_policy
 LORA = LoraSection(rank=4, alpha=8)
 
 
-def disturbed_adapter(policy):
+def randomized_adapter(policy):
     """Add noise to the adapter, because peft initializes it without an effect."""
     torch.manual_seed(1)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def test_lora_trains_only_the_adapter(model_folder, tmp_path, micro_batch):
     assert policy.num_parameters == make_model().num_parameters()
     # 7 linear layers of 2 decoder layers, each rank x (inputs + outputs)
     assert policy.num_trainable_parameters == 2 * 4 * (128 + 96 + 96 + 128 + 192 + 192 + 192)
-    disturbed_adapter(policy).logprobs(micro_batch).sum().backward()
+    randomized_adapter(policy).logprobs(micro_batch).sum().backward()
     with_gradient = {name for name, value in policy.causal_lm.named_parameters() if value.grad is not None}
     assert with_gradient == set(policy.trainable())
     assert all(".lora_" in name for name in with_gradient)
@@ -55,7 +55,7 @@ def merged_weights(policy):
 @pytest.mark.parametrize("tied", [True, False])
 def test_merged_weights_equal_the_adapter_and_do_not_change_it(tmp_path, micro_batch, tied):
     folder = save_tiny(tmp_path / "m", tied=tied)
-    policy = disturbed_adapter(load_policy(make_boot(folder, tmp_path, lora=LORA)))
+    policy = randomized_adapter(load_policy(make_boot(folder, tmp_path, lora=LORA)))
     with torch.no_grad():
         unmerged = policy.logprobs(micro_batch)
     merged = merged_weights(policy)
@@ -93,7 +93,7 @@ def test_recomputed_activations_give_the_same_gradient(model_folder, tmp_path, m
     gradients = []
     for recompute in (False, True):
         boot = make_boot(model_folder, tmp_path, lora=lora, recompute_activations=recompute)
-        policy = disturbed_adapter(load_policy(boot))
+        policy = randomized_adapter(load_policy(boot))
         runs = []
         attention = policy.causal_lm.model.layers[0].self_attn
         attention.register_forward_hook(lambda *_, runs=runs: runs.append(None))

@@ -139,7 +139,7 @@ def test_activations_are_recomputed_before_micro_batches_get_smaller(model_folde
             return type(policy).logprobs(policy, micro_batch)
 
         if may:
-            learner.policy = _PolicyWith(learner.policy, logprobs)
+            learner.policy = _PolicyWithLogprobs(learner.policy, logprobs)
         reports[name] = learner.train(random_groups(), step=1).report
         assert failures == ([False, True] if may else [])
     assert (reports["may"].out_of_memory, reports["may"].micro_batch_tokens) == (2, 50)
@@ -148,7 +148,7 @@ def test_activations_are_recomputed_before_micro_batches_get_smaller(model_folde
     assert reports["may"].grad_norm == pytest.approx(reports["plain"].grad_norm, rel=1e-5)
 
 
-class _PolicyWith:
+class _PolicyWithLogprobs:
     """A policy with another function for its log-probs."""
 
     def __init__(self, policy, logprobs):

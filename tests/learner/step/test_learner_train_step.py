@@ -173,13 +173,13 @@ NOT_APPLIED = {
 }
 
 
-def remembered(model, optimizer):
+def trained_state(model, optimizer):
     step(model, optimizer, random_groups(seed=9))  # so that the optimizer has moments
     moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
     return flat_weights(model), moments
 
 
-def assert_untouched(model, optimizer, before):
+def assert_unchanged(model, optimizer, before):
     weights, moments = before
     assert torch.equal(flat_weights(model), weights)
     now = [value for state in optimizer.state.values() for value in state.values()]
@@ -190,12 +190,12 @@ def assert_untouched(model, optimizer, before):
 @pytest.mark.parametrize("fault", sorted(NOT_APPLIED))
 def test_a_non_finite_batch_is_refused_without_an_update(model, fault):
     optimizer = optimizer_of(model)
-    before = remembered(model, optimizer)
+    before = trained_state(model, optimizer)
     groups, reason = NOT_APPLIED[fault]
     outcome = step(model, optimizer, groups)
     assert reason in outcome.refused
     assert (outcome.num_updates, outcome.first.grad_norm, outcome.skipped) == (0, 0.0, None)
-    assert_untouched(model, optimizer, before)
+    assert_unchanged(model, optimizer, before)
 
 
 def test_a_non_finite_learner_log_prob_is_refused(model):
@@ -210,38 +210,38 @@ def test_a_non_finite_learner_log_prob_is_refused(model):
 def test_a_non_finite_loss_is_refused(model):
     """All inputs are finite, but a sequence ratio of exp(80) times a large advantage overflows in float32."""
     optimizer = optimizer_of(model)
-    before = remembered(model, optimizer)
+    before = trained_state(model, optimizer)
     batch = make_batch([make_group([[1, 2], [3]], [0.0, 1e6], logprobs=[[-200.0, -200.0], [-200.0]])])
     objective = make_objective("gspo", {}, "mean")
     micro_batches = make_micro_batches(batch, max_tokens=60)
     outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0)
     assert (outcome.refused, outcome.num_updates) == ("the loss is not finite", 0)
-    assert_untouched(model, optimizer, before)
+    assert_unchanged(model, optimizer, before)
 
 
 def test_a_non_finite_gradient_is_refused(model):
     """Log-probs are finite, but their gradient overflows in the backward pass."""
     optimizer = optimizer_of(model)
-    before = remembered(model, optimizer)
+    before = trained_state(model, optimizer)
     model.model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
     outcome = step(model, optimizer, random_groups())
     assert outcome.refused == "the gradient is not finite"
     assert outcome.num_updates == 0
-    assert_untouched(model, optimizer, before)
+    assert_unchanged(model, optimizer, before)
 
 
 def test_a_batch_without_signal_is_skipped_without_an_update(model):
     optimizer = optimizer_of(model)
-    before = remembered(model, optimizer)
+    before = trained_state(model, optimizer)
     outcome = step(model, optimizer, [make_group([[1, 2], [3]], [1.0, 1.0])])
     assert (outcome.skipped, outcome.num_updates, outcome.refused) == ("no signal", 0, None)
-    assert_untouched(model, optimizer, before)
+    assert_unchanged(model, optimizer, before)
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 4, 7])
 def test_a_step_stopped_between_micro_batches_changes_nothing(model, stop_after):
     optimizer = optimizer_of(model)
-    before = remembered(model, optimizer)
+    before = trained_state(model, optimizer)
     calls = []
 
     def between():
@@ -252,7 +252,7 @@ def test_a_step_stopped_between_micro_batches_changes_nothing(model, stop_after)
     with pytest.raises(WorkerTaskError):
         step(model, optimizer, random_groups(), between=between)
     assert len(calls) == stop_after + 1
-    assert_untouched(model, optimizer, before)
+    assert_unchanged(model, optimizer, before)
 
 
 @pytest.mark.parametrize(("method", "uses_anchor"), [("ftis", True), ("grpo", False)])

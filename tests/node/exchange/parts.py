@@ -41,7 +41,7 @@ PROBLEM = 7
 async def exchanging(
     folder: Path, *, manifest: RunManifest = MANIFEST, **changes: Any
 ) -> AsyncIterator[tuple[NodeComponents, GroupExchange]]:
-    """An exchange node whose publish and intake loops run."""
+    """Yield an exchange node whose publish and intake loops run."""
     tokenizer, task = load_tokenizer(resolve_model(str(trained_model("s")))), load_task("arithmetic")
     scorer = IsolatedScorer(task)
     given = {"tokenizer": tokenizer, "task": task, "scorer": scorer, "new_peers_scorer": scorer} | changes
@@ -54,16 +54,16 @@ async def exchanging(
             await exchange.resume()
             yield node, exchange
         finally:
-            for task_ in running:
-                task_.cancel()
+            for loop in running:
+                loop.cancel()
                 with suppress(asyncio.CancelledError):
-                    await task_
+                    await loop
             await scorer.close()
 
 
 @asynccontextmanager
 async def serving(node: NodeComponents, exchange: GroupExchange) -> AsyncIterator[tuple[str, ExchangeApi]]:
-    """The local port of an exchange node, with its routes for a trainer."""
+    """Yield the URL of the local port of an exchange node, and its routes for a trainer."""
     wiring = Wiring(node)
     routes = ExchangeApi(exchange, max_group_bytes=node.context.manifest.wire.max_envelope_bytes)
     status = wiring.status_loop()
@@ -80,7 +80,7 @@ async def serving(node: NodeComponents, exchange: GroupExchange) -> AsyncIterato
 
 
 def own_group(tokenizer: PromptTokenizer, texts: Sequence[str], *, problem: int = PROBLEM, **changes: Any) -> OwnGroup:
-    """The trainer's completions of a problem, each with an end-of-sequence token; `changes` are other fields."""
+    """Make the trainer's completions of a problem, each with an end-of-sequence token; `changes` replace fields."""
     ids = [tokenizer_ids(tokenizer, text) for text in texts]
     flat = np.array([token for one in ids for token in one], "<i4")
     fields: dict[str, Any] = {
@@ -100,7 +100,7 @@ def own_group(tokenizer: PromptTokenizer, texts: Sequence[str], *, problem: int 
 
 
 def tokenizer_ids(tokenizer: PromptTokenizer, text: str) -> list[int]:
-    """The ids of a completion: its text, then the end of sequence."""
+    """Return the token ids of a completion: its text, then the end of sequence."""
     ids = [*tokenizer.encode_text(text), tokenizer.eos_ids[0]]
     assert tokenizer.decode(ids) == text
     return ids

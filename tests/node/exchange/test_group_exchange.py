@@ -1,4 +1,4 @@
-"""The link of an exchange node: what a trainer publishes, and what it takes, on real components."""
+"""The exchange of a node with a trainer on real components: the groups that the trainer publishes and takes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANN = Identity.from_seed(bytes([2]) * 32)
 BOB = Identity.from_seed(bytes([3]) * 32)
 
 
-async def test_a_trainers_group_is_scored_here_signed_and_kept_for_peers(tmp_path: Path) -> None:
+async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path: Path) -> None:
     async with exchanging(tmp_path) as (node, exchange):
         offered = own_group(node.tokenizer, [ANSWER, "no"], created_at=time.time() - 20)
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0])
@@ -53,7 +53,7 @@ async def test_a_trainers_group_is_scored_here_signed_and_kept_for_peers(tmp_pat
         assert group.tokens.token_ids.tobytes() == offered.token_ids
         assert group.tokens.logprobs.tobytes() == offered.logprobs
         assert group.prompt_ref.index == PROBLEM
-        assert group.created_at == pytest.approx(offered.created_at, abs=1e-3), "when it was sampled, not when it came"
+        assert group.created_at == pytest.approx(offered.created_at, abs=1e-3), "not the time of sampling"
         assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
         assert node.context.state.policy_version == group.policy_version == 3
         assert node.slots.waiting == 0
@@ -84,7 +84,9 @@ async def test_a_trainers_group_is_scored_here_signed_and_kept_for_peers(tmp_pat
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else str(value),
 )
-async def test_what_peers_would_refuse_is_not_published(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+async def test_a_group_that_peers_would_refuse_is_not_published(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
     async with exchanging(tmp_path) as (node, exchange):
         offered = own_group(node.tokenizer, [ANSWER, "no"])
         fields = {name: getattr(offered, name) for name in offered.__struct_fields__}
@@ -92,11 +94,11 @@ async def test_what_peers_would_refuse_is_not_published(tmp_path: Path, changes:
         assert isinstance(refused, Refusal)
         assert refused.reason == reason
         assert node.reader.own_ready() == []
-        assert node.slots.waiting == 0, "the slot is free again"
-        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the number is not used up"
+        assert node.slots.waiting == 0, "the slot is still in use"
+        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the number is used up"
 
 
-async def test_hostile_numbers_are_refused_by_name(tmp_path: Path) -> None:
+async def test_invalid_numbers_are_refused_by_name(tmp_path: Path) -> None:
     async with exchanging(tmp_path) as (node, exchange):
         offered = own_group(node.tokenizer, [ANSWER, "no"])
         num_tokens = sum(offered.lengths)
@@ -111,11 +113,13 @@ async def test_hostile_numbers_are_refused_by_name(tmp_path: Path) -> None:
             refused = await exchange.publish(type(offered)(**(fields | changes)))
             assert isinstance(refused, Refusal)
             assert refused.reason == reason
-        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the node goes on"
+        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), (
+            "the node accepts no valid group after that"
+        )
 
 
 class BusyScorer(IsolatedScorer):
-    """A scorer whose process did not finish the first text, as on a busy machine."""
+    """A scorer that does not finish the first text, as on a busy machine."""
 
     async def score(
         self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
@@ -136,16 +140,18 @@ async def test_a_group_that_was_not_scored_in_time_is_refused_for_now(tmp_path: 
     await scorer.close()
 
 
-async def test_groups_that_no_peer_fetches_end_the_publishing(tmp_path: Path) -> None:
+async def test_publishing_is_refused_while_no_peer_fetches_groups(tmp_path: Path) -> None:
     async with exchanging(tmp_path, slots=SlotPool(1)) as (node, exchange):
         assert isinstance(await exchange.publish(own_group(node.tokenizer, [ANSWER, "no"])), PublishedGroup)
         busy = await exchange.publish(own_group(node.tokenizer, ["1", "no"], policy_version=9))
         assert isinstance(busy, Refusal)
         assert busy.reason == "busy"
-        assert node.context.state.policy_version == 9, "a new version makes old groups stale, which frees slots"
+        assert node.context.state.policy_version == 9, (
+            "without the new version, old groups do not become stale and free their slots"
+        )
 
 
-async def test_foreign_groups_are_taken_once_and_credit_their_senders(tmp_path: Path) -> None:
+async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(tmp_path: Path) -> None:
     async with exchanging(tmp_path) as (node, exchange):
         for sender in (ANN, BOB):
             for number in (1, 2):
@@ -156,15 +162,15 @@ async def test_foreign_groups_are_taken_once_and_credit_their_senders(tmp_path: 
         taken = [*first, *second]
         assert {group.sender for group in first} == {ANN.peer_id, BOB.peer_id}
         assert len({group.id for group in taken}) == 4
-        assert node.reader.ready_counts() == (1, 0), "own groups stay for peers"
+        assert node.reader.ready_counts() == (1, 0), "the own group is not there for peers"
         assert node.reader.figures().released == {"trained": 4}
         assert [conduct for _, conduct, _ in notes_of(node)] == [Behaviour.CONTRIBUTED] * 4
         assert node.counters.groups_trained_foreign == 4
         assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
 
 
-async def test_a_take_that_fails_loses_no_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a full disk: the trainer did not get the groups, so the next take has them again."""
+async def test_a_failed_take_loses_no_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full. The trainer did not get the groups, so the next take returns them again."""
     async with exchanging(tmp_path) as (node, exchange):
         assert node.buffer.admit(accepted(ANN, 1), own=False)
         with monkeypatch.context() as patch:
@@ -180,7 +186,7 @@ def _fail_as_on_a_full_disk(*_: object) -> int:
     raise sqlite3.OperationalError("database or disk is full")
 
 
-async def test_a_take_that_a_crash_interrupted_is_over(tmp_path: Path) -> None:
+async def test_a_take_that_a_crash_interrupted_counts_as_trained(tmp_path: Path) -> None:
     with components(tmp_path) as node:
         assert node.buffer.admit(accepted(ANN, 1), own=False)
         assert len(node.buffer.take(5, own=0, foreign=1).groups) == 1
@@ -189,7 +195,7 @@ async def test_a_take_that_a_crash_interrupted_is_over(tmp_path: Path) -> None:
         assert await exchange.take(1) == []
 
 
-def test_it_pulls_as_many_groups_as_a_full_node(tmp_path: Path) -> None:
+def test_an_exchange_node_pulls_as_many_groups_as_a_full_node(tmp_path: Path) -> None:
     step = MANIFEST.step
     with ExitStack() as stack:
         for number, (role, shares) in enumerate(

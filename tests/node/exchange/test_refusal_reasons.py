@@ -1,4 +1,4 @@
-"""The reasons of the exchange routes: the same names as those of validation, the code and the page."""
+"""The refusal reasons of the exchange routes: equal in validation, code and page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_group_is_refused_under_the_names_of_validation() -> None:
     assert set(REFUSALS) - AFTER_VALIDATION >= GROUP
 
 
-def test_every_name_is_used_and_no_other() -> None:
+def test_exactly_the_listed_reasons_are_used() -> None:
     texts = [Path(str(module.__file__)).read_text("utf-8") for module in (group_exchange, exchange_api)]
     assert set(re.findall(r'refuse\(\s*"(\w+)"', "".join(texts))) == GROUP | REQUEST
     assert PASSING <= GROUP | REQUEST

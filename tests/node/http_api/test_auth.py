@@ -1,4 +1,4 @@
-"""Who may read the HTTP ports: by the name of the machine, and by a token where other machines reach them."""
+"""Access to the HTTP ports: the host name of a request, and the token on an address that other machines reach."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ TOKEN = "0f" * 32
 
 
 async def _status(url: str, **headers: str) -> int:
-    async with ClientSession() as session, session.get(url, headers=headers) as answer:
-        return answer.status
+    async with ClientSession() as session, session.get(url, headers=headers) as response:
+        return response.status
 
 
-async def test_beyond_this_machine_figures_need_the_token_and_probes_do_not() -> None:
+async def test_on_a_public_address_metrics_need_the_token_and_probes_do_not() -> None:
     async with serve_observed(MonitoringApi(), ("0.0.0.0", 0), token=TOKEN) as port:
-        at = f"http://127.0.0.1:{port}"
-        assert await _status(f"{at}/metrics") == 401
-        assert await _status(f"{at}/metrics", Authorization=f"Bearer {TOKEN[:-1]}0") == 401
-        assert await _status(f"{at}/metrics", Authorization=TOKEN) == 401
-        assert await _status(f"{at}/metrics", Authorization=f"Bearer {TOKEN}", Host="gpu-box:9464") == 200
-        assert await _status(f"{at}/healthz", Host="10.0.0.7:9464") == 200
-        assert await _status(f"{at}/readyz") == 503  # asked, and not ready yet
-        assert await _status(f"{at}/elsewhere") == 401
+        base_url = f"http://127.0.0.1:{port}"
+        assert await _status(f"{base_url}/metrics") == 401
+        assert await _status(f"{base_url}/metrics", Authorization=f"Bearer {TOKEN[:-1]}0") == 401
+        assert await _status(f"{base_url}/metrics", Authorization=TOKEN) == 401
+        assert await _status(f"{base_url}/metrics", Authorization=f"Bearer {TOKEN}", Host="gpu-box:9464") == 200
+        assert await _status(f"{base_url}/healthz", Host="10.0.0.7:9464") == 200
+        assert await _status(f"{base_url}/readyz") == 503  # permitted, and not ready yet
+        assert await _status(f"{base_url}/elsewhere") == 401
 
 
-async def test_a_name_that_somebody_points_at_this_machine_is_refused() -> None:
+async def test_a_foreign_host_name_is_refused() -> None:
     async with serve_observed(MonitoringApi(), ("127.0.0.1", 0), token=None) as port:
-        at = f"http://127.0.0.1:{port}/metrics"
-        assert await _status(at) == 200
-        assert await _status(at, Host="localhost:9000") == 200  # through a tunnel
-        assert await _status(at, Host=f"[::1]:{port}") == 200
-        assert await _status(at, Host=f"evil.example:{port}") == 403
-        assert await _status(at, Host="127.0.0.1.evil.example") == 403
+        base_url = f"http://127.0.0.1:{port}/metrics"
+        assert await _status(base_url) == 200
+        assert await _status(base_url, Host="localhost:9000") == 200  # through a tunnel
+        assert await _status(base_url, Host=f"[::1]:{port}") == 200
+        assert await _status(base_url, Host=f"evil.example:{port}") == 403
+        assert await _status(base_url, Host="127.0.0.1.evil.example") == 403
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ async def test_a_name_that_somebody_points_at_this_machine_is_refused() -> None:
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
      ("10.0.0.1", False), ("localhost.evil.example", False), ("", False)],
 )  # fmt: skip
-def test_what_is_this_machine_alone(host: str, is_local: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, is_local: bool) -> None:
     assert is_loopback(host) == is_local
 
 
-def test_the_token_is_made_once_in_the_home_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert observe_token(ObserveSection(), home) is None
     assert observe_token(ObserveSection(listen="127.0.0.1:0"), home) is None
@@ -66,11 +66,11 @@ def test_the_token_is_made_once_in_the_home_and_for_its_owner_alone(tmp_path: Pa
     assert observe_token(ObserveSection(listen="[::]:9464"), home) == made
 
 
-def test_a_file_that_holds_no_token_or_is_open_to_all_is_one_line(tmp_path: Path) -> None:
+def test_a_file_without_a_token_or_open_to_others_is_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    given = ObserveSection(listen="127.0.0.1:0", token_file=str(path))
+    section = ObserveSection(listen="127.0.0.1:0", token_file=str(path))
     with pytest.raises(ConfigError, match="No such file or directory; make one: openssl rand -hex 32"):
-        observe_token(given, Home(tmp_path))
+        observe_token(section, Home(tmp_path))
     for contents in ("short", "two words " * 8, "\xff" * 40):
         path.write_text(contents, encoding="latin-1")
         path.chmod(0o600)
@@ -78,7 +78,7 @@ def test_a_file_that_holds_no_token_or_is_open_to_all_is_one_line(tmp_path: Path
             read_token(path)
     path.write_text(f"{TOKEN}\n")
     path.chmod(0o640)
-    assert observe_token(given, Home(tmp_path)) == TOKEN
+    assert observe_token(section, Home(tmp_path)) == TOKEN
     path.chmod(0o644)
     with pytest.raises(ConfigError, match=r"open to other users \(mode 644\): chmod 600"):
         read_token(path)

@@ -1,4 +1,4 @@
-"""The limits of the HTTP ports: connections that send nothing, bytes that are no request, clients that go away."""
+"""The limits of the HTTP ports: silent connections, malformed requests, clients that disconnect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +26,7 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from tests.node.nodes import components
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -40,11 +40,11 @@ HALF = b"GET /status HTTP/1.1\r\nHost: 127"
 QUICK = HttpLimits(connections=100, connections_per_address=50, request_s=1.0, keep_alive_s=0.5)
 TOKEN = "0f" * 32
 PEER = b'{"peer": "12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP"'
-Answer = tuple[int, bytes]
+Response = tuple[int, bytes]
 
 
 class FailingPeers(PeerManager):
-    """A peer manager that fails where it is asked to ban somebody."""
+    """A peer manager whose `ban` fails."""
 
     def ban(self, peer_id: str, length_s: float | None = None) -> None:
         raise TypeError("not callable")
@@ -89,29 +89,29 @@ async def port(made: Api, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]
         yield int(url.rsplit(":", 1)[1])
 
 
-async def ask(port: int, request: bytes, *, timeout_s: float = 10.0) -> Answer:
-    """The status line's code and the whole answer to raw bytes."""
+async def send(port: int, request: bytes, *, timeout_s: float = 10.0) -> Response:
+    """Send raw bytes and return the status code and the whole response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(timeout_s):
             writer.write(request)
-            answer = await reader.readuntil(b"\r\n\r\n")
-            length = [line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-            answer += await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
+            response = await reader.readuntil(b"\r\n\r\n")
+            length = [line for line in response.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            response += await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
     finally:
         writer.close()
-    return int(answer.split()[1]), answer
+    return int(response.split()[1]), response
 
 
 def get(path: str, *headers: bytes, host: bytes = b"127.0.0.1") -> bytes:
     return b"\r\n".join([f"GET {path} HTTP/1.1".encode(), b"Host: " + host, *headers, b"", b""])
 
 
-async def show(request: web.Request) -> web.Response:
+async def show_text(request: web.Request) -> web.Response:
     return web.Response(text="here")
 
 
-async def guarded(limits: HttpLimits, handler: Handler = show) -> tuple[HttpGuard, AsyncExitStack, int]:
+async def guarded(limits: HttpLimits, handler: Handler = show_text) -> tuple[HttpGuard, AsyncExitStack, int]:
     app = web.Application()
     app.router.add_get("/status", handler)
     guard, stack = HttpGuard(limits=limits), AsyncExitStack()
@@ -126,28 +126,28 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_300_connections_with_half_a_header_are_closed_and_requests_are_answered_meanwhile() -> None:
+async def test_300_connections_with_half_a_header_are_closed_and_requests_are_answered() -> None:
     guard, serving, port = await guarded(QUICK)
     idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
     for _, writer in idle:
         writer.write(HALF)
-    assert (await ask(port, get("/status")))[0] == 200
+    assert (await send(port, get("/status")))[0] == 200
     async with asyncio.timeout(10):
         assert all(await asyncio.gather(*(is_closed(reader) for reader, _ in idle)))
-        assert (await ask(port, get("/status")))[0] == 200
+        assert (await send(port, get("/status")))[0] == 200
     for _, writer in idle:
         writer.close()
     await serving.aclose()
-    assert guard.refused["crowded"] + guard.refused["slow"] == 300  # how many of each, the machine's speed decides
+    assert guard.refused["crowded"] + guard.refused["slow"] == 300  # the speed of the machine decides how many of each
     assert guard.refused["crowded"] > 0 and guard.refused["slow"] >= 40
 
 
-async def test_a_drip_of_bytes_buys_no_time_and_a_kept_connection_has_its_own() -> None:
+async def test_slow_bytes_do_not_extend_the_limit_and_an_idle_kept_connection_is_closed() -> None:
     guard, serving, port = await guarded(QUICK)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     closed = asyncio.create_task(is_closed(reader))
     writer.write(HALF)
-    while not closed.done():  # a byte now and then, without end
+    while not closed.done():  # one byte at a time, without end
         writer.write(b"7")
         await asyncio.sleep(0.1)
     assert await closed
@@ -157,15 +157,15 @@ async def test_a_drip_of_bytes_buys_no_time_and_a_kept_connection_has_its_own() 
     for _ in range(2):
         writer.write(get("/status"))
         assert (await kept.readuntil(b"here")).startswith(b"HTTP/1.1 200")
-    async with asyncio.timeout(30):  # aiohttp's own is 75 s
+    async with asyncio.timeout(30):  # aiohttp's default is 75 s
         assert await is_closed(kept)
     writer.close()
     await serving.aclose()
-    assert guard.refused == {"slow": 1}, "a client that is done is not refused"
+    assert guard.refused == {"slow": 1}, "a finished client counts as refused"
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.2], ids=["before the answer starts", "during the answer"])
-async def test_a_client_that_half_closes_gets_its_answer(delay_s: float) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.2], ids=["before the response starts", "during the response"])
+async def test_a_client_that_half_closes_gets_its_response(delay_s: float) -> None:
     async def show_later(request: web.Request) -> web.Response:
         await asyncio.sleep(0.4)
         return web.Response(text="here")
@@ -176,8 +176,8 @@ async def test_a_client_that_half_closes_gets_its_answer(delay_s: float) -> None
     await asyncio.sleep(delay_s)
     writer.write_eof()
     async with asyncio.timeout(10):  # the port closes the connection, although its keep-alive limit is longer
-        answer = await reader.read()
-    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"here")
+        response = await reader.read()
+    assert response.startswith(b"HTTP/1.1 200") and response.endswith(b"here")
     writer.close()
     await serving.aclose()
     assert guard.refused == {}
@@ -195,7 +195,7 @@ async def test_a_client_that_half_closes_without_a_request_is_closed(sent: bytes
     await serving.aclose()
 
 
-async def test_where_all_are_being_answered_a_further_connection_is_closed() -> None:
+async def test_a_connection_beyond_the_limit_is_closed_while_all_others_are_busy() -> None:
     begun, release = asyncio.Semaphore(0), asyncio.Event()
 
     async def wait(request: web.Request) -> web.Response:
@@ -204,7 +204,7 @@ async def test_where_all_are_being_answered_a_further_connection_is_closed() -> 
         return web.Response(text="here")
 
     guard, serving, port = await guarded(HttpLimits(connections=4, connections_per_address=2), wait)
-    busy = [asyncio.create_task(ask(port, get("/status"))) for _ in range(2)]
+    busy = [asyncio.create_task(send(port, get("/status"))) for _ in range(2)]
     async with asyncio.timeout(10):
         await begun.acquire()
         await begun.acquire()
@@ -231,14 +231,14 @@ async def test_where_all_are_being_answered_a_further_connection_is_closed() -> 
         (get("/peers/ban"), 405, "unknown"),
     ],
 )
-async def test_what_is_no_good_request_is_refused_and_counted_without_a_traceback(
+async def test_an_invalid_request_is_refused_and_counted_without_a_traceback(
     port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture, request_bytes: bytes, code: int, reason: str
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert (await ask(port, request_bytes))[0] == code
+        assert (await send(port, request_bytes))[0] == code
     assert status.http_refused == {reason: 1}
     assert caplog.text == ""
-    assert (await ask(port, get("/status")))[0] == 200
+    assert (await send(port, get("/status")))[0] == 200
 
 
 def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
@@ -247,70 +247,59 @@ def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "words"),
+    ("body", "headers", "message"),
     [
         (b"[" * 4000, (), "nested too deep"),
         (b"{" * 4000, (), "not JSON"),
         (b"{}", (b"Content-Type: application/json; charset=nosuch",), "no peer"),
         (b'{"peer": "\xff"}', (), "not JSON"),
         (b'{"peer": "\\ud800"}', (), "no peer"),
-        (
-            PEER + b', "for_s": 1' + b"0" * 3000 + b"}",
-            (),
-            "ban",
-        ),
-        (
-            PEER + b', "for_s": 1' + b"0" * 4300 + b"}",
-            (),
-            "413",
-        ),
+        (PEER + b', "for_s": 1' + b"0" * 3000 + b"}", (), "ban"),
+        (PEER + b', "for_s": 1' + b"0" * 4300 + b"}", (), "413"),
         (PEER + b', "for_s": NaN}', (), "ban"),
         (b'{"peer": "' + b"a" * 4000 + b'"}', (), "no peer"),
     ],
 )
-async def test_bodies_that_make_no_sense_are_one_short_line(
+async def test_an_invalid_body_is_a_short_one_line_error(
     port: int,
     made: Api,
-    status: StatusLoop,
     caplog: pytest.LogCaptureFixture,
     body: bytes,
     headers: tuple[bytes, ...],
-    words: str,
+    message: str,
 ) -> None:
-    code, answer = await ask(port, post(made.token_file.read_bytes(), body, *headers))
-    if words == "413":
+    code, response = await send(port, post(made.token_file.read_bytes(), body, *headers))
+    if message == "413":
         assert code == 413
     else:
-        assert code == 400, answer
-        line = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
-        assert words in line and len(line) < 400
+        assert code == 400, response
+        line = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
+        assert message in line and len(line) < 400
     assert caplog.text == ""
 
 
-async def test_bytes_that_are_no_text_are_no_token(
-    port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert (await ask(port, post(b"\xff", b"{}")))[0] == 403
+async def test_bytes_that_are_not_text_are_refused_as_a_token(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert (await send(port, post(b"\xff", b"{}")))[0] == 403
     async with serve_observed(observed := MonitoringApi(), ("127.0.0.1", 0), token=TOKEN) as other:
         assert other is not None
-        assert (await ask(other, get("/metrics", b"Authorization: Bearer \xff")))[0] == 401
-        assert (await ask(other, get("/metrics", f"Authorization: Bearer {TOKEN}".encode())))[0] == 200
+        assert (await send(other, get("/metrics", b"Authorization: Bearer \xff")))[0] == 401
+        assert (await send(other, get("/metrics", f"Authorization: Bearer {TOKEN}".encode())))[0] == 200
         assert observed.refused == {"token": 1}
     assert is_same_secret("a", "a")
     assert not is_same_secret("\udcff", "a") and not is_same_secret("\ud800", "a")
     assert caplog.text == ""
 
 
-async def test_a_body_that_never_comes_is_given_up(
+async def test_a_body_that_does_not_arrive_is_refused(
     port: int, made: Api, status: StatusLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ftis_node.node.http_api.local_api.BODY_S", 0.2)
     request = post(made.token_file.read_bytes(), b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
-    assert (await ask(port, request))[0] == 408
+    assert (await send(port, request))[0] == 408
     assert status.http_refused == {"slow": 1} and caplog.text == ""
 
 
-async def test_a_client_of_the_events_that_goes_away_leaves_no_traceback(
+async def test_a_client_of_the_events_that_disconnects_causes_no_traceback(
     port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
@@ -320,28 +309,26 @@ async def test_a_client_of_the_events_that_goes_away_leaves_no_traceback(
         writer.transport.abort()
     await asyncio.sleep(0.3)
     assert caplog.text == "" and status.http_refused == {}
-    assert (await ask(port, get("/status")))[0] == 200
+    assert (await send(port, get("/status")))[0] == 200
 
 
-async def test_streams_of_events_leave_connections_for_others(
-    port: int, status: StatusLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_event_streams_is_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_STREAMS", 2)
     async with ClientSession() as session:
         streams = [await session.get(f"http://127.0.0.1:{port}/events") for _ in range(2)]
         async with session.get(f"http://127.0.0.1:{port}/events") as third:
             assert third.status == 503
-        assert (await ask(port, get("/status")))[0] == 200
+        assert (await send(port, get("/status")))[0] == 200
         for stream in streams:
             stream.close()
 
 
-async def test_an_answer_that_fails_is_a_500_and_told_once_a_minute(
+async def test_a_failed_response_is_a_500_and_logged_once_a_minute(
     port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     status.latest = None  # type: ignore[assignment]
     for _ in range(3):
-        assert (await ask(port, get("/status")))[0] == 500
+        assert (await send(port, get("/status")))[0] == 500
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert status.http_refused == {"fault": 3}
 
@@ -349,15 +336,15 @@ async def test_an_answer_that_fails_is_a_500_and_told_once_a_minute(
 async def test_the_dashboard_in_a_browser_has_the_same_limits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = DashboardServer(Home(tmp_path), host="127.0.0.1", port=0, token=TOKEN)
     async with server.opened() as port:
-        bad = {
+        invalid = {
             403: get("/", host=b"["),
             400: b"\x00\xff\r\n\r\n",
             401: get("/", b"Cookie: ftis-dashboard-0=\xff"),
         }
-        for code, request in bad.items():
-            assert (await ask(port, request))[0] == code
-        assert (await ask(port, get("/", b"Origin: http://[")))[0] == 403
-        assert (await ask(port, get("/?token=%FF")))[0] == 401
+        for code, request in invalid.items():
+            assert (await send(port, request))[0] == code
+        assert (await send(port, get("/", b"Origin: http://[")))[0] == 403
+        assert (await send(port, get("/?token=%FF")))[0] == 401
         assert server.guard.refused == {"forbidden": 2, "malformed": 1, "token": 2}
     assert caplog.text == ""
 
@@ -384,8 +371,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("limits", ["limited", "unlimited"])
-def test_more_connections_than_descriptors_end_nothing(tmp_path: Path, limits: str) -> None:
-    """`unlimited`: also where the guard lets so many in that the accept loop finds no descriptor."""
+def test_more_connections_than_descriptors_do_not_end_the_server(tmp_path: Path, limits: str) -> None:
+    """With `unlimited`, the guard accepts so many connections that the accept loop finds no descriptor."""
     command = [sys.executable, "-c", SERVER, str(tmp_path), limits]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None and server.stderr is not None
@@ -396,14 +383,12 @@ def test_more_connections_than_descriptors_end_nothing(tmp_path: Path, limits: s
                 assert _first_line(port).startswith(b"HTTP/1.1 200")
             for connection in many:
                 connection.close()
-            deadline = time.monotonic() + 20
-            while not _first_line(port).startswith(b"HTTP/1.1 200"):
-                assert time.monotonic() < deadline
+            wait_until(lambda: _first_line(port).startswith(b"HTTP/1.1 200"))
             assert server.poll() is None
         finally:
             server.kill()
-            said = server.stderr.read()
-    assert "Traceback" not in said, said
+            errors = server.stderr.read()
+    assert "Traceback" not in errors, errors
 
 
 def _first_line(port: int) -> bytes:
@@ -416,10 +401,10 @@ def _first_line(port: int) -> bytes:
 
 
 async def test_the_address_without_a_path_links_to_the_documents(port: int) -> None:
-    code, page = await ask(port, get("/"))
+    code, page = await send(port, get("/"))
     assert code == 200 and b"text/html" in page
     links = re.findall(rb'href="([^"]+)"', page)
     assert {b"/status", b"/metrics", b"/healthz"} <= set(links)
     for path in set(links) - {b"/events"}:
-        answered, _ = await ask(port, get(path.decode()))
-        assert answered in (200, 503), path
+        path_code, _ = await send(port, get(path.decode()))
+        assert path_code in (200, 503), path

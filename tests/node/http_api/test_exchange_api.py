@@ -1,9 +1,8 @@
-"""The two routes for a trainer on the local port of an exchange node: who may use them, and what hostile bodies do."""
+"""The two routes for a trainer on the local port of an exchange node: access, and malformed or endless bodies."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +40,8 @@ class Port:
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
         given = {TOKEN_HEADER: self.token} | headers
-        async with self._session.post(self.url + path, data=body, headers=given) as answer:
-            return answer.status, await answer.read()
+        async with self._session.post(self.url + path, data=body, headers=given) as response:
+            return response.status, await response.read()
 
 
 @pytest.fixture
@@ -59,53 +58,53 @@ def packed(node: NodeComponents) -> bytes:
     return msgspec.msgpack.encode(own_group(node.tokenizer, [ANSWER, "no"]))
 
 
-async def test_a_group_goes_out_and_a_peers_group_comes_in(port: Port) -> None:
+async def test_a_group_is_published_and_a_peers_group_is_taken(port: Port) -> None:
     status, body = await port.post("/exchange/publish", packed(port.node))
     assert (status, msgspec.msgpack.decode(body, type=PublishedGroup)) == (200, PublishedGroup(1, [1.0, 0.0]))
-    theirs = accepted(ANN, 1)
-    assert port.node.buffer.admit(theirs, own=False)
+    foreign = accepted(ANN, 1)
+    assert port.node.buffer.admit(foreign, own=False)
     status, body = await port.post("/exchange/take", msgspec.msgpack.encode(TakeRequest(2)))
     assert status == 200
     [group] = msgspec.msgpack.decode(body, type=TakeAnswer).groups
-    assert (group.id, group.body) == (theirs.envelope.id, theirs.envelope.body)
-    assert tuple(group.rewards) == theirs.group.rewards
+    assert (group.id, group.body) == (foreign.envelope.id, foreign.envelope.body)
+    assert tuple(group.rewards) == foreign.group.rewards
     status, body = await port.post("/exchange/take", msgspec.msgpack.encode(TakeRequest(2)))
     assert (status, msgspec.msgpack.decode(body, type=TakeAnswer).groups) == (200, [])
 
 
-async def test_only_a_holder_of_the_token_exchanges_groups(port: Port) -> None:
+async def test_only_a_client_with_the_token_exchanges_groups(port: Port) -> None:
     for path, body in (("publish", packed(port.node)), ("take", msgspec.msgpack.encode(TakeRequest(1)))):
         for token in ("", "0" * 32, "\udcff"):
-            status, answer = await port.post(f"/exchange/{path}", body, **{TOKEN_HEADER: token})
-            assert (status, msgspec.json.decode(answer)["reason"]) == (403, "token")
+            status, response = await port.post(f"/exchange/{path}", body, **{TOKEN_HEADER: token})
+            assert (status, msgspec.json.decode(response)["reason"]) == (403, "token")
         status, _ = await port.post(f"/exchange/{path}", body, Host="evil.example")
-        assert status == 403, "a web page's name is refused, with the token too"
+        assert status == 403, "a foreign host name was accepted with the token"
     assert port.node.reader.own_ready() == []
 
 
-HOSTILE: dict[str, bytes] = {
+MALFORMED: dict[str, bytes] = {
     "empty": b"",
-    "no MessagePack": b"\xc1",
+    "not MessagePack": b"\xc1",
     "cut": b"\x8a\xa7problem",
     "nested": b"\x91" * 5000,
-    "a map of a million promised": b"\xdf\x7f\xff\xff\xff",
-    "text of 4 GiB promised": b"\xdb\xff\xff\xff\xff",
+    "a map that claims a million entries": b"\xdf\x7f\xff\xff\xff",
+    "a text that claims 4 GiB": b"\xdb\xff\xff\xff\xff",
     "another type": msgspec.msgpack.encode([1, 2]),
     "an unknown field": msgspec.msgpack.encode({"count": 1, "problem": 1, "more": 2}),
-    "more after it": msgspec.msgpack.encode({"count": 1}) * 2,
+    "bytes after the message": msgspec.msgpack.encode({"count": 1}) * 2,
 }
 
 
-@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
 @pytest.mark.parametrize("path", ["publish", "take"])
-async def test_a_malformed_body_is_refused_and_the_node_goes_on(port: Port, path: str, body: bytes) -> None:
-    status, answer = await port.post(f"/exchange/{path}", body)
-    found = msgspec.json.decode(answer)
+async def test_a_malformed_body_is_refused_and_the_next_one_accepted(port: Port, path: str, body: bytes) -> None:
+    status, response = await port.post(f"/exchange/{path}", body)
+    error = msgspec.json.decode(response)
     if path == "take" and len(body) > MAX_TAKE_BYTES:
-        assert (status, found["reason"]) == (413, "size")
+        assert (status, error["reason"]) == (413, "size")
     else:
-        assert (status, found["reason"]) == (400, "malformed")
-    assert "\n" not in found["error"]
+        assert (status, error["reason"]) == (400, "malformed")
+    assert "\n" not in error["error"]
     assert (await port.post("/exchange/publish", packed(port.node)))[0] == 200
 
 
@@ -130,8 +129,8 @@ async def test_a_malformed_body_is_refused_and_the_node_goes_on(port: Port, path
 )
 async def test_a_field_beyond_its_bounds_is_refused(port: Port, changes: dict[str, Any]) -> None:
     fields = msgspec.to_builtins(own_group(port.node.tokenizer, [ANSWER, "no"]), builtin_types=(bytes,))
-    status, answer = await port.post("/exchange/publish", msgspec.msgpack.encode(fields | changes))
-    assert (status, msgspec.json.decode(answer)["reason"]) == (400, "malformed")
+    status, response = await port.post("/exchange/publish", msgspec.msgpack.encode(fields | changes))
+    assert (status, msgspec.json.decode(response)["reason"]) == (400, "malformed")
     assert (await port.post("/exchange/publish", msgspec.msgpack.encode(fields)))[0] == 200
 
 
@@ -140,22 +139,22 @@ async def test_the_number_of_groups_to_take_is_bounded(port: Port, count: int, e
     assert (await port.post("/exchange/take", msgspec.msgpack.encode({"count": count})))[0] == expected
 
 
-async def test_a_body_is_read_up_to_its_bound_and_no_further(port: Port) -> None:
+async def test_a_body_is_read_only_up_to_its_bound(port: Port) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             sent.append(1 << 16)
             yield b"\0" * (1 << 16)
 
-    for path, most in (("publish", MAX_GROUP_BYTES + PROMPT_BYTES), ("take", MAX_TAKE_BYTES)):
+    for path, bound in (("publish", MAX_GROUP_BYTES + PROMPT_BYTES), ("take", MAX_TAKE_BYTES)):
         sent: list[int] = []
-        with suppress(OSError):  # the node may close the connection before the client reads the answer
-            status, answer = await port.post(f"/exchange/{path}", endless())
-            assert (status, msgspec.json.decode(answer)["reason"]) == (413, "size")
-        assert sum(sent) < most + (16 << 20), "what lies in the buffers of the connection comes on top"
+        with suppress(OSError):  # the node may close the connection before the client reads the response
+            status, response = await port.post(f"/exchange/{path}", endless())
+            assert (status, msgspec.json.decode(response)["reason"]) == (413, "size")
+        assert sum(sent) < bound + (16 << 20), "more than the bound and the buffers of the connection"
     assert (await port.post("/exchange/publish", packed(port.node)))[0] == 200
 
 
-async def test_a_body_that_never_ends_ends_in_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_never_ends_is_refused_in_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_api, "BODY_S", 0.2)
     is_over = asyncio.Event()
 
@@ -163,13 +162,11 @@ async def test_a_body_that_never_ends_ends_in_time(port: Port, monkeypatch: pyte
         yield b"\x81"
         await is_over.wait()
 
-    began_at = time.monotonic()
     try:
-        status, answer = await port.post("/exchange/take", stalled())
+        status, response = await port.post("/exchange/take", stalled())
     finally:
         is_over.set()
-    assert (status, msgspec.json.decode(answer)["reason"]) == (408, "slow")
-    assert time.monotonic() - began_at < 60
+    assert (status, msgspec.json.decode(response)["reason"]) == (408, "slow")
 
 
 async def test_groups_that_wait_to_be_scored_are_bounded(port: Port) -> None:
@@ -182,8 +179,8 @@ async def test_groups_that_wait_to_be_scored_are_bounded(port: Port) -> None:
     waiting = [asyncio.create_task(port.post("/exchange/publish", late())) for _ in range(MAX_PENDING)]
     try:
         await eventually(lambda: port.api._num_pending == MAX_PENDING)
-        status, answer = await port.post("/exchange/publish", packed(port.node))
-        assert (status, msgspec.json.decode(answer)["reason"]) == (503, "busy")
+        status, response = await port.post("/exchange/publish", packed(port.node))
+        assert (status, msgspec.json.decode(response)["reason"]) == (503, "busy")
     finally:
         is_over.set()
         await asyncio.gather(*waiting)
@@ -193,5 +190,5 @@ async def test_groups_that_wait_to_be_scored_are_bounded(port: Port) -> None:
 
 async def test_a_refusal_names_its_reason(port: Port) -> None:
     group = own_group(port.node.tokenizer, [ANSWER, "no"], temperature=0.5)
-    status, answer = await port.post("/exchange/publish", msgspec.msgpack.encode(group))
-    assert (status, msgspec.json.decode(answer)["reason"]) == (422, "sampling")
+    status, response = await port.post("/exchange/publish", msgspec.msgpack.encode(group))
+    assert (status, msgspec.json.decode(response)["reason"]) == (422, "sampling")

@@ -1,4 +1,4 @@
-"""A node's health: the problems of its workers, and what the probes answer, and where."""
+"""A node's health: the problems of its workers, the responses of the probes and their port."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ftis_node.node.loops.status import StatusLoop
 
 
-def test_workers_that_will_not_come_back_and_what_is_missing() -> None:
+def test_a_failed_worker_is_a_problem_and_a_starting_one_makes_the_node_not_ready() -> None:
     assert worker_problems({"generation": "backing-off", "learner": "off"}) == []
     assert "learner worker was given up" in worker_problems({"generation": "ready", "learner": "failed"})[0]
     up = {"generation": "ready", "learner": "off"}
-    assert not_ready(up, swarm_state="standalone", swarm_reason="") == "", "the first node of a swarm is ready"
+    assert not_ready(up, swarm_state="standalone", swarm_reason="") == "", "the first node of a swarm is not ready"
     assert "looking" in not_ready(up, swarm_state="starting", swarm_reason="looking for peers")
     assert not_ready(up | {"generation": "starting"}, swarm_state="standalone", swarm_reason="") == (
         "the generation worker is starting"
@@ -31,7 +31,7 @@ def test_workers_that_will_not_come_back_and_what_is_missing() -> None:
 
 @dataclass
 class FakeStatus:
-    """A status loop with nothing behind it."""
+    """A status loop with a fixed status."""
 
     latest: Status = field(
         default_factory=lambda: Status(health=HealthStatus(waits_for="the learner worker is starting"))
@@ -40,11 +40,11 @@ class FakeStatus:
 
 
 async def _get(port: int | None, path: str) -> tuple[int, str]:
-    async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
-        return answer.status, await answer.text()
+    async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+        return response.status, await response.text()
 
 
-async def test_what_the_probes_answer_from_the_first_moment_on() -> None:
+async def test_probes_respond_from_the_start() -> None:
     observed, status = MonitoringApi(), FakeStatus()
     async with serve_observed(observed, ("127.0.0.1", 0), token=None) as port:
         assert await _get(port, "/healthz") == (200, "starting\n")
@@ -60,10 +60,10 @@ async def test_what_the_probes_answer_from_the_first_moment_on() -> None:
         assert await _get(port, "/healthz") == (503, "the pull loop ended\nanother\n")
         assert (await _get(port, "/readyz"))[0] == 503
         for path in ("/status", "/peers", "/events", "/peers/ban", "/"):
-            assert (await _get(port, path))[0] == 404, "other machines see figures, nothing else"
+            assert (await _get(port, path))[0] == 404, "other machines see more than metrics"
 
 
-async def test_an_address_that_is_taken_is_one_line() -> None:
+async def test_an_address_in_use_is_a_one_line_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,5 +1,4 @@
-"""What people and machines see of a real node: status, probes, metrics, that dashboard and alerts ask for metrics that
-it has; and what nobody sees of it: its secrets."""
+"""The outputs of a real node: status, probes, metrics, the metrics in dashboard and alerts. None has a secret."""
 
 from __future__ import annotations
 
@@ -37,18 +36,18 @@ METRIC = re.compile(r"\bftis_[a-z0-9_]+")
 
 @pytest.fixture
 def node(small_swarm: SmallSwarm) -> RunningNode:
-    """A node of a swarm, with secrets in its environment and its settings."""
+    """Return a node of a swarm, with secrets in its environment and its settings."""
     return small_swarm.ann
 
 
 def _get(node: RunningNode, path: str, **headers: str) -> str:
     url = (node.home / "lock").read_text().split("\n")[1]
-    with urllib.request.urlopen(urllib.request.Request(url + path, headers=headers), timeout=10) as answer:
-        return str(answer.read().decode())
+    with urllib.request.urlopen(urllib.request.Request(url + path, headers=headers), timeout=10) as response:
+        return str(response.read().decode())
 
 
 def _names(node: RunningNode) -> set[str]:
-    """The metrics that the node tells, as queries name them."""
+    """Return the names of the node's metrics, as queries write them."""
     families = text_string_to_metric_families(_get(node, "/metrics"))
     return {family.name + ("_total" if family.type == "counter" else "") for family in families}
 
@@ -61,11 +60,11 @@ def _queries() -> list[str]:
     return queries + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
 
-def test_dashboard_and_alerts_ask_for_what_a_node_tells(node: RunningNode) -> None:
-    told = _names(node)
+def test_dashboard_and_alerts_query_only_metrics_of_a_node(node: RunningNode) -> None:
+    exported = _names(node)
     for query in _queries():
         named = set(METRIC.findall(query))
-        assert named <= told, f"{query} asks for {named - told}"
+        assert named <= exported, f"{query} queries {named - exported}, which a node does not export"
         assert named or query.startswith("up{")
 
 
@@ -76,47 +75,53 @@ def test_a_running_node_is_healthy_and_ready(node: RunningNode) -> None:
     assert (health["healthy"], health["ready"], health["problems"]) == (True, True, [])
 
 
-def test_status_is_a_command_of_its_own(node: RunningNode) -> None:
+def test_the_status_command_prints_the_status_of_the_node(node: RunningNode) -> None:
     command = [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(node.home)]
     done = subprocess.run(command, capture_output=True, check=True)
     assert json.loads(done.stdout)["node"] | {"uptime_s": 0} == node.status()["node"] | {"uptime_s": 0}
     assert done.stderr == b""
 
 
-def test_the_screen_of_a_real_node(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_screen_of_a_real_node_fits_80_columns(
+    node: RunningNode, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["status", "--home", str(node.home)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    # It may have rewards or none.
+    # "learning" is "no" if no completion got a reward.
     assert re.fullmatch(r"contributing: yes   learning: (yes|no)   healthy: yes", lines[0])
     assert len(lines) <= 23
     assert max(map(len, lines)) <= 80
 
 
-def test_one_group_of_a_real_node_as_people_read_it(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_show_has_texts_use_and_events_of_a_group(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
     own = {event["group"] for event in node.events("admitted") if event["own"]}
     taken = next(event for event in node.events("taken") if event["group"] in own)
     assert run(["replay", "show", taken["group"][:16], "--home", str(node.home), "--json"]) == 0
-    story: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert re.fullmatch(r"user: \d+[+-]\d+=", story["prompt"]["text"])
-    assert story["texts_missing"] == ""
-    assert all(isinstance(completion["text"], str) for completion in story["completions"])
-    assert story["used"] == f"trained in step {taken['step']}"
-    assert [event["event"] for event in story["events"]][:2] == ["admitted", "announced"]
+    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert re.fullmatch(r"user: \d+[+-]\d+=", shown["prompt"]["text"])
+    assert shown["texts_missing"] == ""
+    assert all(isinstance(completion["text"], str) for completion in shown["completions"])
+    assert shown["used"] == f"trained in step {taken['step']}"
+    assert [event["event"] for event in shown["events"]][:2] == ["admitted", "announced"]
 
 
 @pytest.mark.parametrize("path", ["/status", "/peers", "/events", "/metrics", "/healthz"])
-def test_a_page_whose_name_was_pointed_at_this_machine_reads_nothing(node: RunningNode, path: str) -> None:
+def test_a_request_with_a_foreign_host_name_reads_nothing(node: RunningNode, path: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="403"):
         _get(node, path, Host="evil.example:80")
 
 
-def test_no_secret_is_in_anything_that_the_node_wrote_or_says(
+def test_no_secret_is_in_any_file_or_output_of_the_node(
     node: RunningNode, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run(["report", "--home", str(node.home), "--out", str(tmp_path / "report.html")]) == 0
     assert run(["identity", "show", "--home", str(node.home), "--json"]) == 0
-    said = capsys.readouterr()
-    texts = {"said": said.out + said.err, "log": node.log.read_text(), "report": (tmp_path / "report.html").read_text()}
+    printed = capsys.readouterr()
+    texts = {
+        "printed": printed.out + printed.err,
+        "log": node.log.read_text(),
+        "report": (tmp_path / "report.html").read_text(),
+    }
     texts |= {path: _get(node, path) for path in ("/status", "/peers", "/metrics", "/healthz")}
     files = [path for path in node.home.rglob("*") if path.is_file() and path.name not in KEY_FILES]
     texts |= {str(path.relative_to(node.home)): path.read_bytes().decode("latin-1") for path in files}
@@ -130,11 +135,11 @@ def test_no_secret_is_in_anything_that_the_node_wrote_or_says(
     assert {(name, form) for name, text in texts.items() for form in forms if form in text} == set()
 
 
-def test_the_home_and_all_in_it_is_for_its_owner_alone(node: RunningNode) -> None:
+def test_only_the_owner_can_read_the_home_and_its_files(node: RunningNode) -> None:
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in (node.home, *node.home.rglob("*"))}
-    given = {node.home / "node.toml"}
+    of_operator = {node.home / "node.toml"}
     assert len(modes) > 20
-    assert {(str(path), oct(mode)) for path, mode in modes.items() if mode & 0o077 and path not in given} == set()
+    assert {(str(path), oct(mode)) for path, mode in modes.items() if mode & 0o077 and path not in of_operator} == set()
 
 
 def test_the_dashboard_has_its_rows_units_and_descriptions() -> None:
@@ -150,7 +155,7 @@ def test_the_dashboard_has_its_rows_units_and_descriptions() -> None:
             assert all("$instance" in target["expr"] for target in panel["targets"]), panel["title"]
 
 
-def test_every_alert_says_what_is_wrong_and_has_its_line_in_the_documentation() -> None:
+def test_every_alert_has_a_description_and_a_row_in_the_documentation() -> None:
     page = (DEPLOY.parent / "docs/reference/metrics.md").read_text()
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     in_page = dict(re.findall(r"^\| `(Ftis\w+)` \| (\w+) \|", page, flags=re.MULTILINE))
@@ -159,7 +164,7 @@ def test_every_alert_says_what_is_wrong_and_has_its_line_in_the_documentation() 
         assert rule["annotations"]["summary"] and rule["annotations"]["description"]
 
 
-def test_the_other_files_parse_and_belong_together() -> None:
+def test_the_files_of_prometheus_and_grafana_parse_and_match() -> None:
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     assert [(RULES.parent / name).exists() for name in scrape["rule_files"]] == [True]
     assert [job["job_name"] for job in scrape["scrape_configs"]] == ["ftis-node"]
@@ -171,7 +176,7 @@ def test_the_other_files_parse_and_belong_together() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: `apt-get install prometheus`")
-def test_promtool_takes_the_files_and_each_alert_fires_when_it_should() -> None:
+def test_promtool_accepts_the_files_and_each_alert_fires() -> None:
     checks = (
         ("check", "config", RULES.with_name("prometheus.yaml")),
         ("check", "rules", RULES),

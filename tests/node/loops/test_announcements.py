@@ -1,4 +1,4 @@
-"""What a node makes of what peers announce and answer, where they err or lie: whole loops over the loopback swarm."""
+"""Invalid announcements and backfill replies of peers: whole loops over the loopback swarm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ftis_node.records.envelope import Announcement, Envelope, join_announcement
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.rate_limits import RateLimiter
-from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
+from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
+from tests.node.loops.test_pull import quick
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["quick"]  # a fixture of all tests here
 PEER = identity_of(2).peer_id
 FAR_MS = 2**64 - 1
-REST_S = 1.0  # ten times the period in which a group is announced again
+REST_S = 1.0  # ten times the period of repeated announcements
 
 
 def announced(number: int, *, ahead_s: float = 0.0) -> Announcement:
@@ -43,16 +44,16 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
 
 
 def pulling(
-    node: StubNode, answers: list[bytes], *, outcome: FetchOutcome = FetchOutcome.COMPLETE
+    node: StubNode, replies: list[bytes], *, outcome: FetchOutcome = FetchOutcome.COMPLETE
 ) -> tuple[Wiring, list[BackfillRequest]]:
-    """Loops whose questions get these answers, and the questions."""
+    """Return loops whose backfill queries get these replies, and the list of the queries."""
     requests: list[BackfillRequest] = []
 
-    async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
-        requests.append(open_backfill_request(question))
-        return Fetched(tuple(answers), outcome)
+    async def reply(peer_id: str, query: bytes, **more: Any) -> Fetched:
+        requests.append(open_backfill_request(query))
+        return Fetched(tuple(replies), outcome)
 
-    node.parts.gossip.request_backfill = answer  # type: ignore[method-assign]
+    node.parts.gossip.request_backfill = reply  # type: ignore[method-assign]
     return Wiring(node.parts), requests
 
 
@@ -64,15 +65,15 @@ async def catch_up(wiring: Wiring, peer_id: str = PEER) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 50.0, 3600.0])
-async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ahead_s: float) -> None:
+async def test_no_reply_makes_the_node_query_beyond_the_present(tmp_path: Path, ahead_s: float) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, PAGE)]
-        wiring, requests = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
+        replies = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, PAGE)]
+        wiring, requests = pulling(alice, [*replies, dated(announced(PAGE), FAR_MS)])
         await catch_up(wiring)
         assert requests
         skew_s = alice.parts.context.settings.validation.max_clock_skew_s
-        assert max(question.since for question in requests) <= time.time() + skew_s
+        assert max(request.since for request in requests) <= time.time() + skew_s
         assert alice.parts.counters.refused["announcement_malformed"] == len(requests)
         is_followed = ahead_s <= skew_s
         assert alice.parts.counters.refused["announcement_clock_skew"] == (0 if is_followed else PAGE - 1)
@@ -80,15 +81,15 @@ async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ah
 
 
 @pytest.mark.parametrize(("ahead_s", "num_requests"), [(0.0, 4), (3600.0, 1)])
-async def test_a_peer_whose_answers_are_all_of_no_use_is_left_alone_for_a_while(
+async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(
     tmp_path: Path, ahead_s: float, num_requests: int
 ) -> None:
-    """A learner that is short asks the silent every few seconds: a page each time, at no cost to who sends it."""
+    """A learner with too few groups queries silent peers every few seconds; each reply would be a page to read."""
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, 9)]
-        wiring, requests = pulling(alice, answers)
-        await catch_up(wiring)  # for everybody's groups
+        replies = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, 9)]
+        wiring, requests = pulling(alice, replies)
+        await catch_up(wiring)  # for the groups of all senders
         requests.clear()
         for _ in range(4):
             await catch_up(wiring)
@@ -114,7 +115,7 @@ async def fill_gaps(wiring: Wiring, members: list[str]) -> None:
         wiring.backfill._fill_gaps(tasks, members)
 
 
-async def test_banned_members_do_not_use_up_the_questions_for_the_groups_of_all_senders(tmp_path: Path) -> None:
+async def test_banned_members_do_not_use_up_the_queries_for_the_groups_of_all_senders(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         wiring, requests = pulling(alice, [])
@@ -126,7 +127,7 @@ async def test_banned_members_do_not_use_up_the_questions_for_the_groups_of_all_
 
 
 async def test_a_peer_that_fails_is_queried_for_one_gap_only(tmp_path: Path) -> None:
-    """Each further one would count as a try of that gap."""
+    """Each further query would count as a try of that gap."""
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         wiring, requests = pulling(alice, [], outcome=FetchOutcome.UNREACHABLE)
@@ -138,16 +139,16 @@ async def test_a_peer_that_fails_is_queried_for_one_gap_only(tmp_path: Path) -> 
         assert sorted(gap.tries for gap in tracker.gaps) == [0, 0, 1]
 
 
-async def test_a_gap_is_queried_at_its_sender_first_whatever_the_newest_gap_needs(tmp_path: Path) -> None:
+async def test_a_gap_is_queried_at_its_sender_first_even_if_the_newest_gap_needs_another_member(tmp_path: Path) -> None:
     swarm, other = LightSwarm(tmp_path, manifest_of()), identity_of(3).peer_id
     async with swarm.node(1) as alice:
-        wiring, asked = Wiring(alice.parts), list[tuple[str, int | None]]()
+        wiring, queries = Wiring(alice.parts), list[tuple[str, int | None]]()
 
-        async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
-            asked.append((peer_id, open_backfill_request(question).first_number))
+        async def reply(peer_id: str, query: bytes, **more: Any) -> Fetched:
+            queries.append((peer_id, open_backfill_request(query).first_number))
             return Fetched((), FetchOutcome.COMPLETE)
 
-        alice.parts.gossip.request_backfill = answer  # type: ignore[method-assign]
+        alice.parts.gossip.request_backfill = reply  # type: ignore[method-assign]
         tracker = wiring.announcements.tracker_of(PEER)
         for number in (1, 3, 5):
             tracker.note(number, at=time.monotonic())
@@ -156,22 +157,22 @@ async def test_a_gap_is_queried_at_its_sender_first_whatever_the_newest_gap_need
         await fill_gaps(wiring, [other])
         await fill_gaps(wiring, [other])
         await fill_gaps(wiring, [PEER, other])
-        assert asked == [(other, 4)] * 3 + [(PEER, 2)]
+        assert queries == [(other, 4)] * 3 + [(PEER, 2)]
         assert not tracker.gaps
 
 
-async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_path: Path) -> None:
-    """Answers of no use would pause the peers that give them."""
+async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_path: Path) -> None:
+    """Useless replies would pause the queries to the peers that send them."""
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         reset_at = int(time.time()) - 10
         alice.parts.buffer._db.execute("INSERT INTO totals (name, value) VALUES ('reset_at', ?)", (reset_at,))
         wiring, requests = pulling(alice, [])
         await catch_up(wiring)
-        assert requests and all(question.since >= reset_at for question in requests)
+        assert requests and all(request.since >= reset_at for request in requests)
 
 
-async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(tmp_path: Path) -> None:
+async def test_a_last_number_from_the_directory_makes_a_valid_request(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         wiring, requests = pulling(alice, [])
@@ -179,41 +180,42 @@ async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(t
         wiring.announcements.tracker_of(PEER).note_tail(2**63 - 1)
         async with asyncio.TaskGroup() as tasks:
             wiring.backfill._fill_gaps(tasks, [PEER])
-        assert [(question.first_number, question.last_number) for question in requests] == [(2, 2**63 - 1)]
+        assert [(request.first_number, request.last_number) for request in requests] == [(2, 2**63 - 1)]
 
 
-async def test_a_malformed_announcement_in_answer_after_answer_costs_once(tmp_path: Path) -> None:
+async def test_a_malformed_announcement_in_several_replies_is_charged_once(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         wiring, _ = pulling(alice, [dated(announced(1), FAR_MS)])
         for _ in range(8):
             await catch_up(wiring)
-            wiring.backfill._pauses.succeeded(PEER)  # the pause after answers of no use is over
+            wiring.backfill._pauses.succeeded(PEER)  # ends the pause after useless replies
         assert alice.parts.counters.refused["announcement_malformed"] == 8
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
         other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
         await catch_up(other)
-        assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 2}, "another fault"
+        assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 2}, (
+            "the second fault was not charged"
+        )
 
 
-async def test_an_announcement_that_names_its_own_announcer_is_as_one_that_names_nobody(tmp_path: Path) -> None:
+async def test_an_announcement_that_names_its_announcer_as_sender_has_no_other_sender(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        ear = alice.wiring.announcements
-        said = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, time.time(), sender=PEER)
-        (told,) = ear.handle(PEER, said.to_bytes())
-        assert told.sender is None
+        sent = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, time.time(), sender=PEER)
+        (received,) = alice.wiring.announcements.handle(PEER, sent.to_bytes())
+        assert received.sender is None
 
 
 async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        ear = alice.wiring.announcements
-        ear._limiter = RateLimiter(max_per_minute=3)
+        handler = alice.wiring.announcements
+        handler._limiter = RateLimiter(max_per_minute=3)
         (batch,) = join_announcements([announced(number) for number in range(1, 8)])
-        ear._take(GossipMessage(PEER, batch.to_bytes()))
-        assert len(ear.queue) == 3
-        assert ear.tracker_of(PEER).highest == 3
+        handler._take(GossipMessage(PEER, batch.to_bytes()))
+        assert len(handler.queue) == 3
+        assert handler.tracker_of(PEER).highest == 3
         assert alice.parts.counters.refused["announcement_flood"] == 1
 
 
@@ -232,7 +234,7 @@ def oldest(alice: StubNode) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(("serve", "reason"), [(junk, "parse"), (oldest, "unsolicited")])
-async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
+async def test_one_fault_of_a_new_peer_is_charged_once_per_group(
     tmp_path: Path, serve: Callable[[StubNode], Callable[[Any], Any]], reason: str
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
@@ -243,18 +245,20 @@ async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.counters.refused[reason])
-        given = alice.gossip.counters.bodies_out
+        num_sent = alice.gossip.counters.bodies_out
         await asyncio.sleep(REST_S)
         assert bob.parts.counters.refused[reason] == 1
-        assert alice.gossip.counters.bodies_out == given
+        assert alice.gossip.counters.bodies_out == num_sent
         assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {reason: 1}
 
 
-@pytest.mark.parametrize("how", ["signature", "unsolicited"])
-async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: Path, how: str) -> None:
-    """The id of a group is its body's: with a false signature, or unasked, it says nothing of its sender's group."""
+@pytest.mark.parametrize("reason", ["signature", "unsolicited"])
+async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_group(
+    tmp_path: Path, reason: str
+) -> None:
+    """A group's id is the hash of its body, so a copy with an invalid signature, or unrequested, has the same id."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    swarm.loses = lambda sender, receiver, kind, said: sender == 1 and kind == "announced"
+    swarm.loses = lambda sender, receiver, kind, message: sender == 1 and kind == "announced"
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         await asyncio.sleep(0.3)
         alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=3600)
@@ -262,19 +266,19 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
         assert kept is not None
-        said = announcement_of(kept, alice.parts.about)
+        announcement = announcement_of(kept, alice.parts.about)
         ((_, data),) = alice.parts.reader.all_groups()
-        sound = open_envelope(data)
-        bad = Envelope(sound.id, sound.body, bytes(64)).to_bytes() if how == "signature" else data
+        valid = open_envelope(data)
+        copy = Envelope(valid.id, valid.body, bytes(64)).to_bytes() if reason == "signature" else data
 
         async def give(ids: Any) -> list[bytes]:
-            return [bad]
+            return [copy]
 
         mallory.gossip.serve(give)
-        claimed = said.to_bytes() if how == "signature" else announced(7).to_bytes()
+        claimed = announcement.to_bytes() if reason == "signature" else announced(7).to_bytes()
         await mallory.parts.gossip.announce(claimed)
-        await eventually(lambda: bob.parts.counters.refused[how])
+        await eventually(lambda: bob.parts.counters.refused[reason])
         swarm.loses = lambda *_: False
-        await alice.parts.gossip.announce(said.to_bytes())
+        await alice.parts.gossip.announce(announcement.to_bytes())
         await eventually(lambda: held(bob) == 1)
-        assert bob.parts.counters.refused[how] == 1
+        assert bob.parts.counters.refused[reason] == 1

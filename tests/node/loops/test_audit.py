@@ -1,4 +1,4 @@
-"""The audit loop: whom it compares, and what becomes of who lied."""
+"""The audit loop: the groups that it compares, and the consequences of a false claim."""
 
 from __future__ import annotations
 
@@ -37,11 +37,8 @@ if TYPE_CHECKING:
 ANN = Identity.from_seed(bytes([2]) * 32)
 
 
-OURS = ME.peer_id
-
-
 class Learner(NullLearner):
-    """Answers each audit with one KL."""
+    """A learner that returns the same KL for each audit."""
 
     def __init__(self, kl: float | None) -> None:
         super().__init__(parameters=1)
@@ -53,19 +50,19 @@ class Learner(NullLearner):
         return AuditReply(kl=self._kl, num_tokens=5)
 
 
-class Throws(random.Random):
-    """A die that shows what it is given."""
+class FixedRandom(random.Random):
+    """A generator that returns the given numbers; the last one repeats."""
 
-    def __init__(self, *throws: float) -> None:
+    def __init__(self, *numbers: float) -> None:
         super().__init__()
-        self._throws = list(throws)
+        self._numbers = list(numbers)
 
     def random(self) -> float:
-        return self._throws.pop(0) if len(self._throws) > 1 else self._throws[0]
+        return self._numbers.pop(0) if len(self._numbers) > 1 else self._numbers[0]
 
 
 class Rig:
-    """A node whose peers claim its weights; `num_audits`, `noted`, `released` and `events` show its reaction."""
+    """A node whose peers claim its weights; `num_audits`, `noted` and `events` show its reaction."""
 
     def __init__(self, node: NodeComponents, learner: Learner) -> None:
         self.node = node
@@ -104,10 +101,18 @@ class Rig:
         for group in offered:
             loop.offer(group)
         num_waiting = loop._waiting.qsize()
+        num_finished, audit = 0, loop._audit
+
+        async def audit_and_count(group: Accepted) -> None:
+            nonlocal num_finished
+            await audit(group)
+            num_finished += 1
+
+        loop._audit = audit_and_count  # type: ignore[method-assign]
         task = asyncio.create_task(loop.run())
-        await eventually(lambda: self.num_audits == before + num_waiting)
-        await asyncio.sleep(0.02)  # the disk's thread
+        await eventually(lambda: num_finished == num_waiting)
         task.cancel()
+        assert self.num_audits == before + num_waiting
 
 
 MakeRig = Callable[..., Rig]
@@ -115,11 +120,11 @@ MakeRig = Callable[..., Rig]
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
-    """Makes rigs; each has a folder of its own."""
+    """Return a function that makes rigs, each in a separate folder."""
     with ExitStack() as stack:
 
-        def make(kl: float | None, *, version: int = 0, model: str = MODEL, **door: Any) -> Rig:
-            settings = NodeSettings(model="m", **sections_of(**{"audit_fraction": 1.0, **door}))
+        def make(kl: float | None, *, version: int = 0, model: str = MODEL, **limits: Any) -> Rig:
+            settings = NodeSettings(model="m", **sections_of(**{"audit_fraction": 1.0, **limits}))
             folder, learner = Path(tempfile.mkdtemp(dir=tmp_path)), Learner(kl)
             node = components(
                 folder, settings=settings, model=model, learner=learner, state=NodeState(policy_version=version)
@@ -136,13 +141,13 @@ def accepted(*, model: str = MODEL, version: int = 0, completions: tuple[Complet
     return Accepted(envelope, envelope.to_bytes(), group, (1, 2))
 
 
-async def test_who_lied_is_noted_counted_and_its_group_released(rig: MakeRig) -> None:
+async def test_a_false_claim_is_noted_and_counted_and_its_group_released(rig: MakeRig) -> None:
     made = rig(kl=0.2)
-    liar = accepted()
-    assert made.node.buffer.admit(liar, own=False)
-    await made.run(liar)
+    false_claim = accepted()
+    assert made.node.buffer.admit(false_claim, own=False)
+    await made.run(false_claim)
     assert made.noted == [(ANN.peer_id, Behaviour.FALSE_CLAIM, "logprob_mismatch")]
-    assert made.node.reader.ready_counts() == (0, 0), "its group is released"
+    assert made.node.reader.ready_counts() == (0, 0), "its group is still in the buffer"
     assert (
         made.node.counters.refused["logprob_mismatch"]
         == made.node.registry.peers[ANN.peer_id].refused["logprob_mismatch"]
@@ -152,14 +157,14 @@ async def test_who_lied_is_noted_counted_and_its_group_released(rig: MakeRig) ->
 
 
 @pytest.mark.parametrize("kl", [0.05, None])
-async def test_a_little_difference_and_no_measurement_accuse_nobody(rig: MakeRig, kl: float | None) -> None:
+async def test_a_small_difference_or_no_measurement_is_no_false_claim(rig: MakeRig, kl: float | None) -> None:
     made = rig(kl=kl)
     await made.run(accepted())
     assert made.num_audits == 1
     assert (made.noted, made.events[1:]) == ([], [])
 
 
-async def test_only_what_claims_our_very_weights_is_compared(rig: MakeRig) -> None:
+async def test_only_groups_that_claim_the_nodes_weights_are_compared(rig: MakeRig) -> None:
     mean_only = replace(make_completion(10, 11), mean_logprob=-1.0)
     for group in (accepted(model="org/other"), accepted(version=1), accepted(completions=(mean_only, mean_only))):
         made = rig(kl=9.0)
@@ -171,20 +176,20 @@ async def test_only_what_claims_our_very_weights_is_compared(rig: MakeRig) -> No
 
 
 async def test_a_followers_group_is_compared_with_the_version_that_it_names(rig: MakeRig) -> None:
-    of_ours = accepted(model="any", version=3)
-    of_ours = replace(of_ours, group=replace(of_ours.group, weights_of=OURS))
+    claim = accepted(model="any", version=3)
+    claim = replace(claim, group=replace(claim.group, weights_of=ME.peer_id))
     for learner_version, num_audits in ((3, 1), (4, 0)):
         made = rig(kl=0.0, version=learner_version)
-        await made.run(of_ours)
+        await made.run(claim)
         assert made.num_audits == num_audits
     made = rig(kl=0.0, version=3)
-    await made.run(replace(of_ours, group=replace(of_ours.group, weights_of=ANN.peer_id)))
+    await made.run(replace(claim, group=replace(claim.group, weights_of=ANN.peer_id)))
     assert made.num_audits == 0
 
 
-async def test_a_version_that_a_restarted_learner_made_again_accuses_nobody(rig: MakeRig) -> None:
+async def test_claims_of_a_version_that_a_restarted_learner_made_again_are_not_compared(rig: MakeRig) -> None:
     claim = accepted(model="any", version=3)
-    claim = replace(claim, group=replace(claim.group, weights_of=OURS))
+    claim = replace(claim, group=replace(claim.group, weights_of=ME.peer_id))
     for reused, num_audits in ((2, 1), (3, 0)):
         made = rig(kl=9.0, version=3)
         made.node.context.state.last_reused_version = reused
@@ -192,19 +197,19 @@ async def test_a_version_that_a_restarted_learner_made_again_accuses_nobody(rig:
         assert made.num_audits == num_audits
 
 
-async def test_every_claim_of_our_weights_by_a_stranger_is_compared(rig: MakeRig) -> None:
+async def test_every_claim_by_a_new_peer_is_compared(rig: MakeRig) -> None:
     claim = accepted(model="any", version=3)
-    claim = replace(claim, group=replace(claim.group, weights_of=OURS))
+    claim = replace(claim, group=replace(claim.group, weights_of=ME.peer_id))
     for is_new_peer, share, num_audits in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
         made = rig(kl=0.0, version=3, audit_fraction=share)
         for _ in range(0 if is_new_peer else 12):
             made.node.peers.note(ANN.peer_id, Behaviour.CONTRIBUTED)
         assert made.node.peers.is_new_peer(ANN.peer_id) is is_new_peer
-        await made.run(claim, claim, dice=Throws(0.99))
+        await made.run(claim, claim, dice=FixedRandom(0.99))
         assert made.num_audits == num_audits
 
 
-async def test_a_folders_name_is_no_proof_of_its_weights(rig: MakeRig) -> None:
+async def test_models_in_folders_are_compared_only_if_the_setting_permits_it(rig: MakeRig) -> None:
     made = rig(kl=9.0, model="model")
     await made.run(accepted(model="model"))
     assert made.num_audits == 0
@@ -213,8 +218,8 @@ async def test_a_folders_name_is_no_proof_of_its_weights(rig: MakeRig) -> None:
     assert made.num_audits == 1
 
 
-async def test_a_share_is_drawn_and_of_the_watched_all(rig: MakeRig) -> None:
-    dice = Throws(0.05, 0.15, 0.99)
+async def test_a_fraction_is_drawn_and_all_groups_of_a_peer_on_probation(rig: MakeRig) -> None:
+    dice = FixedRandom(0.05, 0.15, 0.99)
     made = rig(kl=0.0, audit_fraction=0.1)
     await made.run(accepted(), accepted(), dice=dice)
     assert made.num_audits == 1
@@ -225,7 +230,7 @@ async def test_a_share_is_drawn_and_of_the_watched_all(rig: MakeRig) -> None:
     assert made.num_audits == 2
 
 
-async def test_a_flood_leaves_no_more_than_a_few_waiting(rig: MakeRig) -> None:
+async def test_the_number_of_waiting_audits_is_bounded(rig: MakeRig) -> None:
     made = rig(kl=0.0)
     await made.run(*[accepted()] * 100)
     assert made.num_audits == 8

@@ -1,4 +1,4 @@
-"""Whose word that a group arrived counts: a stranger's that only read the announcement does not."""
+"""Confirmations that a group arrived: that of a new peer counts only if the peer was sent the group or can show it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Accepted
-from tests.node.loops.test_pull import RNG, LightSwarm, held, identity_of, manifest_of
+from tests.node.light_swarm import RNG, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ftis_node.records.identity import Identity
     from ftis_node.swarm.rate_limits import SendWindow
 
-LIAR = 40
-NOTHING = b"\x0a\x01x"
+NEW_PEER = 40
+INVALID = b"\x0a\x01x"
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +38,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def liar(swarm: LightSwarm, *, gives: Any = ()) -> AsyncIterator[LoopbackGossip]:
-    """A stranger that confirms each announcement as it receives it, and gives the same bodies to all who ask."""
-    gossip = swarm._swarm.join(
-        identity_of(LIAR).peer_id,
-        run_id=swarm.manifest.run_id,
-        num_shards=swarm.manifest.wire.announcement_shards,
-    )
+async def confirming_peer(swarm: LightSwarm, *, gives: Any = ()) -> AsyncIterator[LoopbackGossip]:
+    """Join a peer that confirms each announcement when it receives it, and replies to each request with `gives`."""
+    gossip = swarm.join(NEW_PEER)
 
     async def lookup(ids: Any) -> Any:
         return gives
@@ -65,45 +61,45 @@ async def liar(swarm: LightSwarm, *, gives: Any = ()) -> AsyncIterator[LoopbackG
         await gossip.close()
 
 
-@pytest.mark.parametrize("gives", [(), (NOTHING,)], ids=["nothing", "rubbish"])
-async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path: Path, gives: Any) -> None:
+@pytest.mark.parametrize("gives", [(), (INVALID,)], ids=["nothing", "invalid"])
+async def test_a_new_peers_confirmation_stops_no_announcement_and_frees_no_slot(tmp_path: Path, gives: Any) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    swarm.loses = lambda sender, receiver, kind, said: receiver == 2 and kind == "announced" and said.attempt < 2
-    async with swarm.node(1) as alice, liar(swarm, gives=gives):
+    swarm.loses = lambda sender, receiver, kind, message: receiver == 2 and kind == "announced" and message.attempt < 2
+    async with swarm.node(1) as alice, confirming_peer(swarm, gives=gives):
         counters, confirmations = alice.parts.counters, alice.parts.confirmations
         confirmations.pending = RetryQueue[bytes](first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
         await alice.wiring.deliver_loop._release()
         assert confirmations.num_confirmed == 0
-        assert len(alice.parts.reader.own_ready()) == 3, "no slot is free"
-        assert len(confirmations.pending) == 3, "announced again"
-        assert alice.parts.registry.seen(identity_of(LIAR).peer_id).confirmed == 0
+        assert len(alice.parts.reader.own_ready()) == 3, "a slot is free"
+        assert len(confirmations.pending) == 3, "not announced again"
+        assert alice.parts.registry.seen(identity_of(NEW_PEER).peer_id).confirmed == 0
         async with swarm.node(2) as bob:
             await eventually(lambda: held(bob) == 3)
             await eventually(lambda: confirmations.num_confirmed == 3)
             await alice.wiring.deliver_loop._release()
-            assert len(alice.parts.reader.own_ready()) == 0, "delivered"
+            assert len(alice.parts.reader.own_ready()) == 0, "not delivered"
             assert len(confirmations.pending) == 0
 
 
-async def test_a_stranger_that_was_sent_the_group_is_believed(tmp_path: Path) -> None:
+async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:
         await swarm.publish(alice, 2)
         first, second = alice.parts.reader.own_ready()
-        stranger = swarm._swarm.join(identity_of(LIAR).peer_id, run_id=swarm.manifest.run_id)
-        await stranger.start()
-        fetched = await stranger.fetch(alice.parts.context.peer_id, [bytes(32), first])
+        new_peer = swarm.join(NEW_PEER)
+        await new_peer.start()
+        fetched = await new_peer.fetch(alice.parts.context.peer_id, [bytes(32), first])
         assert len(fetched.bodies) == 1
-        assert await stranger.confirm(alice.parts.context.peer_id, [first, second])
+        assert await new_peer.confirm(alice.parts.context.peer_id, [first, second])
         assert alice.parts.confirmations.num_confirmed == 1
         await eventually(lambda: alice.parts.counters.confirmations_unproven == 1)
         assert list(alice.parts.confirmations.confirmed_ids) == [first]
-        await stranger.close()
+        await new_peer.close()
 
 
-async def test_a_group_that_is_confirmed_while_another_is_announced_again_is_left_out(
+async def test_a_group_that_is_confirmed_during_a_repeated_announcement_is_not_announced_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
@@ -136,35 +132,35 @@ async def test_a_group_that_a_peer_confirms_again_counts_once_for_it(tmp_path: P
         assert confirmations.num_confirmed == 1
 
 
-async def test_a_stranger_that_shows_the_group_is_believed(tmp_path: Path) -> None:
-    """It has it from somebody else, or from a former life of the sender."""
+async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_path: Path) -> None:
+    """The peer has the group from another peer, or from before the sender's restart."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:
         await swarm.publish(alice)
         (group_id,) = alice.parts.reader.own_ready()
         bodies = alice.parts.reader.envelopes([group_id])
-        async with liar(swarm, gives=bodies) as holder:
+        async with confirming_peer(swarm, gives=bodies) as holder:
             await holder.confirm(alice.parts.context.peer_id, [group_id])
             await eventually(lambda: alice.parts.confirmations.num_confirmed == 1)
 
 
-async def test_a_known_peers_word_counts(tmp_path: Path) -> None:
+async def test_a_known_peers_confirmation_counts(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:
         await swarm.publish(alice)
-        peer_id = identity_of(LIAR).peer_id
+        peer_id = identity_of(NEW_PEER).peer_id
         while alice.parts.peers.is_new_peer(peer_id):
             alice.parts.peers.note(peer_id, Behaviour.ACCEPTED)
-        async with liar(swarm) as known:
+        async with confirming_peer(swarm) as known:
             await known.confirm(alice.parts.context.peer_id, alice.parts.reader.own_ready())
             assert alice.parts.confirmations.num_confirmed == 1
 
 
 @pytest.mark.parametrize("method", ["wait_s", "sent"])
-async def test_what_one_senders_values_raise_keeps_no_confirmation_from_another(
+async def test_an_error_about_one_sender_does_not_stop_the_confirmation_to_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Bodies of two senders that a third peer sent, in one answer; and again what is gathered or repeated."""
+    """A third peer sent the groups of both senders in one reply. Gathered and repeated confirmations follow."""
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(2) as bob:
         odd, honest, source = (identity_of(number) for number in (5, 6, 7))
@@ -182,7 +178,9 @@ async def test_what_one_senders_values_raise_keeps_no_confirmation_from_another(
         groups = [_accepted(identity, swarm) for identity in (odd, honest)]
         await loop.confirm(groups, source=source.peer_id)
         await eventually(lambda: sent == [(honest.peer_id, [groups[1].announced_id])])
-        assert faults == [(odd.peer_id, Place.CONFIRM)], "its sender is charged, not the peer that sent the body"
+        assert faults == [(odd.peer_id, Place.CONFIRM)], (
+            "the peer that sent the body was charged, not the sender of the group"
+        )
         for identity in (odd, honest):
             loop.announcements.to_confirm.add(identity.peer_id, bytes(32))
         loop.announcements.has_to_confirm.set()

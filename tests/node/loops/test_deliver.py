@@ -1,4 +1,4 @@
-"""A generator's slots: free again for what a peer has, or what is too old for any peer."""
+"""A generator's slots: a slot is free again when a peer has the group or the group is too old."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEER = Identity.from_seed(bytes([2]) * 32).peer_id
 
 
 @pytest.mark.parametrize("reason", ["delivered", "stale"])
-async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: str) -> None:
+async def test_a_delivered_or_stale_group_frees_its_slot(tmp_path: Path, reason: str) -> None:
     settings = NodeSettings(model="m", role="generator", roles={"follow": PEER})
     with components(tmp_path, settings=settings, slots=SlotPool(1, held=1)) as node:
         age_s = node.context.manifest.step.max_age_s + 1 if reason == "stale" else 0
@@ -38,7 +38,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
             await node.slots.charge()
 
 
-async def test_a_group_that_nobody_has_yet_keeps_its_slot(tmp_path: Path) -> None:
+async def test_a_group_that_no_peer_has_yet_keeps_its_slot(tmp_path: Path) -> None:
     with components(tmp_path, slots=SlotPool(1, held=1)) as node:
         assert node.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
         await Wiring(node).deliver_loop._release()

@@ -1,4 +1,4 @@
-"""A full home: what goes first and what never, when the node waits and when it goes on; what a process may use."""
+"""A full home: the order of removal, the pause and its end. Also the limits of open files, priority and memory."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ KB = 1000
 ANYTHING: Any = None
 
 
-def test_near_full_and_room_again() -> None:
-    limit = HomeLimit(1600, reserve_bytes=300)  # a cushion of 100
+def test_a_nearly_full_and_a_full_home() -> None:
+    limit = HomeLimit(1600, reserve_bytes=300)  # a margin of 100
     assert limit.missing_bytes(HomeUse(1200, free_bytes=10_000)) == 0
-    assert limit.missing_bytes(HomeUse(1250, free_bytes=10_000)) == 50, "near: things go"
-    assert limit.why_full(HomeUse(1300, free_bytes=10_000), was_full=False) == "", "and yet it goes on"
+    assert limit.missing_bytes(HomeUse(1250, free_bytes=10_000)) == 50, "nearly full: files are removed"
+    assert limit.why_full(HomeUse(1300, free_bytes=10_000), was_full=False) == "", "the node still runs"
     assert "the home is full: 1.3 kB of 1.6 kB" in limit.why_full(HomeUse(1301, free_bytes=10_000), was_full=False)
-    assert limit.why_full(HomeUse(1260, free_bytes=10_000), was_full=True), "it does not begin again for a byte"
+    assert limit.why_full(HomeUse(1260, free_bytes=10_000), was_full=True), "it does not resume for one byte"
     assert limit.why_full(HomeUse(1250, free_bytes=10_000), was_full=True) == ""
     assert "the disk is full: 299 B are free" in limit.why_full(HomeUse(0, free_bytes=299), was_full=False)
     assert limit.missing_bytes(HomeUse(0, free_bytes=299)) == 101
 
 
-def test_what_is_being_written_or_removed_is_what_the_reserve_is_for(tmp_path: Path) -> None:
+def test_files_being_written_or_removed_count_in_the_reserve(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.create()
     for name in ("step-00000001", "step-00000002", "step-00000003", ".step-00000004.incomplete-ab"):
@@ -62,7 +62,7 @@ def test_what_is_being_written_or_removed_is_what_the_reserve_is_for(tmp_path: P
 
 
 class FullHome:
-    """Real parts on a home with used and READY groups, old logs and events, and three checkpoints."""
+    """Real components on a home with used and READY groups, old logs and events, and three checkpoints."""
 
     def __init__(self, home: Home, stack: ExitStack) -> None:
         self.home = home
@@ -92,7 +92,7 @@ class FullHome:
         self.context = NodeContext(settings, manifest, Identity.generate(), self.events, NodeState())
 
     def loop(self) -> DiskSpaceLoop:
-        """The loop over these parts."""
+        """Return the loop over these components."""
         return DiskSpaceLoop(context=self.context, home=self.home, space=self.space, buffer=self.buffer, disk=self.disk)
 
     @property
@@ -100,11 +100,11 @@ class FullHome:
         return measure_usage(self.home, keep_checkpoints=3).used_bytes
 
     async def check(self, limit_bytes: int) -> list[str]:
-        """One look at a home of this limit, without a reserve; what went."""
+        """Check the home once with this limit and no reserve; return what was removed."""
         self.space.limit = HomeLimit(limit_bytes, reserve_bytes=0)
-        seen = len(read_events(self.home.events, name="disk_reclaimed"))
+        num_before = len(read_events(self.home.events, name="disk_reclaimed"))
         await self.loop().check()
-        return [event["what"] for event in read_events(self.home.events, name="disk_reclaimed")[seen:]]
+        return [event["what"] for event in read_events(self.home.events, name="disk_reclaimed")[num_before:]]
 
 
 @pytest.fixture
@@ -113,26 +113,26 @@ def full(tmp_path: Path) -> Iterator[FullHome]:
         yield FullHome(Home(tmp_path), stack)
 
 
-async def test_the_least_needed_goes_first_and_no_more_than_is_needed(full: FullHome) -> None:
+async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(full: FullHome) -> None:
     assert await full.check(2 * full.used_bytes) == []
-    assert await full.check(full.used_bytes) == ["free pages"], "the journal, which needed no more than to be cut"
+    assert await full.check(full.used_bytes) == ["free pages"], "truncating the journal was enough"
     used = full.used_bytes
-    assert await full.check(used) == ["used groups"], "the cushion is what was missing"
+    assert await full.check(used) == ["used groups"], "only the margin was missing"
     assert full.used_bytes <= used - used // 16
     assert 0 < full.buffer._db.execute("SELECT count(*) FROM groups WHERE state = 'released'").fetchone()[0] < 200
     await full.check(full.used_bytes - 60 * KB)
-    went = await full.check(full.used_bytes - 30 * KB)
-    assert went[-1:] == ["old events"] and len(event_log_files(full.home.events)) < 3
+    removed = await full.check(full.used_bytes - 30 * KB)
+    assert removed[-1:] == ["old events"] and len(event_log_files(full.home.events)) < 3
     assert not (full.home.logs / "learner.log.1").exists()
     assert (full.home.logs / "learner.log").stat().st_size == 25 * KB
-    assert len(list(full.home.checkpoints.iterdir())) == 3, "not before the events"
+    assert len(list(full.home.checkpoints.iterdir())) == 3, "checkpoints were removed before events"
     assert (await full.check(1 << 10))[-1] == "old checkpoints"
     assert [path.name for path in full.home.checkpoints.iterdir()] == ["step-00000003"]
-    assert full.buffer.take(4, own=9, foreign=9).groups[0].sender == ANN.peer_id, "what is READY stays"
+    assert full.buffer.take(4, own=9, foreign=9).groups[0].sender == ANN.peer_id, "a READY group was removed"
     assert "the home is full" in full.space.why_full
 
 
-async def test_the_node_waits_and_goes_on_with_a_line_each(full: FullHome) -> None:
+async def test_the_node_pauses_and_resumes_with_one_event_each(full: FullHome) -> None:
     await full.check(1 << 30)
     space, loop = full.space, full.loop()
     (full.home.root / "backups").mkdir()
@@ -147,8 +147,8 @@ async def test_the_node_waits_and_goes_on_with_a_line_each(full: FullHome) -> No
     await loop.check()
     assert space.why_full == ""
     await space.wait_available()
-    told = [event["event"] for event in read_events(full.home.events) if event["event"] in ("paused", "resumed")]
-    assert told == ["paused", "resumed"]
+    names = [event["event"] for event in read_events(full.home.events) if event["event"] in ("paused", "resumed")]
+    assert names == ["paused", "resumed"]
 
 
 def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 @contextmanager
 def limited(soft: int, hard: int) -> Iterator[Any]:
-    """Runs Python code in a process that may open so many files."""
+    """Yield a function that runs Python code in a process with these limits of open files."""
 
     def run(code: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -181,7 +181,7 @@ def limited(soft: int, hard: int) -> Iterator[Any]:
     yield run
 
 
-def test_open_files_are_raised_to_what_the_system_gives_and_too_few_are_refused() -> None:
+def test_the_limit_of_open_files_is_raised_and_too_low_a_limit_is_refused() -> None:
     code = "from ftis_node.node.supervision.process_limits import *; print(*allow_open_files())"
     with limited(256, 4096) as run:
         assert run(code).stdout.split() == ["4096", "4096"]
@@ -191,7 +191,7 @@ def test_open_files_are_raised_to_what_the_system_gives_and_too_few_are_refused(
     assert open_files().reachable >= MIN_OPEN_FILES
 
 
-def test_priority_and_threads_are_those_of_the_settings_and_go_to_children() -> None:
+def test_priority_and_threads_follow_the_settings_and_reach_child_processes() -> None:
     code = """
 import os, subprocess, sys
 from ftis_node.config.limits import LimitsSection
@@ -205,7 +205,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
         assert run(code).stdout.split() == ["7", "3", "3"]
 
 
-async def test_bodies_in_memory_wait_for_one_another_and_a_large_one_goes_alone() -> None:
+async def test_bodies_in_memory_wait_for_space_and_a_large_body_passes_alone() -> None:
     memory, inside = HeldBytes(100), []
 
     async def hold(name: str, num_bytes: int, until: asyncio.Event) -> None:
@@ -213,18 +213,18 @@ async def test_bodies_in_memory_wait_for_one_another_and_a_large_one_goes_alone(
             inside.append(name)
             await until.wait()
 
-    first, rest = asyncio.Event(), asyncio.Event()
+    first, others = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(hold("a", 60, first))
-        given_up = tasks.create_task(hold("b", 60, rest))
-        tasks.create_task(hold("c", 1000, rest))
+        cancelled = tasks.create_task(hold("b", 60, others))
+        tasks.create_task(hold("c", 1000, others))
         for _ in range(5):
             await asyncio.sleep(0)
         assert (inside, memory.held_bytes) == (["a"], 60)
-        given_up.cancel()
+        cancelled.cancel()
         first.set()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert inside == ["a", "c"], "nothing else was there"
-        rest.set()
+        assert inside == ["a", "c"], "a body above the limit waits until memory is empty, then passes"
+        others.set()
     assert memory.held_bytes == 0

@@ -1,4 +1,4 @@
-"""What a node keeps is bounded also while it does not step, and however long it runs."""
+"""A node's stored data is bounded while it does not train, and over a long run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.stubs.stub_node import stub_group
 from ftis_node.node.training import evaluation
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.telemetry.status import EvalStatus
-from tests.node.loops.test_pull import RNG, LightSwarm, held, manifest_of
+from tests.node.light_swarm import RNG, LightSwarm, held, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     import pytest
 
-LONG = 700  # tokens of each completion: some 70 kB a group
+LONG = 700  # tokens per completion: about 70 kB per group
 
 
-async def test_a_node_that_does_not_step_keeps_to_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_does_not_train_keeps_its_disk_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTIS_BUFFER__MAX_DISK_BYTES", str(1 << 20))
     monkeypatch.setenv("FTIS_BUFFER__MAX_READY_GROUPS", "2")
     swarm = LightSwarm(tmp_path, manifest_of())
@@ -32,12 +32,14 @@ async def test_a_node_that_does_not_step_keeps_to_its_disk(tmp_path: Path, monke
         before = bob.parts.reader.kept_bytes()
         await bob.wiring.limits.enforce()
         kept = bob.parts.reader.kept_bytes()
-        assert before > 1 << 20 >= kept, "the oldest that were evicted are gone"
-        assert bob.parts.reader.figures().released["trained"] == 2, "a step after the newest checkpoint"
+        assert before > 1 << 20 >= kept, "the oldest evicted groups are still there"
+        assert bob.parts.reader.figures().released["trained"] == 2, (
+            "groups of a step after the newest checkpoint were removed"
+        )
         assert bob.parts.reader.figures().groups_foreign == 20
 
 
-def test_a_status_keeps_the_first_and_the_newest_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_keeps_the_first_and_the_newest_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "MAX_EVALUATIONS", 4)
     history = EvaluationHistory()
     for step in range(0, 50, 5):

@@ -1,113 +1,45 @@
-"""What is announced arrives, whatever is lost on the way: whole loops of light nodes over the loopback swarm."""
+"""Announced groups arrive although messages are lost: whole loops of light nodes over the loopback swarm."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from bench.stubs.stub_node import StubNode, stub_group
+from bench.stubs.stub_node import stub_group
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import RunManifest
-from ftis_node.config.node import NodeSettings
-from ftis_node.errors import RecordError
 from ftis_node.gossip import Fetched, FetchOutcome
-from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
+from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.daemon import serve_last_groups
-from ftis_node.node.loops import backfill as repair
-from ftis_node.node.loops import confirmations, publish, pull, pull_slots
+from ftis_node.node.loops import backfill, confirmations, publish, pull, pull_slots
 from ftis_node.node.peers.serve import announcement_of
-from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
-from ftis_node.records.identity import Identity
-from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.events import read_events
+from tests.node.light_swarm import ANNOUNCED, REQUESTED, RNG, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-RNG = np.random.default_rng(0)
-ANNOUNCED, ASKED = "announced", "backfill_requested"
 
-
-def manifest_of(**step: Any) -> RunManifest:
-    return RunManifest(name="light", task="gsm8k", step={"own_groups": 4, "foreign_groups": 4} | step)
-
-
-def identity_of(number: int) -> Identity:
-    return Identity.from_seed(bytes([number]) * 32)
-
-
-class LightSwarm:
-    """Light nodes of one run by number; `loses` decides by sender, receiver and what is sent."""
-
-    def __init__(self, folder: Path, manifest: RunManifest) -> None:
-        self._folder = folder
-        self.manifest = manifest
-        self.loses: Callable[[int, int, str, Any], bool] = lambda *_: False
-        self.requests: list[tuple[int, int, bytes]] = []
-        self._swarm = LoopbackSwarm(loses=self._decide)
-        self._numbers = {identity_of(number).peer_id: number for number in range(64)}
-
-    @asynccontextmanager
-    async def node(self, number: int, **swarm: Any) -> AsyncIterator[StubNode]:
-        """A running node with these settings of its section `swarm`."""
-        home, identity = Home(self._folder / str(number)), identity_of(number)
-        home.create()
-        gossip = self._swarm.join(
-            identity.peer_id, run_id=self.manifest.run_id, num_shards=self.manifest.wire.announcement_shards
-        )
-        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "shutdown_serve_s": 0} | swarm)
-        node = StubNode(
-            home, identity, gossip, manifest=self.manifest, settings=settings, on_event=lambda name, fields: None
-        )
-        await node.start()
-        try:
-            yield node
-        finally:
-            await node.close()
-
-    async def publish(self, node: StubNode, count: int = 1) -> None:
-        """Groups of a node; returns when they are announced."""
-        before = node.parts.counters.groups_sent
-        for _ in range(count):
-            await node.publish(stub_group(node.parts.context.identity, self.manifest, RNG, num_tokens=4))
-        await eventually(lambda: node.parts.counters.groups_sent == before + count)
-
-    def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
-        who = self._numbers[sender], self._numbers[receiver]
-        for kind, parse in ((ANNOUNCED, open_announcement), (ASKED, open_backfill_request)):
-            try:
-                said = parse(payload)
-            except RecordError:
-                continue
-            return self.loses(*who, kind, said)
-        self.requests.append((*who, payload))
-        return self.loses(*who, "request", payload)
-
-
-def held(node: StubNode) -> int:
-    """Foreign groups in a node's buffer."""
-    return node.parts.reader.figures().groups_foreign
+WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between groups
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks that tests can wait for."""
-    monkeypatch.setattr(repair, "PERIOD_S", 0.1)
+    """Make periods short enough for tests."""
+    monkeypatch.setattr(backfill, "PERIOD_S", 0.1)
     monkeypatch.setattr(publish, "REANNOUNCE_PERIOD_S", 0.05)
-    monkeypatch.setattr(repair, "SHARDS_INTERVAL_S", 0.3)
+    monkeypatch.setattr(backfill, "SHARDS_INTERVAL_S", 0.3)
 
 
-async def test_everything_is_pulled_and_confirmed_in_a_small_swarm(tmp_path: Path) -> None:
+async def test_all_groups_are_pulled_and_confirmed_in_a_small_swarm(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 20)
@@ -117,29 +49,30 @@ async def test_everything_is_pulled_and_confirmed_in_a_small_swarm(tmp_path: Pat
 
 
 @pytest.mark.parametrize("burst", [1, confirmations.BURST])
-async def test_confirmations_of_a_moment_go_together(
+async def test_simultaneous_confirmations_are_sent_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, burst: int
 ) -> None:
     monkeypatch.setattr(confirmations, "BURST", burst)
+    monkeypatch.setattr(confirmations, "WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []
         confirm = bob.gossip.confirm
 
-        async def noted(peer_id: str, ids: Sequence[bytes]) -> bool:
+        async def confirm_and_record(peer_id: str, ids: Sequence[bytes]) -> bool:
             sent.append(len(ids))
             return await confirm(peer_id, ids)
 
-        bob.gossip.confirm = noted  # type: ignore[method-assign]
+        bob.gossip.confirm = confirm_and_record  # type: ignore[method-assign]
         for _ in range(20):
             await swarm.publish(alice)
         await eventually(lambda: alice.parts.confirmations.num_confirmed == 20)
         assert sum(sent) == 20
-        assert sent[:burst] == [1] * burst, "the first at once"
-        assert len(sent) <= 5 + burst, "the others gathered"
+        assert sent[:burst] == [1] * burst, "the first were delayed"
+        assert len(sent) <= 5 + burst, "the others were not gathered"
 
 
-async def test_a_node_that_ends_announces_what_it_gathered_and_serves_it(
+async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "WINDOW_S", 1.0)
@@ -156,9 +89,10 @@ async def test_a_node_that_ends_announces_what_it_gathered_and_serves_it(
 
 
 @pytest.mark.parametrize("all_read_batches", [True, False])
-async def test_announcements_of_a_moment_go_together_to_those_who_read_batches(
-    tmp_path: Path, all_read_batches: bool
+async def test_simultaneous_announcements_are_sent_together_if_all_members_read_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_read_batches: bool
 ) -> None:
+    monkeypatch.setattr(publish, "WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob, swarm.node(3) as carol:
         bob.gossip.reads_batches, carol.gossip.reads_batches = True, all_read_batches
@@ -177,7 +111,7 @@ async def test_large_groups_are_announced_at_once(tmp_path: Path, monkeypatch: p
         assert alice.gossip.counters.announcements_sent == 4
 
 
-async def test_a_newcomer_gets_from_others_what_its_sender_no_longer_gives(tmp_path: Path) -> None:
+async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(2) as bob:
         async with swarm.node(1) as alice:
@@ -190,14 +124,14 @@ async def test_a_newcomer_gets_from_others_what_its_sender_no_longer_gives(tmp_p
 
 
 async def test_the_end_of_a_long_catch_up_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "MIN_MISSED", 6)
+    monkeypatch.setattr(backfill, "MIN_MISSED", 6)
     fetch = LoopbackGossip.fetch
 
-    async def slow(gossip: LoopbackGossip, peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
+    async def fetch_slowly(gossip: LoopbackGossip, peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
         await asyncio.sleep(0.3)
         return await fetch(gossip, peer_id, ids, **how)
 
-    monkeypatch.setattr(LoopbackGossip, "fetch", slow)
+    monkeypatch.setattr(LoopbackGossip, "fetch", fetch_slowly)
     swarm, events = LightSwarm(tmp_path, manifest_of()), Home(tmp_path / "2").events
     async with swarm.node(1) as alice:
         await swarm.publish(alice, 8)
@@ -207,20 +141,21 @@ async def test_the_end_of_a_long_catch_up_is_an_event(tmp_path: Path, monkeypatc
         assert event["duration_s"] > 0
 
 
-async def test_a_gap_between_numbers_is_asked_for(tmp_path: Path) -> None:
+async def test_a_gap_between_numbers_is_requested(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
+    swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        await eventually(lambda: bob.parts.registry.peers)  # what alice made before bob came would be caught up by time
+        # Groups from before bob joined are requested by time, not by number.
+        await eventually(lambda: bob.parts.registry.peers)
         await asyncio.sleep(0.2)
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
         await eventually(lambda: bob.parts.counters.groups_repaired == 1)
 
 
-async def test_a_missing_tail_shows_in_the_directory(tmp_path: Path) -> None:
+async def test_a_missing_tail_is_found_by_the_directory(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number > 1
+    swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number > 1
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await eventually(lambda: bob.parts.registry.peers)
         await asyncio.sleep(0.2)
@@ -229,22 +164,22 @@ async def test_a_missing_tail_shows_in_the_directory(tmp_path: Path) -> None:
         await eventually(lambda: bob.parts.counters.groups_repaired == 2)
 
 
-async def test_a_silent_member_is_asked_for_numbers_above_the_last_alone(
+async def test_only_numbers_above_the_last_are_requested_from_a_silent_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "SILENCE_S", 0.2)
-    swarm, asked = LightSwarm(tmp_path, manifest_of()), []
+    monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
+    swarm, requests = LightSwarm(tmp_path, manifest_of()), []
 
-    def decide(sender: int, receiver: int, kind: str, said: Any) -> bool:
-        if kind == ASKED and sender == 2:
-            asked.append(said)
-        return kind == ANNOUNCED and said.number == 4
+    def decide(sender: int, receiver: int, kind: str, message: Any) -> bool:
+        if kind == REQUESTED and sender == 2:
+            requests.append(message)
+        return kind == ANNOUNCED and message.number == 4
 
     swarm.loses = decide
     async with swarm.node(1, directory_period_s=150) as alice, swarm.node(2) as bob:
-        await swarm.publish(alice, 3)  # one fewer than a step of the other takes
-        await eventually(lambda: held(bob) == 3 and asked and asked[-1].first_number == 4)
-        assert asked[-1].sender == identity_of(1).peer_id and asked[-1].last_number is None
+        await swarm.publish(alice, 3)  # one fewer than a step of bob takes
+        await eventually(lambda: held(bob) == 3 and requests and requests[-1].first_number == 4)
+        assert requests[-1].sender == identity_of(1).peer_id and requests[-1].last_number is None
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 4)
 
@@ -252,52 +187,52 @@ async def test_a_silent_member_is_asked_for_numbers_above_the_last_alone(
 async def test_a_lost_tail_is_requested_while_earlier_groups_of_its_sender_still_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "SILENCE_S", 0.5)
-    swarm, held_when_asked = LightSwarm(tmp_path, manifest_of(foreign_groups=64)), []
+    monkeypatch.setattr(backfill, "SILENCE_S", 0.5)
+    swarm, held_at_request = LightSwarm(tmp_path, manifest_of(foreign_groups=64)), []
     async with swarm.node(1, directory_period_s=150) as alice:
         async with swarm.node(2, directory_period_s=150, pull_batch=1, pulls_in_flight=1) as bob:
             await eventually(lambda: bob.parts.registry.peers)
             fetch = bob.gossip.fetch
 
-            def decide(sender: int, receiver: int, kind: str, said: Any) -> bool:
-                if kind == ASKED and said.first_number == 8:
-                    held_when_asked.append(held(bob))
-                return kind == ANNOUNCED and said.number == 8
+            def decide(sender: int, receiver: int, kind: str, message: Any) -> bool:
+                if kind == REQUESTED and message.first_number == 8:
+                    held_at_request.append(held(bob))
+                return kind == ANNOUNCED and message.number == 8
 
-            async def slow(peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
+            async def fetch_slowly(peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
                 await asyncio.sleep(0.4)
                 return await fetch(peer_id, ids, **how)
 
-            monkeypatch.setattr(bob.gossip, "fetch", slow)
+            monkeypatch.setattr(bob.gossip, "fetch", fetch_slowly)
             swarm.loses = decide
             await swarm.publish(alice, 8)
             await eventually(lambda: held(bob) == 8)
-            assert held_when_asked[0] < 6
+            assert held_at_request[0] < 6
 
 
-async def test_a_silent_member_is_asked_while_another_one_does_not_answer(
+async def test_a_silent_member_is_queried_while_another_one_does_not_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "SILENCE_S", 0.2)
+    monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
     swarm, stuck = LightSwarm(tmp_path, manifest_of()), identity_of(3).peer_id
-    swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
+    swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
     async with swarm.node(1, directory_period_s=150) as alice, swarm.node(2) as bob:
         request = bob.gossip.request_backfill
 
-        async def one_stuck(peer_id: str, question: bytes, **how: Any) -> Fetched:
+        async def hang_for_one(peer_id: str, query: bytes, **how: Any) -> Fetched:
             await asyncio.sleep(3600 if peer_id == stuck else 0)
-            return await request(peer_id, question, **how)
+            return await request(peer_id, query, **how)
 
-        monkeypatch.setattr(bob.gossip, "request_backfill", one_stuck)
+        monkeypatch.setattr(bob.gossip, "request_backfill", hang_for_one)
         async with swarm.node(3, directory_period_s=150):
             await eventually(lambda: stuck in bob.wiring.backfill._slots)
             await swarm.publish(alice, 2)
             await eventually(lambda: held(bob) == 2)
 
 
-async def test_what_its_sender_does_not_answer_is_had_from_another_member(tmp_path: Path) -> None:
+async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_member(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    swarm.loses = lambda sender, receiver, kind, said: kind == "request" and (sender, receiver) == (3, 1)
+    swarm.loses = lambda sender, receiver, kind, message: kind == "request" and (sender, receiver) == (3, 1)
     async with swarm.node(1) as alice, swarm.node(2) as bob, swarm.node(3) as carol:
         await swarm.publish(alice, 2)
         await eventually(lambda: held(bob) == 2)
@@ -306,7 +241,7 @@ async def test_what_its_sender_does_not_answer_is_had_from_another_member(tmp_pa
         assert carol.parts.registry.seen(identity_of(1).peer_id).failed_pulls > 0
 
 
-async def test_the_rest_of_a_broken_answer_is_requested_again_from_its_sender(
+async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull_slots, "FAILED_REST_S", 3600.0)
@@ -315,23 +250,25 @@ async def test_the_rest_of_a_broken_answer_is_requested_again_from_its_sender(
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
         fetch = bob.gossip.fetch
 
-        async def breaking(peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
+        async def fetch_and_break(peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
             fetched = await fetch(peer_id, ids, **how)
             if len(fetched.bodies) < 2:
                 return fetched
             broken.append(fetched.bodies[-1])
             return Fetched(fetched.bodies[:-1], FetchOutcome.BROKEN)
 
-        monkeypatch.setattr(bob.gossip, "fetch", breaking)
+        monkeypatch.setattr(bob.gossip, "fetch", fetch_and_break)
         await swarm.publish(alice, 8)
         await eventually(lambda: held(bob) == 8)
         assert broken
         assert bob.parts.registry.seen(identity_of(1).peer_id).failed_pulls == len(broken)
 
 
-async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
+async def test_an_unconfirmed_group_is_announced_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    swarm.loses = lambda sender, receiver, kind, said: kind == ASKED or (kind == ANNOUNCED and said.attempt == 0)
+    swarm.loses = lambda sender, receiver, kind, message: (
+        kind == REQUESTED or (kind == ANNOUNCED and message.attempt == 0)
+    )
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
         alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.2)
         await swarm.publish(alice, 2)
@@ -340,29 +277,29 @@ async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
         assert len(alice.parts.confirmations.pending) == 0
 
 
-async def test_what_is_announced_again_and_here_is_confirmed_again(tmp_path: Path) -> None:
+async def test_a_stored_group_that_is_announced_again_is_confirmed_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     alice_id = identity_of(1).peer_id
     async with swarm.node(2) as bob:
-        tell = bob.gossip.confirm
+        confirm = bob.gossip.confirm
 
-        async def is_lost(peer_id: str, ids: Any) -> bool:
+        async def lose(peer_id: str, ids: Any) -> bool:
             return False
 
-        bob.gossip.confirm = is_lost  # type: ignore[method-assign]
+        bob.gossip.confirm = lose  # type: ignore[method-assign]
         async with swarm.node(1) as alice:
             await swarm.publish(alice, 3)
             await eventually(lambda: held(bob) == 3)
             assert alice.parts.confirmations.num_confirmed == 0
-        bob.gossip.confirm = tell  # type: ignore[method-assign]
+        bob.gossip.confirm = confirm  # type: ignore[method-assign]
         async with swarm.node(1) as alice:
             await eventually(lambda: alice.parts.confirmations.num_confirmed == 3)
-            assert alice.parts.counters.groups_sent == 3, "announced again, so sent in this life"
+            assert alice.parts.counters.groups_sent == 3, "announced again after the restart, so counted as sent"
             assert len(alice.parts.confirmations.pending) == 0
         assert bob.parts.registry.seen(alice_id).accepted == 3
 
 
-async def test_only_what_is_announced_again_is_confirmed_again(tmp_path: Path) -> None:
+async def test_only_a_repeated_announcement_is_confirmed_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
@@ -370,32 +307,34 @@ async def test_only_what_is_announced_again_is_confirmed_again(tmp_path: Path) -
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
         assert kept is not None
-        said = announcement_of(kept, alice.parts.about)
-        await alice.gossip.announce(said.to_bytes(), shard=alice.parts.context.shard)
+        announcement = announcement_of(kept, alice.parts.about)
+        await alice.gossip.announce(announcement.to_bytes(), shard=alice.parts.context.shard)
         await asyncio.sleep(0.3)
-        assert bob.gossip.counters.confirmed_out == 1, "it may be late on its way: its sender was told"
-        await alice.gossip.announce(replace(said, attempt=1).to_bytes(), shard=alice.parts.context.shard)
+        assert bob.gossip.counters.confirmed_out == 1, (
+            "a late first announcement is confirmed, although its sender has the confirmation"
+        )
+        await alice.gossip.announce(replace(announcement, attempt=1).to_bytes(), shard=alice.parts.context.shard)
         await eventually(lambda: bob.gossip.counters.confirmed_out == 2)
 
 
-async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> None:
+async def test_an_unrequested_body_is_refused(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
 
-        async def slip_in(ids: Any) -> list[bytes]:
+        async def serve_oldest(ids: Any) -> list[bytes]:
             rows = alice.parts.reader.all_groups()
-            return [envelope for _, envelope in rows][: len(ids)]  # always the oldest
+            return [envelope for _, envelope in rows][: len(ids)]
 
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
-        alice.gossip.serve(slip_in)
+        alice.gossip.serve(serve_oldest)
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.counters.refused["unsolicited"])
         assert held(bob) == 1
         assert bob.parts.registry.seen(identity_of(1).peer_id).refused["unsolicited"] >= 1
 
 
-async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None:
+async def test_a_group_that_validation_refused_is_not_pulled_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
@@ -411,7 +350,7 @@ async def _scores_one(item: Any, texts: Any, *, cost: Any = None) -> list[tuple[
     return [(1.0, CompletionStatus.SCORED) for _ in texts]
 
 
-async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_path: Path) -> None:
+async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(own_groups=2, foreign_groups=2))
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(swarm.node(number, pull_all_max_peers=0)) for number in range(1, 9)]
@@ -422,15 +361,15 @@ async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_
         await eventually(lambda: sum(node.parts.confirmations.num_confirmed for node in nodes) == 16)
         await asyncio.sleep(0.5)
         pulled = [held(node) for node in nodes]
-        assert max(pulled) < 14, "nobody has everything"
+        assert max(pulled) < 14, "a node has all groups"
         assert sum(pulled) >= 16
 
 
-async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp_path: Path) -> None:
+async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=8))
     own = identity_of(2).peer_id
-    stranger = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
-    async with swarm.node(2, announcements_per_s=1.0, pull_policy="needed") as bob, swarm.node(stranger) as other:
+    other_number = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
+    async with swarm.node(2, announcements_per_s=1.0, pull_policy="needed") as bob, swarm.node(other_number) as other:
         await eventually(lambda: len(bob.parts.context.state.read_shards) == 8)
         await swarm.publish(other, 12)
         await eventually(lambda: len(bob.parts.context.state.read_shards) < 8)
@@ -439,22 +378,22 @@ async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp
         await eventually(lambda: held(bob) == 12)
 
 
-async def test_peers_that_failed_or_gave_nothing_yet_leave_places_to_others(tmp_path: Path) -> None:
+async def test_new_and_failed_peers_leave_slots_to_others(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1, pulls_in_flight=4) as alice:
         pull = alice.wiring.pull
         alice.parts.registry.seen("proven").accepted = 1
         pull._slots._asking.update(["new1", "new2"])
-        assert not pull._slots.may_ask("new1"), "one at a time of who has given nothing yet"
+        assert not pull._slots.may_ask("new1"), "a second request to a new peer"
         assert pull._slots.may_ask("new3")
         pull._slots._asking.update(["new3"])
-        assert not pull._slots.may_ask("new4"), "one place is left to those that have"
+        assert not pull._slots.may_ask("new4"), "the slot for proven peers is taken"
         assert pull._slots.may_ask("proven")
         pull._slots._asking.clear()
         for peer in ("slow1", "slow2"):
             pull._slots.backoff.failed(peer, now=-1e9)
         assert pull._slots.may_ask("slow1")
         pull._slots._asking.update(["slow1"])
-        assert not pull._slots.may_ask("slow2"), "one place for all that failed"
+        assert not pull._slots.may_ask("slow2"), "more than one slot for failed peers"
         pull._slots.backoff.failed("proven", now=-1e9)
         assert not pull._slots.may_ask("proven")

@@ -1,4 +1,4 @@
-"""Which shards the loop subscribes to where the budget allows one alone: by trust, and by the pull rule."""
+"""The shards that the loop subscribes to if the budget allows one shard: by trust and by the pull policy."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ PEER = next(name for name in NAMES if shard_of(name, NUM_SHARDS) != OWN_SHARD)
 
 
 @asynccontextmanager
-async def looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **swarm: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A node whose budget allows one shard, and a function that lets a flood of announcements pass."""
+async def one_shard_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **swarm: Any
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield a node whose budget allows one shard, and a function that simulates a flood of announcements."""
     text = manifest_text(foreign_wait_s=1) + f"[wire]\nannouncement_shards = {NUM_SHARDS}\n"
     settings = NodeSettings(model="m", swarm={"announcements_per_s": 1.0, **swarm})
     with components(tmp_path, settings=settings, manifest=parse_manifest(text, source="test")) as node:
@@ -39,22 +41,22 @@ async def looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **swarm: Any)
         wiring, clock = Wiring(node), LoopClock(monkeypatch)
         await node.gossip.start()
         task = asyncio.create_task(wiring.shards_loop.run())
-        await clock.passes(0.0)
+        await clock.advance(0.0)
         assert len(node.context.state.read_shards) == NUM_SHARDS
 
         async def flood() -> None:
             wiring.announcements.announcements_by_shard[0] += 10**9
-            await clock.passes(SHARDS_INTERVAL_S)
+            await clock.advance(SHARDS_INTERVAL_S)
 
         yield node, flood
         task.cancel()
         await node.gossip.close()
 
 
-async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(
+async def test_the_shard_of_a_trusted_peer_is_read_at_any_traffic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with looking(tmp_path, monkeypatch, pull_policy="needed") as (node, flood):
+    async with one_shard_node(tmp_path, monkeypatch, pull_policy="needed") as (node, flood):
         await flood()
         assert node.context.state.read_shards == {OWN_SHARD}
         node.peers.trust(PEER)
@@ -65,16 +67,16 @@ async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(
 
 
 @pytest.mark.parametrize("pull_policy", ["auto", "all"])
-async def test_a_node_that_pulls_every_group_reads_every_shard_whatever_the_traffic(
+async def test_a_node_that_pulls_every_group_reads_every_shard_at_any_traffic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pull_policy: str
 ) -> None:
-    async with looking(tmp_path, monkeypatch, pull_policy=pull_policy) as (node, flood):
+    async with one_shard_node(tmp_path, monkeypatch, pull_policy=pull_policy) as (node, flood):
         await flood()
         assert len(node.context.state.read_shards) == NUM_SHARDS
 
 
-async def test_a_node_of_a_large_swarm_keeps_to_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with looking(tmp_path, monkeypatch, pull_all_max_peers=0) as (node, flood):
+async def test_a_node_of_a_large_swarm_keeps_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with one_shard_node(tmp_path, monkeypatch, pull_all_max_peers=0) as (node, flood):
         monkeypatch.setattr(node.gossip, "known_members", AsyncMock(return_value=[PEER]))
         await flood()
         assert node.context.state.read_shards == {OWN_SHARD}

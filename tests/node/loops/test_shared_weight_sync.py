@@ -1,12 +1,11 @@
-"""A node of two real worker processes whose weights cross without a file; and one where that is refused.
+"""Two real worker processes of a node sync weights through shared memory, and through a file if that is refused.
 
-CUDA IPC is shared memory of a CPU here (`tests/cpu_sharing.py`): all else is the real way from the learner's tensors
-through the daemon into the engine.
+`tests/cpu_sharing.py` replaces CUDA IPC by shared memory of a CPU. The rest of the path is real: from the learner's
+tensors through the daemon into the engine.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from ftis_node.node.startup.wiring import Wiring
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from ftis_node.node.startup.factories import NodeInputs
 
 
-class _Makers(InProcessNodeFactory):
-    """Worker processes as on one GPU; before the third step the generator is killed and starts again. So small a model
-    is never right: the learner is told that every second completion was, or no step would change anything."""
+class _Factory(InProcessNodeFactory):
+    """A factory of worker processes as on one GPU. It kills the generator before the third step.
+
+    A tiny model is never correct, so every second completion gets reward 1. Without it no step would change weights.
+    """
 
     def __init__(self, settings: NodeSettings, home: Home) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
@@ -61,25 +63,24 @@ class _Makers(InProcessNodeFactory):
         learner = self._workers.learner(of, **parts)
         train = learner.train
 
-        async def killing(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:
+        async def kill_and_train(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:
             if step == 3:
                 assert self._client.pid is not None
                 os.kill(self._client.pid, signal.SIGKILL)
-                while (self._client.restarts, self._client.state) != (1, "ready"):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            return await train([half_right(group) for group in groups], step=step, **options)
+                await eventually(lambda: (self._client.restarts, self._client.state) == (1, "ready"))
+            return await train([half_correct(group) for group in groups], step=step, **options)
 
-        learner.train = killing  # type: ignore[method-assign]
+        learner.train = kill_and_train  # type: ignore[method-assign]
         return learner
 
 
-def half_right(group: TrainGroup) -> TrainGroup:
+def half_correct(group: TrainGroup) -> TrainGroup:
     return replace(group, rewards=tuple(float(index % 2) for index in range(len(group.rewards))))
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("refused", [False, True])
-async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
+async def test_weights_are_synced_without_a_file_or_fall_back_to_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", site_folder(tmp_path / "site"))
@@ -93,17 +94,17 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
         {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"shutdown_serve_s": 0.0}}
     )
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
-    async with running_components(settings, plan, home, _Makers(settings, home)) as parts:
+    async with running_components(settings, plan, home, _Factory(settings, home)) as parts:
         await run_node(parts, steps=4)
         assert (parts.context.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
         status = await Wiring(parts).status_loop().refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
-    ways = [event["way"] for event in events if event["event"] == "served"]
+    paths = [event["way"] for event in events if event["event"] == "served"]
     reasons = [event["reason"] for event in events if event["event"] == "weight_sync_fallback"]
     assert not [event for event in events if event["event"] == "weight_sync_failed"]
-    assert status.generation.hand_over == ways[-1]
+    assert status.generation.hand_over == paths[-1]
     if refused:
         assert reasons == ["CUDA IPC cannot open a handle: CUDA error: invalid argument"]
-        assert set(ways) == {f"file ({reasons[0]})"}
+        assert set(paths) == {f"file ({reasons[0]})"}
     else:
-        assert (reasons, set(ways)) == ([], {"CUDA IPC"})
+        assert (reasons, set(paths)) == ([], {"CUDA IPC"})

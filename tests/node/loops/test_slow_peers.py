@@ -1,4 +1,4 @@
-"""Peers that answer slowly, or not at all, delay no request to others: the backfill loop over the loopback swarm."""
+"""Peers that reply slowly or not at all delay no request to others: the backfill loop over the loopback swarm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
-from tests.node.loops.test_pull import ANNOUNCED, ASKED, LightSwarm, held, identity_of, manifest_of
+from tests.node.light_swarm import ANNOUNCED, REQUESTED, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from bench.stubs.stub_node import StubNode
 
-ANSWER_S = 1.8
+REPLY_S = 1.8
 SLOW = [identity_of(number).peer_id for number in range(10, 26)]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks that tests can wait for."""
+    """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.05)
     monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
     monkeypatch.setattr(pull_slots, "QUICK_S", 0.2)
@@ -38,27 +38,27 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add_slow_members(node: StubNode, monkeypatch: pytest.MonkeyPatch, slow: Sequence[str]) -> Counter[str]:
-    """Members in a node's list, which complete each empty answer after `ANSWER_S`. Returns the number of answers."""
-    request, members, answers = node.gossip.request_backfill, node.gossip.members, Counter[str]()
+    """Add members to a node's list, which send empty replies after `REPLY_S`. Return the number of replies by peer."""
+    request, members, replies = node.gossip.request_backfill, node.gossip.members, Counter[str]()
 
-    async def request_backfill(peer_id: str, question: bytes, **how: Any) -> Fetched:
+    async def request_backfill(peer_id: str, query: bytes, **how: Any) -> Fetched:
         if peer_id not in slow:
-            return await request(peer_id, question, **how)
+            return await request(peer_id, query, **how)
         limit_s = how["timeout_s"]
-        await asyncio.sleep(min(limit_s, ANSWER_S))
-        answers[peer_id] += limit_s > ANSWER_S
-        return Fetched((), FetchOutcome.COMPLETE if limit_s > ANSWER_S else FetchOutcome.TIMED_OUT)
+        await asyncio.sleep(min(limit_s, REPLY_S))
+        replies[peer_id] += limit_s > REPLY_S
+        return Fetched((), FetchOutcome.COMPLETE if limit_s > REPLY_S else FetchOutcome.TIMED_OUT)
 
     async def with_slow() -> list[str]:
         return [*slow, *await members()]
 
     monkeypatch.setattr(node.gossip, "request_backfill", request_backfill)
     monkeypatch.setattr(node.gossip, "members", with_slow)
-    return answers
+    return replies
 
 
 def add_stuck_confirmation(node: StubNode, monkeypatch: pytest.MonkeyPatch, stuck: str) -> list[str]:
-    """A peer that never answers a confirmation. Returns the peers to which one was sent."""
+    """Make confirmations to the peer `stuck` hang. Return the list of the peers that were sent one."""
     confirm, sent = node.gossip.confirm, list[str]()
 
     async def confirm_or_hang(peer_id: str, ids: Sequence[bytes]) -> bool:
@@ -74,41 +74,41 @@ def add_stuck_confirmation(node: StubNode, monkeypatch: pytest.MonkeyPatch, stuc
 async def test_a_silent_member_is_queried_again_and_again_beside_many_slow_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are twice as many as the queries at once, and silent, too."""
-    swarm, asked = LightSwarm(tmp_path, manifest_of()), Counter[str]()
+    """The slow members are silent too, and twice as many as the concurrent queries."""
+    swarm, queried = LightSwarm(tmp_path, manifest_of()), Counter[str]()
 
-    def decide(sender: int, receiver: int, kind: str, said: Any) -> bool:
-        asked["alice"] += kind == ASKED and (sender, receiver) == (2, 1)
+    def decide(sender: int, receiver: int, kind: str, message: Any) -> bool:
+        queried["alice"] += kind == REQUESTED and (sender, receiver) == (2, 1)
         return False
 
     swarm.loses = decide
     async with swarm.node(1, directory_period_s=150), swarm.node(2, directory_period_s=150) as bob:
         await eventually(lambda: bob.parts.registry.peers)
-        answers = add_slow_members(bob, monkeypatch, SLOW)
-        await eventually(lambda: min(answers[peer_id] for peer_id in SLOW) >= 1)
-        begun, asked["alice"] = answers.total(), 0
-        await eventually(lambda: asked["alice"] >= 5)
-        assert answers.total() - begun <= 24, "a slow member was queried in every slot before"
+        replies = add_slow_members(bob, monkeypatch, SLOW)
+        await eventually(lambda: min(replies[peer_id] for peer_id in SLOW) >= 1)
+        num_before, queried["alice"] = replies.total(), 0
+        await eventually(lambda: queried["alice"] >= 5)
+        assert replies.total() - num_before <= 24, "a slow member was queried in every slot before"
 
 
 async def test_gaps_of_a_slow_sender_do_not_delay_the_gap_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
+    swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150) as bob:
         await eventually(lambda: bob.parts.registry.peers)
         await asyncio.sleep(0.2)
-        answers = add_slow_members(bob, monkeypatch, SLOW[:1])
-        await eventually(lambda: answers.total() == 1 and SLOW[0] not in bob.wiring.backfill._slots)
+        replies = add_slow_members(bob, monkeypatch, SLOW[:1])
+        await eventually(lambda: replies.total() == 1 and SLOW[0] not in bob.wiring.backfill._slots)
         for number in range(1, 128, 2):
             bob.wiring.announcements.tracker_of(SLOW[0]).note(number, at=time.monotonic())
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
-        assert answers.total() <= 5, "its gaps were queried first"
+        assert replies.total() <= 5, "its gaps were queried first"
 
 
-async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
+async def test_slow_new_members_do_not_delay_the_catch_up_with_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
@@ -122,11 +122,11 @@ async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
         await swarm.publish(alice, 3)
         monkeypatch.setattr(LoopbackGossip, "members", only_present)
         async with swarm.node(2, directory_period_s=150) as bob:
-            answers = add_slow_members(bob, monkeypatch, slow)
+            replies = add_slow_members(bob, monkeypatch, slow)
             await eventually(lambda: all(peer_id in bob.parts.registry.peers for peer_id in slow))
             present.append(alice.gossip.peer_id)
             await eventually(lambda: held(bob) == 3)
-            assert answers.total() < len(slow), "the slow ones were queried first"
+            assert replies.total() < len(slow), "the slow ones were queried first"
 
 
 async def test_an_error_about_one_member_ends_no_query_to_another(
@@ -135,43 +135,43 @@ async def test_an_error_about_one_member_ends_no_query_to_another(
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150) as bob:
         await eventually(lambda: bob.parts.registry.peers)
-        is_banned, bad = bob.parts.peers.is_banned, SLOW[0]
+        is_banned, faulty = bob.parts.peers.is_banned, SLOW[0]
 
-        def raise_of_bad(peer_id: str) -> bool:
-            if peer_id == bad:
+        def raise_for_faulty(peer_id: str) -> bool:
+            if peer_id == faulty:
                 raise RuntimeError("unexpected")
             return is_banned(peer_id)
 
-        monkeypatch.setattr(bob.parts.peers, "is_banned", raise_of_bad)
-        answers = add_slow_members(bob, monkeypatch, [bad])
-        bob.wiring.backfill.catch_up(bad)
+        monkeypatch.setattr(bob.parts.peers, "is_banned", raise_for_faulty)
+        replies = add_slow_members(bob, monkeypatch, [faulty])
+        bob.wiring.backfill.catch_up(faulty)
         for number in (1, 3):
-            bob.wiring.announcements.tracker_of(bad).note(number, at=time.monotonic())
+            bob.wiring.announcements.tracker_of(faulty).note(number, at=time.monotonic())
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3 and bob.gossip.guard.num_faults[Place.CATCH_UP] >= 2)
-        assert answers[bad] == 0
+        assert replies[faulty] == 0
 
 
-async def test_what_a_slow_newcomer_has_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node needs no foreign groups for a step, so it queries no silent member; and nothing is announced again."""
+async def test_the_groups_of_a_slow_new_member_are_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node needs no foreign groups, so it queries no silent member. No group is announced again."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1, directory_period_s=150) as alice:
         alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=3600.0)
         await swarm.publish(alice, 3)
         request = LoopbackGossip.request_backfill
 
-        async def request_slowly(gossip: LoopbackGossip, peer_id: str, question: bytes, *, timeout_s: float) -> Fetched:
+        async def request_slowly(gossip: LoopbackGossip, peer_id: str, query: bytes, *, timeout_s: float) -> Fetched:
             await asyncio.sleep(min(timeout_s, 0.5))
             if timeout_s < 0.5:
                 return Fetched((), FetchOutcome.TIMED_OUT)
-            return await request(gossip, peer_id, question, timeout_s=timeout_s)
+            return await request(gossip, peer_id, query, timeout_s=timeout_s)
 
         monkeypatch.setattr(LoopbackGossip, "request_backfill", request_slowly)
         async with swarm.node(2, directory_period_s=150) as bob:
             await eventually(lambda: held(bob) == 3)
 
 
-async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the_pulls(
+async def test_a_sender_that_does_not_reply_to_a_confirmation_holds_no_slot_of_the_pulls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm, stuck = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), identity_of(1).peer_id
@@ -184,7 +184,7 @@ async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the
         assert held(bob) == 2
 
 
-async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_other(
+async def test_a_sender_that_does_not_reply_to_a_confirmation_delays_no_other_confirmation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirmations, "WINDOW_S", 0.05)
@@ -198,13 +198,15 @@ async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_o
             announcements.to_confirm.add(sender, bytes(32))
             announcements.has_to_confirm.set()
             await eventually(lambda sender=sender: sender in sent)
-        assert loop._slots.pace_of(stuck) is Pace.UNKNOWN, "its confirmation is in flight"
+        assert loop._slots.pace_of(stuck) is Pace.UNKNOWN, "its confirmation is not in flight any more"
         await eventually(lambda: sent.count(stuck) == 2 and stuck not in loop._slots)
         assert loop._slots.pace_of(stuck) is Pace.SLOW
-        assert sent.count(stuck) == 2 and not len(announcements.to_confirm), "once more, with the time of slow peers"
+        assert sent.count(stuck) == 2 and not len(announcements.to_confirm), (
+            "not repeated once with the limit of slow peers"
+        )
 
 
-async def test_records_that_the_directory_does_not_give_delay_neither_others_nor_the_own_one(
+async def test_records_that_hang_in_the_directory_delay_neither_others_nor_the_own_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
@@ -229,7 +231,7 @@ async def test_records_that_the_directory_does_not_give_delay_neither_others_nor
         await eventually(lambda: (record := record_of(identity_of(1).peer_id)) is not None and record.last_number == 1)
 
 
-async def test_a_record_is_read_wherever_it_is_among_many_that_the_directory_does_not_give(
+async def test_a_record_is_read_at_any_position_among_many_that_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm, alice_id = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), identity_of(1).peer_id
@@ -257,14 +259,14 @@ def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:
     for took_s, is_answered, pace in (
         (0.01, True, Pace.QUICK),
         (pull_slots.QUICK_S, False, Pace.SLOW),
-        (0.01, False, Pace.UNKNOWN),  # it broke at once, which says nothing
+        (0.01, False, Pace.UNKNOWN),  # an early failure shows no pace
         (9.0, True, Pace.SLOW),
     ):
         slots.note("p", took_s=took_s, is_answered=is_answered)
         assert slots.pace_of("p") is pace
 
 
-def test_a_slot_of_each_pace_is_free_while_those_of_the_others_are_held() -> None:
+def test_each_pace_has_separate_slots() -> None:
     slots = QuerySlots(1)
     slots.note("quick", took_s=0.0, is_answered=True)
     slots.note("slow", took_s=9.0, is_answered=True)
@@ -276,7 +278,7 @@ def test_a_slot_of_each_pace_is_free_while_those_of_the_others_are_held() -> Non
     assert slots.take("newer")
 
 
-def test_a_query_that_shows_that_its_peer_is_slow_is_repeated_once() -> None:
+def test_the_first_query_that_finds_a_peer_slow_is_repeated_once() -> None:
     slots = QuerySlots(1)
     assert slots.take("p")
     slots.note("p", took_s=0.01, is_answered=True)
@@ -288,7 +290,7 @@ def test_a_query_that_shows_that_its_peer_is_slow_is_repeated_once() -> None:
         assert slots.take("p")
 
 
-def test_a_thousand_peers_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_paces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull_slots, "MAX_PEERS", 1000)
     slots = QuerySlots(1)
     for number in range(1001):

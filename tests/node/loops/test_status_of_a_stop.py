@@ -1,4 +1,4 @@
-"""What the status says while a node stops: the loops of a node whose learner ends, or saves, when the test says so."""
+"""The status of a stopping node, whose learner ends or saves when the test permits it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = NodeSettings(model="m", dtype="float32", status_port=0)
 
 
 class SlowLearner(NullLearner):
-    """A learner that ends after `may_end`, and saves after `may_save`; `reports` is what it waits for in its end."""
+    """A learner that ends after `may_end` and saves after `may_save`; `reports` names what its end waits for."""
 
     def __init__(self, *, reports: str = "") -> None:
         super().__init__(0)
@@ -53,12 +53,12 @@ class SlowLearner(NullLearner):
 
 
 def scorers() -> dict[str, IsolatedScorer]:
-    """Real ones, without a process: the task is harmless to score."""
+    """Return real scorers; they start no process, because the task does not need one."""
     return {name: IsolatedScorer(load_task("arithmetic")) for name in ("scorer", "new_peers_scorer")}
 
 
 async def prepare(node: NodeComponents, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Replace the loops of the role by a wait for the returned event, after which the node has no more work."""
+    """Replace the loops of the role by a wait for the returned event, which ends the node's work."""
     done = asyncio.Event()
 
     async def until_done(wiring: Wiring, *, last_step: int | None) -> None:
@@ -91,8 +91,8 @@ async def test_a_stopped_node_waits_for_its_learner(
         await eventually(lambda: status.latest.health.taken_at > taken_at)
         learner.may_end.set()
         await work
-        left = read_last_status(node.home).node
-        assert (left.state, left.end, left.waits_for) == ("stopped", "stopped", "")
+        saved = read_last_status(node.home).node
+        assert (saved.state, saved.end, saved.waits_for) == ("stopped", "stopped", "")
 
 
 async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learner(
@@ -113,8 +113,8 @@ async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learne
         await eventually(lambda: status.latest.node.waits_for == "learner worker")
         learner.may_end.set()
         await work
-        left = read_last_status(node.home).node
-        assert (left.state, left.end, left.waits_for) == ("stopped", "finished", "")
+        saved = read_last_status(node.home).node
+        assert (saved.state, saved.end, saved.waits_for) == ("stopped", "finished", "")
 
 
 def _raise_sigterm() -> None:

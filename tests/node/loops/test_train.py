@@ -1,4 +1,4 @@
-"""What the train loop makes of a step's report and of the learner's state: who is charged or credited, what goes on."""
+"""The train loop's reaction to a step's report and the learner's state: conduct of peers, released groups, progress."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.loops.train import TrainLoop
 
-HONEST, LIAR = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
+HONEST, MALLORY = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 
 def foreign(sender: Identity, number: int) -> StoredGroup:
@@ -45,7 +45,7 @@ def foreign(sender: Identity, number: int) -> StoredGroup:
 
 
 class Learner(NullLearner):
-    """Answers each step with one report."""
+    """A learner that returns the same report for each step."""
 
     def __init__(self, report: StepReport) -> None:
         super().__init__(parameters=1)
@@ -69,86 +69,90 @@ def conduct_of(node: NodeComponents) -> list[tuple[str, Behaviour]]:
     return [(peer_id, conduct) for peer_id, conduct, _ in notes_of(node)]
 
 
-async def test_who_understates_is_charged_and_who_taught_is_credited(tmp_path: Path) -> None:
-    groups = [foreign(HONEST, 1), foreign(LIAR, 2)]
+async def test_a_sender_that_understates_is_charged_and_an_honest_one_credited(tmp_path: Path) -> None:
+    groups = [foreign(HONEST, 1), foreign(MALLORY, 2)]
     report = StepReport(step=1, policy_version=1, num_updates=1, understated=(groups[1].id.hex(),))
     with loop_with(tmp_path, report) as (loop, node):
         await loop._train(groups)
-        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (LIAR.peer_id, Behaviour.FALSE_CLAIM)]
+        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FALSE_CLAIM)]
         assert len(events_of(node, "understated")) == 1
-        assert node.counters.refused == node.registry.seen(LIAR.peer_id).refused == {"understated_logprobs": 1}
+        assert node.counters.refused == node.registry.seen(MALLORY.peer_id).refused == {"understated_logprobs": 1}
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
 
 
-async def test_who_sends_a_body_that_the_learner_cannot_unpack_is_charged_once(tmp_path: Path) -> None:
-    groups = [foreign(HONEST, 1), foreign(LIAR, 2)]
+async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_once(tmp_path: Path) -> None:
+    groups = [foreign(HONEST, 1), foreign(MALLORY, 2)]
     report = StepReport(step=1, policy_version=1, num_updates=1, unreadable=(groups[1].id.hex(),))
     with loop_with(tmp_path / "a", report) as (loop, node):
         await loop._train(groups)
-        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (LIAR.peer_id, Behaviour.FAULT)]
+        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FAULT)]
     with loop_with(tmp_path / "b", msgspec.structs.replace(report, repeated=True)) as (loop, node):
         await loop._train(groups)
-        assert (LIAR.peer_id, Behaviour.FAULT) not in conduct_of(node)
+        assert (MALLORY.peer_id, Behaviour.FAULT) not in conduct_of(node)
 
 
-async def test_a_lie_in_a_step_that_is_reported_again_is_charged_once(tmp_path: Path) -> None:
-    group = foreign(LIAR, 2)
+async def test_a_false_claim_in_a_step_that_is_reported_again_is_charged_once(tmp_path: Path) -> None:
+    group = foreign(MALLORY, 2)
     report = StepReport(step=1, policy_version=1, num_updates=1, understated=(group.id.hex(),), repeated=True)
     with loop_with(tmp_path, report) as (loop, node):
         await loop._train([group])
         assert (notes_of(node), events_of(node, "understated"), dict(node.counters.refused)) == ([], [], {})
 
 
-async def test_a_step_that_changed_nothing_credits_nobody(tmp_path: Path) -> None:
+async def test_a_step_without_an_update_credits_no_sender(tmp_path: Path) -> None:
     with loop_with(tmp_path, StepReport(step=1, policy_version=0, refused="the loss is not finite")) as (loop, node):
         await loop._train([foreign(HONEST, 1)])
         assert notes_of(node) == []
         assert buffer_of(node).released == [(1, ReleaseReason.REFUSED)]
 
 
-async def test_a_learner_that_fell_back_is_followed(tmp_path: Path) -> None:
+async def test_the_node_follows_a_learner_that_fell_back(tmp_path: Path) -> None:
     with loop_with(tmp_path, StepReport(step=1, policy_version=1), step=5) as (loop, node):
         proof = WeightProof(version=2, probe_ids=(1, 2), logprobs=(-1.0,))
         await loop.resume(LearnerState(3, 2, parameters=1, trainable_parameters=1, proof=proof))
         assert (loop.step, node.context.state.saved_step, node.context.state.policy_version) == (3, 3, 2)
         assert buffer_of(node).reconciled == [3]
-        assert node.context.state.last_reused_version == 6, "weights 6 were offered before their step was noted"
+        assert node.context.state.last_reused_version == 6, (
+            "weights 6 may have been offered before their step was noted"
+        )
 
 
-async def test_a_step_says_what_each_sender_was_worth(tmp_path: Path) -> None:
-    """The event has all senders, the peers' rows those that are peers, over their last steps."""
+async def test_a_step_event_has_the_statistics_of_each_sender(tmp_path: Path) -> None:
+    """The event has all senders. The rows of peers have their last steps."""
     bins = (1, *[0] * 10)
-    ours = SenderStats("me", True, groups=4, completions=16, kept=16)
-    theirs = SenderStats(
+    own_stats = SenderStats("me", True, groups=4, completions=16, kept=16)
+    peer_stats = SenderStats(
         HONEST.peer_id, False, groups=2, groups_with_signal=1, completions=8, negatives=4, kept=6, kept_negatives=2,
         taught=4, weight_sum=4.0, weight_square_sum=8.0, positive_log_ratios=bins, negative_log_ratios=bins,
     )  # fmt: skip
-    rest = SenderStats("", False, groups=9)
-    report = StepReport(step=1, policy_version=1, num_updates=1, by_sender=(ours, theirs, rest))
+    other_stats = SenderStats("", False, groups=9)
+    report = StepReport(step=1, policy_version=1, num_updates=1, by_sender=(own_stats, peer_stats, other_stats))
     with loop_with(tmp_path, report) as (loop, node):
-        node.registry.seen(LIAR.peer_id)
+        node.registry.seen(MALLORY.peer_id)
         seen_at = node.registry.entry(HONEST.peer_id).last_seen
         for _ in range(RECENT_STEPS + 5):
             await loop.reporter.note(report)
         steps = events_of(node, "step")
         assert [each["sender"] for each in steps[0]["by_sender"]] == ["me", HONEST.peer_id, ""]
         assert steps[0]["by_sender"][1]["negative_log_ratios"] == list(bins)
-        assert set(node.registry.peers) == {HONEST.peer_id, LIAR.peer_id}
-        assert node.registry.entry(HONEST.peer_id).last_seen == seen_at, "a group that is trained is no sign of life"
+        assert set(node.registry.peers) == {HONEST.peer_id, MALLORY.peer_id}
+        assert node.registry.entry(HONEST.peer_id).last_seen == seen_at, (
+            "training on a group changes when its sender was last seen"
+        )
         row = node.registry.peers[HONEST.peer_id].as_dict()["teaching"]
         assert (row["steps"], row["groups"], row["completions"]) == (RECENT_STEPS, 2 * RECENT_STEPS, 8 * RECENT_STEPS)
         assert (row["kept"], row["kept_negatives"], row["signal"], row["ess"]) == (0.75, 0.5, 0.5, 0.5)
         assert row["teaches"] == 0.25
-        assert node.registry.peers[LIAR.peer_id].as_dict()["teaching"] is None
+        assert node.registry.peers[MALLORY.peer_id].as_dict()["teaching"] is None
 
 
-async def test_who_disagrees_counts_less_from_the_next_step_on(tmp_path: Path) -> None:
-    agreement = {HONEST.peer_id: 0.5, LIAR.peer_id: -0.5}
+async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(tmp_path: Path) -> None:
+    agreement = {HONEST.peer_id: 0.5, MALLORY.peer_id: -0.5}
     report = StepReport(step=1, policy_version=1, num_updates=1, agreement=agreement, own_agreement=0.5)
     run = parse_manifest(manifest_text(foreign_wait_s=1), source="test")
     run = run.model_copy(update={"method": run.method.model_copy(update={"peer_weights": "agreement"})})
     with loop_with(tmp_path, report, manifest=run) as (loop, node):
-        groups = [foreign(HONEST, 1), foreign(LIAR, 2)]
+        groups = [foreign(HONEST, 1), foreign(MALLORY, 2)]
         weights = []
         for _ in range(4):
             weights.append([each.weight for each in loop.peers.batch(groups)])
@@ -157,14 +161,14 @@ async def test_who_disagrees_counts_less_from_the_next_step_on(tmp_path: Path) -
         assert len(events_of(node, "peer_weights")) == 4
 
 
-async def test_without_the_setting_nobody_counts_less(tmp_path: Path) -> None:
-    report = StepReport(step=1, policy_version=1, num_updates=1, agreement={LIAR.peer_id: -0.5}, own_agreement=0.5)
+async def test_without_the_setting_all_groups_weigh_the_same(tmp_path: Path) -> None:
+    report = StepReport(step=1, policy_version=1, num_updates=1, agreement={MALLORY.peer_id: -0.5}, own_agreement=0.5)
     with loop_with(tmp_path, report) as (loop, node):
         for _ in range(4):
-            await loop._train([foreign(LIAR, 2)])
-        assert [each.weight for each in loop.peers.batch([foreign(LIAR, 2)])] == [1.0]
+            await loop._train([foreign(MALLORY, 2)])
+        assert [each.weight for each in loop.peers.batch([foreign(MALLORY, 2)])] == [1.0]
         assert events_of(node, "peer_weights") == []
 
 
-def test_a_group_names_its_sender() -> None:
+def test_a_train_group_names_its_sender() -> None:
     assert train_group(foreign(HONEST, 1), share="vertical").sender == HONEST.peer_id

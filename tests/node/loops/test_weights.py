@@ -1,4 +1,4 @@
-"""Weights from a learner to a generator: over real p2pd with cuts, and over a network on which the learner lies."""
+"""Weights from a learner to a generator: over real p2pd with broken streams, and from a malicious learner."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ RUN_ID = MANIFEST.run_id
 MIB = 1 << 20
 VOCABULARY = 100
 PARAMETERS = 4 * MIB
-LEARNER, GENERATOR, STRANGER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
+LEARNER, GENERATOR, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 
 
 @pytest.fixture(autouse=True)
-def _one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both start from one model, whose files nobody reads here."""
+def _same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both nodes start from the same model. No test reads its files."""
     for module in (weights_follow, weights_offer):
         monkeypatch.setattr(module, "model_fingerprint", lambda source: "12" * 16)
 
 
 class _Engine(NullGeneration):
-    """A generation worker that takes what it is given, but for files that begin with `refuses`."""
+    """A generation worker that accepts all weights except files that begin with `refuses`."""
 
-    def __init__(self, refuses: bytes = b"bad") -> None:
+    def __init__(self, refuses: bytes = b"invalid") -> None:
         super().__init__(lambda: 0)
         self.versions: list[int] = []
         self._refuses = refuses
@@ -85,7 +85,7 @@ class _Tokenizer(StubTokenizer):
 
 @contextmanager
 def _node(identity: Identity, folder: Path, gossip: Gossip | None, **roles: Any) -> Iterator[NodeComponents]:
-    """A learner, or a generator if it follows one."""
+    """Yield the components of a learner, or of a generator if it follows one."""
     role = "generator" if roles.get("follow") else "learner"
     settings = NodeSettings.model_validate({"model": "m", "role": role, "roles": {"poll_interval_s": 0.05, **roles}})
     with components(
@@ -103,7 +103,7 @@ def _node(identity: Identity, folder: Path, gossip: Gossip | None, **roles: Any)
 
 
 def _publish(node: NodeComponents, version: int, content: bytes) -> tuple[PublishedWeights, WeightProof]:
-    """As the learner's worker does."""
+    """Publish weights like the learner's worker."""
     folder = node.home.weights / f"weights-{version:08d}"
     with complete_folder(folder, sync=False) as temporary:
         (temporary / WEIGHTS_FILE).write_bytes(content)
@@ -113,16 +113,16 @@ def _publish(node: NodeComponents, version: int, content: bytes) -> tuple[Publis
 
 
 class _Pair:
-    """A learner that offers and a generator that follows it, over the in-process network."""
+    """A learner that offers weights and a generator that follows it, over the in-process network."""
 
     def __init__(self, learner: NodeComponents, generator: NodeComponents) -> None:
         self.learner = learner
         self.generator = generator
         self.offers = Wiring(learner).offer_loop
-        self.given: list[Any] = []  # questions
+        self.requests: list[WeightsRequest] = []
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        self.given.append(open_weights_request(data))
+        self.requests.append(open_weights_request(data))
         async for item in self.offers.give(peer_id, data):
             yield item
 
@@ -149,19 +149,19 @@ class _Pair:
 @asynccontextmanager
 async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIterator[_Pair]:
     swarm = LoopbackSwarm()
-    ours, theirs = (swarm.join(one.peer_id, run_id=RUN_ID) for one in (LEARNER, GENERATOR))
+    of_learner, of_generator = (swarm.join(one.peer_id, run_id=RUN_ID) for one in (LEARNER, GENERATOR))
     roles = {"follow": LEARNER.peer_id, **roles}
     with (
-        _node(LEARNER, folder / "learner", ours) as learner,
-        _node(GENERATOR, folder / "generator", theirs, **roles) as generator,
+        _node(LEARNER, folder / "learner", of_learner) as learner,
+        _node(GENERATOR, folder / "generator", of_generator, **roles) as generator,
     ):
         pair = _Pair(learner, generator)
         tasks = [asyncio.create_task(pair.offers.run())]
         if follows:
             tasks.append(asyncio.create_task(Wiring(generator).follow_loop.run()))
-        for gossip in (ours, theirs):
+        for gossip in (of_learner, of_generator):
             await gossip.start()
-        ours.serve_weights(pair.give)
+        of_learner.serve_weights(pair.give)
         try:
             yield pair
         finally:
@@ -180,13 +180,13 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
         assert [event["num_chunks"] for event in fetched] == [3, 3, 3]
         assert fetched[0]["num_bytes"] == 2 * MIB + 5
         assert events_of(pair.learner, "weights_served")[0]["num_bytes"] == 2 * MIB + 5
-        given, taken = pair.learner.gossip.counters, pair.generator.gossip.counters
-        await eventually(lambda: taken.weights_bytes_in == given.weights_bytes_out)  # it goes on asking for offers
-        assert taken.weights_bytes_in > 3 * (2 * MIB + 5)
-        assert taken.body_bytes_in == 0
+        sent, received = pair.learner.gossip.counters, pair.generator.gossip.counters
+        await eventually(lambda: received.weights_bytes_in == sent.weights_bytes_out)  # it still requests offers
+        assert received.weights_bytes_in > 3 * (2 * MIB + 5)
+        assert received.body_bytes_in == 0
         await eventually(lambda: pair.generator.context.state.policy_version == 5)
         held = sorted(path.name for path in (tmp_path / "generator/weights/followed").glob("version-*"))
-        assert held == ["version-00000005"], "those before are gone"
+        assert held == ["version-00000005"], "older versions are still there"
 
 
 async def test_a_delay_holds_versions_back(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ async def test_a_delay_holds_versions_back(tmp_path: Path) -> None:
         assert all(event["age_s"] >= 0.6 for event in events_of(pair.generator, "served"))
 
 
-async def test_a_restarted_generator_serves_what_it_served_and_goes_on_inside_a_file(tmp_path: Path) -> None:
+async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_partial_file(tmp_path: Path) -> None:
     content = os.urandom(6 * MIB + 1)
     async with _pair(tmp_path) as pair:
         await pair.offer(1, b"first")
@@ -210,7 +210,7 @@ async def test_a_restarted_generator_serves_what_it_served_and_goes_on_inside_a_
         partial.mkdir(parents=True, exist_ok=True)
         damaged = content[: 3 * MIB] + b"x" + content[3 * MIB + 1 : 5 * MIB]  # the fourth chunk is wrong
         (partial / f"{offer.sha256.hex()}.part").write_bytes(damaged)
-        (partial / f"{'00' * 32}.part").write_bytes(b"of a version that is gone")
+        (partial / f"{'00' * 32}.part").write_bytes(b"of a withdrawn version")
         follow = Wiring(pair.generator).follow_loop
         await follow.resume()
         assert pair.served == [1]
@@ -219,74 +219,74 @@ async def test_a_restarted_generator_serves_what_it_served_and_goes_on_inside_a_
         running.cancel()
         fetched = events_of(pair.generator, "weights_fetched")[-1]
         assert (fetched["num_resumed"], fetched["num_chunks"]) == (3, 4)
-        chunk_requests = [question for question in pair.given if question.part is WeightsPart.CHUNKS]
-        assert [(question.first, question.count) for question in chunk_requests] == [(3, 4)]
+        chunk_requests = [request for request in pair.requests if request.part is WeightsPart.CHUNKS]
+        assert [(request.first, request.count) for request in chunk_requests] == [(3, 4)]
         path = tmp_path / "generator/weights/followed/version-00000002" / WEIGHTS_FILE
         assert path.read_bytes() == content
         assert list(partial.iterdir()) == []
 
 
-async def test_weights_whose_proof_fails_are_not_served_and_others_are_afterwards(tmp_path: Path) -> None:
+async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_path: Path) -> None:
     async with _pair(tmp_path) as pair:
-        await pair.offer(1, b"good")
+        await pair.offer(1, b"valid")
         await eventually(lambda: pair.served == [1])
-        await pair.offer(2, b"bad weights: NaN")
+        await pair.offer(2, b"invalid weights: NaN")
         await eventually(lambda: pair.refused == {"proof": 1})
         assert pair.generator.context.state.policy_version == 1
         assert not (tmp_path / "generator/weights/followed/version-00000002").exists()
         assert (tmp_path / "generator/weights/followed/version-00000001").exists()
-        await pair.offer(3, b"good again")
+        await pair.offer(3, b"valid again")
         await eventually(lambda: pair.served == [1, 3])
 
 
-async def test_a_version_that_goes_back_is_not_taken(tmp_path: Path) -> None:
+async def test_an_older_version_is_not_accepted(tmp_path: Path) -> None:
     async with _pair(tmp_path) as pair:
         await pair.offer(5, b"five")
         await eventually(lambda: pair.served == [5])
         await pair.offer(4, b"four, after a crash")
         await eventually(lambda: pair.refused == {"goes_back": 1})
-        await pair.offer(5, b"five, made anew")
+        await pair.offer(5, b"five, made again")
         await pair.offer(6, b"six")
         await eventually(lambda: pair.served == [5, 6])
-        assert pair.refused == {"goes_back": 1}, "told once, however often it is seen"
+        assert pair.refused == {"goes_back": 1}, "the same offer was reported twice"
 
 
-class _Liar:
-    """A learner's network end that gives what it likes."""
+class _Malicious:
+    """A malicious learner: it serves this offer, these hashes, and zeros for the chunks of `spoil`."""
 
     def __init__(self, pair: _Pair, offer: WeightsOffer, *, signer: Identity = LEARNER) -> None:
         self.pair, self.signed = pair, seal_offer(offer, signer)
         self.hashes: bytes | None = None
         self.spoil: set[int] = set()
-        self.num_spoilt, self.most_spoilt = 0, 1 << 30
-        self.requested_at: list[float] = []  # for chunks
+        self.num_spoiled, self.max_spoiled = 0, 1 << 30
+        self.requested_at: list[float] = []  # times of requests for chunks
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        question = open_weights_request(data)
-        self.pair.given.append(question)
-        if question.part is WeightsPart.OFFER:
+        request = open_weights_request(data)
+        self.pair.requests.append(request)
+        if request.part is WeightsPart.OFFER:
             yield self.signed
             return
-        if question.part is WeightsPart.HASHES and self.hashes is not None:
+        if request.part is WeightsPart.HASHES and self.hashes is not None:
             yield self.hashes
             return
-        index = question.first
-        if question.part is WeightsPart.CHUNKS:
+        index = request.first
+        if request.part is WeightsPart.CHUNKS:
             self.requested_at.append(asyncio.get_running_loop().time())
         async for item in self.pair.offers.give(peer_id, data):
-            is_spoilt = (
-                question.part is WeightsPart.CHUNKS and index in self.spoil and self.num_spoilt < self.most_spoilt
+            is_spoiled = (
+                request.part is WeightsPart.CHUNKS and index in self.spoil and self.num_spoiled < self.max_spoiled
             )
-            self.num_spoilt += is_spoilt
-            yield bytes(len(item)) if is_spoilt else item
+            self.num_spoiled += is_spoiled
+            yield bytes(len(item)) if is_spoiled else item
             index += 1
 
 
 @pytest.mark.parametrize(
     ("changes", "signer", "reason"),
     [
-        ({}, STRANGER, "signature"),
-        ({"peer_id": STRANGER.peer_id}, STRANGER, "peer"),
+        ({}, OTHER, "signature"),
+        ({"peer_id": OTHER.peer_id}, OTHER, "peer"),
         ({"num_bytes": 4 * PARAMETERS + MIB + 1}, LEARNER, "size"),
         ({"num_bytes": 1 << 50}, LEARNER, "malformed"),
         ({"run_id": "ee" * 16}, LEARNER, "run"),
@@ -295,69 +295,69 @@ class _Liar:
         ({"adapter_config": b'{"r": 8}'}, LEARNER, "adapter"),
     ],
 )
-async def test_a_bad_offer_costs_not_a_byte_of_the_file(
+async def test_an_invalid_offer_is_refused_without_a_request_for_the_file(
     tmp_path: Path, changes: dict[str, Any], signer: Identity, reason: str
 ) -> None:
     async with _pair(tmp_path, follows=False) as pair:
         offer = await pair.offer(1, b"weights")
-        pair.learner.gossip.serve_weights(_Liar(pair, replace(offer, **changes), signer=signer).give)
+        pair.learner.gossip.serve_weights(_Malicious(pair, replace(offer, **changes), signer=signer).give)
         running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.refused)
         await asyncio.sleep(0.2)
         running.cancel()
         assert pair.refused == {reason: 1}
-        assert {question.part for question in pair.given} == {WeightsPart.OFFER}
+        assert {request.part for request in pair.requests} == {WeightsPart.OFFER}
         assert pair.generator.registry.seen(LEARNER.peer_id).refused == {f"weights_{reason}": 1}
         assert pair.served == []
 
 
-async def test_a_list_of_other_hashes_is_refused(tmp_path: Path) -> None:
+async def test_hashes_that_do_not_match_the_offer_are_refused(tmp_path: Path) -> None:
     async with _pair(tmp_path, follows=False) as pair:
-        liar = _Liar(pair, await pair.offer(1, b"weights"))
-        liar.hashes = bytes(32)
-        pair.learner.gossip.serve_weights(liar.give)
+        malicious = _Malicious(pair, await pair.offer(1, b"weights"))
+        malicious.hashes = bytes(32)
+        pair.learner.gossip.serve_weights(malicious.give)
         running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.refused == {"hash": 1})
         running.cancel()
-        assert WeightsPart.CHUNKS not in {question.part for question in pair.given}
+        assert WeightsPart.CHUNKS not in {request.part for request in pair.requests}
 
 
-async def test_a_file_that_is_not_the_one_offered_is_thrown_away(tmp_path: Path) -> None:
+async def test_a_file_that_does_not_match_the_offer_is_removed(tmp_path: Path) -> None:
     async with _pair(tmp_path, follows=False) as pair:
         offer = await pair.offer(1, b"weights")
         claimed = replace(offer, sha256=hashlib.sha256(b"others").digest())
         held = pair.offers._held[1]
         pair.offers._held[1] = replace(held, offer=claimed)
-        pair.learner.gossip.serve_weights(_Liar(pair, claimed).give)
+        pair.learner.gossip.serve_weights(_Malicious(pair, claimed).give)
         running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.refused == {"hash": 1})
         running.cancel()
         assert list((tmp_path / "generator/weights/followed/partial").iterdir()) == []
 
 
-async def test_a_wrong_chunk_costs_that_chunk(tmp_path: Path) -> None:
+async def test_only_a_wrong_chunk_is_requested_again(tmp_path: Path) -> None:
     async with _pair(tmp_path, follows=False) as pair:
-        liar = _Liar(pair, await pair.offer(1, os.urandom(5 * MIB)))
-        liar.spoil, liar.most_spoilt = {2}, 3
-        pair.learner.gossip.serve_weights(liar.give)
+        malicious = _Malicious(pair, await pair.offer(1, os.urandom(5 * MIB)))
+        malicious.spoil, malicious.max_spoiled = {2}, 3
+        pair.learner.gossip.serve_weights(malicious.give)
         running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.served == [1])
         running.cancel()
         fetched = events_of(pair.generator, "weights_fetched")[0]
         assert fetched["num_wrong"] == pair.refused["wrong_chunk"] == 3
-        pauses = [after - before for before, after in pairwise(liar.requested_at[:4])]
+        pauses = [after - before for before, after in pairwise(malicious.requested_at[:4])]
         assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.context.settings.roles.poll_interval_s, (
-            "not again at once"
+            "requested again without a pause"
         )
         assert fetched["num_chunks"] == 5
-        assert [question.first for question in pair.given if question.part is WeightsPart.CHUNKS][:2] == [0, 2]
+        assert [request.first for request in pair.requests if request.part is WeightsPart.CHUNKS][:2] == [0, 2]
 
 
-async def test_a_learner_that_keeps_sending_wrong_chunks_is_given_up(tmp_path: Path) -> None:
+async def test_a_download_ends_after_too_many_wrong_chunks(tmp_path: Path) -> None:
     async with _pair(tmp_path, follows=False) as pair:
-        liar = _Liar(pair, await pair.offer(1, os.urandom(5 * MIB)))
-        liar.spoil = {2}
-        pair.learner.gossip.serve_weights(liar.give)
+        malicious = _Malicious(pair, await pair.offer(1, os.urandom(5 * MIB)))
+        malicious.spoil = {2}
+        pair.learner.gossip.serve_weights(malicious.give)
         running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
         await eventually(lambda: pair.refused.get("chunk"))
         running.cancel()
@@ -365,7 +365,7 @@ async def test_a_learner_that_keeps_sending_wrong_chunks_is_given_up(tmp_path: P
         assert list((tmp_path / "generator/weights/followed/partial").iterdir()) == []
 
 
-async def test_a_file_stays_while_it_is_fetched_and_goes_when_nobody_does(tmp_path: Path) -> None:
+async def test_the_number_of_offered_files_is_bounded_and_an_old_offer_is_withdrawn(tmp_path: Path) -> None:
     async with _pair(tmp_path, follows=False) as pair:
         first = await pair.offer(1, b"one")
         folder = tmp_path / "learner/weights/offered"
@@ -376,7 +376,7 @@ async def test_a_file_stays_while_it_is_fetched_and_goes_when_nobody_does(tmp_pa
             await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
 
 
-async def test_a_learner_that_is_stopped_offers_nothing_unproved(tmp_path: Path) -> None:
+async def test_a_version_without_a_proof_is_not_offered(tmp_path: Path) -> None:
     async with _pair(tmp_path, follows=False) as pair:
         weights, _ = _publish(pair.learner, 1, b"one")
         never = asyncio.get_running_loop().create_future()
@@ -387,8 +387,8 @@ async def test_a_learner_that_is_stopped_offers_nothing_unproved(tmp_path: Path)
 
 
 @pytest.mark.timeout(120)
-async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
-    """p2pd of the learner is killed in the middle: what arrived stays, and no chunk is sent twice for nothing."""
+async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path: Path) -> None:
+    """The learner's p2pd is killed during the download. Received chunks are not requested again."""
     learner = Libp2pGossip(settings(tmp_path / "a"), identity=LEARNER, run_id=RUN_ID)
     await learner.start()
     generator = Libp2pGossip(
@@ -403,14 +403,14 @@ async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
 
         async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
             nonlocal num_given
-            question = open_weights_request(data)
-            if question.part is WeightsPart.CHUNKS:
-                first_chunks.append(question.first)
+            request = open_weights_request(data)
+            if request.part is WeightsPart.CHUNKS:
+                first_chunks.append(request.first)
             async for item in offers.give(peer_id, data):
-                if question.part is WeightsPart.CHUNKS:
+                if request.part is WeightsPart.CHUNKS:
                     num_given += 1
                     if num_given == 5:
-                        await asyncio.sleep(1.0)  # the first of those before have arrived
+                        await asyncio.sleep(1.0)  # the first chunks arrive meanwhile
                         assert learner.process_id is not None
                         os.kill(learner.process_id, signal.SIGKILL)
                     await asyncio.sleep(0.05)
@@ -428,14 +428,14 @@ async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
             assert file.read_bytes() == content
             assert download.num_fetched == offer.num_chunks == 13
             assert download.num_cuts >= 1
-            assert first_chunks[0] == 0 < first_chunks[1], "what had arrived before the cut was not asked for again"
+            assert first_chunks[0] == 0 < first_chunks[1], "received chunks were requested again"
             assert learner.counters.weights_bytes_out >= len(content)
         finally:
             offering.cancel()
             await asyncio.gather(learner.close(), generator.close())
 
 
-async def test_a_contradiction_is_a_record_error(tmp_path: Path) -> None:
+async def test_an_offer_with_contradictory_hashes_is_a_record_error(tmp_path: Path) -> None:
     async with _pair(tmp_path, follows=False) as pair:
         offer = await pair.offer(1, b"weights")
         with pytest.raises(RecordError):
@@ -445,7 +445,7 @@ async def test_a_contradiction_is_a_record_error(tmp_path: Path) -> None:
 
 
 class _StartingLearner(NullLearner):
-    """A learner whose state is not known until it is set."""
+    """A learner without a state until it is set."""
 
     known: LearnerState | None = None
 
@@ -454,23 +454,23 @@ class _StartingLearner(NullLearner):
         return self.known
 
 
-def test_a_learner_that_is_starting_refuses_no_version_of_its_followers(tmp_path: Path) -> None:
+def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path: Path) -> None:
     learner = _StartingLearner(PARAMETERS)
     settings = NodeSettings(model="m", role="learner", learner={"checkpoint_every_steps": 3, "keep_checkpoints": 2})
     with components(tmp_path, settings=settings) as node:
         context = node.context
-        assert newest_offered(context, learner) == MAX_INTEGER, "it does not know yet which it had"
+        assert newest_offered(context, learner) == MAX_INTEGER, "it does not know its version yet"
         proof = WeightProof(version=74, probe_ids=(), logprobs=())
         learner.known = LearnerState(74, 74, parameters=1, trainable_parameters=1, proof=proof)
-        assert newest_offered(context, learner) == 74 + 1 + 6, "before the train loop has noted it"
+        assert newest_offered(context, learner) == 74 + 1 + 6, "the train loop has not noted it yet"
         context.state.policy_version = 80
         assert newest_offered(context, learner) == 80 + 1 + 6
         context = replace(context, settings=NodeSettings(model="m", role="learner"))
         expected = 80 + 1 + 2 * MAX_UNSAVED_STEPS
-        assert newest_offered(context, learner) == expected, "checkpoints by the time that they take"
+        assert newest_offered(context, learner) == expected, "checkpoints are spaced by their duration"
 
 
-async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) -> None:
+async def test_weights_for_trusted_peers_are_served_to_no_other_peer(tmp_path: Path) -> None:
     with _node(LEARNER, tmp_path, None, weights_for="trusted") as node:
         node.peers.trust(GENERATOR.peer_id)
         offers = Wiring(node).offer_loop
@@ -479,12 +479,12 @@ async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) 
         await eventually(lambda: offers._newest)
         assert offers._newest is not None
         offer = open_offer(offers._newest.signed)
-        questions = [
+        requests = [
             WeightsRequest(WeightsPart.OFFER),
             WeightsRequest(WeightsPart.HASHES, file=offer.sha256),
             WeightsRequest(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
         ]
-        for question in questions:
-            assert [item async for item in offers.give(GENERATOR.peer_id, question.to_bytes())]
-            assert not [item async for item in offers.give(STRANGER.peer_id, question.to_bytes())]
+        for request in requests:
+            assert [item async for item in offers.give(GENERATOR.peer_id, request.to_bytes())]
+            assert not [item async for item in offers.give(OTHER.peer_id, request.to_bytes())]
         offering.cancel()

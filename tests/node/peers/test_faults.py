@@ -1,4 +1,4 @@
-"""What a fault of a peer costs it: figures, a line in the trail, its standing; whoever it is, and whatever it sent."""
+"""The consequences of a peer's fault: counters, an event, a lower standing. They do not depend on its id or message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_fault_is_counted_with_the_peer_and_the_place(node: NodeComponents) ->
 def test_several_faults_end_in_a_ban(node: NodeComponents) -> None:
     for _ in range(FAULTS_TO_A_BAN):
         assert not node.peers.is_banned(PEER)
-        fail(node, PEER, ValueError("bad"))
+        fail(node, PEER, ValueError("invalid"))
     assert node.peers.is_banned(PEER)
 
 
@@ -57,27 +57,28 @@ def test_a_trusted_peer_is_paused_and_never_banned(node: NodeComponents, *, by_o
     if by_operator:
         node.peers.trust(peer_id)
     for _ in range(2 * FAULTS_TO_A_BAN):
-        fail(node, peer_id, ValueError("bad"))
+        fail(node, peer_id, ValueError("invalid"))
     assert not node.peers.is_banned(peer_id)
     assert not node.gossip.guard.may_work(peer_id)
     assert node.registry.peers[peer_id].refused[REASON] == 2 * FAULTS_TO_A_BAN
 
 
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
-def test_an_id_that_is_none_is_in_no_book(node: NodeComponents, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It would be written into a database and shown on screens."""
-    fail(node, peer_id, ValueError("bad"))
+def test_an_invalid_peer_id_is_not_stored(node: NodeComponents, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A stored id would be written into a database and shown on screens."""
+    fail(node, peer_id, ValueError("invalid"))
     (line,) = caplog.messages
     assert line.isprintable() and len(line) < 200
     assert node.counters.refused[REASON] == 1
     assert not node.registry.peers
+    assert node.peers.known() == [FRIEND]
     node.peers.save()
     (event,) = read_events(node.home.events, name="peer_fault")
     assert len(event["peer"]) <= MAX_TEXT
     assert event["peer"].isprintable()
 
 
-def test_an_error_that_no_text_can_be_made_of_is_swallowed(node: NodeComponents) -> None:
+def test_an_error_whose_text_cannot_be_made_is_counted(node: NodeComponents) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")

@@ -1,4 +1,4 @@
-"""The book of peers: verdicts become standing, and standing outlives the node."""
+"""The peer manager: validation results change the standing of peers, and the standing survives a restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ME, ANN, BOB, CAROL = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2,
 
 
 class Clock:
-    """Unix time by hand."""
+    """A manual Unix clock."""
 
     now = 1e9
 
@@ -35,12 +35,12 @@ class Clock:
 
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[EventLog]:
-    trail = EventLog(tmp_path / "events.jsonl")
-    yield trail
-    trail.close()
+    events = EventLog(tmp_path / "events.jsonl")
+    yield events
+    events.close()
 
 
-def open_book(tmp_path: Path, events: EventLog, clock: Clock | None = None, **settings: object) -> PeerManager:
+def open_manager(tmp_path: Path, events: EventLog, clock: Clock | None = None, **settings: object) -> PeerManager:
     admission = admission_of(**settings)
     return PeerManager(
         tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=admission, events=events, clock=clock or Clock()
@@ -59,15 +59,15 @@ def refused(reason: str, *, signed: bool = True) -> Refused:
     return Refused(Refusal(reason, "because"), ANN.peer_id, b"id", signed=signed, num_tokens=5)
 
 
-def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventLog) -> None:
+def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path: Path, events: EventLog) -> None:
     clock = Clock()
-    book = open_book(tmp_path, events, clock)
+    manager = open_manager(tmp_path, events, clock)
     for _ in range(3):
-        assert not book.is_banned(ANN.peer_id)
-        book.settle(refused("reward_mismatch"), origin=BOB.peer_id)
-    assert book.is_banned(ANN.peer_id)
-    assert not book.is_banned(BOB.peer_id), "the relay could not know"
-    row = book.row(ANN.peer_id)
+        assert not manager.is_banned(ANN.peer_id)
+        manager.settle(refused("reward_mismatch"), origin=BOB.peer_id)
+    assert manager.is_banned(ANN.peer_id)
+    assert not manager.is_banned(BOB.peer_id), "the peer that passed the group on cannot know its rewards"
+    row = manager.row(ANN.peer_id)
     assert (row["standing"], row["banned_until"], row["reasons"]) == (
         "banned",
         clock.now + 300.0,
@@ -76,69 +76,71 @@ def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventLo
     banned = read_events(tmp_path / "events.jsonl", name="reputation_changed")[-1]
     assert (banned["peer"], banned["standing"], banned["why"]) == (ANN.peer_id, "banned", "reward_mismatch: because")
     clock.now += 300.0
-    assert not book.is_banned(ANN.peer_id)
-    assert book.row(ANN.peer_id)["standing"] == "probation"
-    book.close()
+    assert not manager.is_banned(ANN.peer_id)
+    assert manager.row(ANN.peer_id)["standing"] == "probation"
+    manager.close()
 
 
-def test_the_name_on_a_forged_group_pays_for_nothing(tmp_path: Path, events: EventLog) -> None:
-    book = open_book(tmp_path, events, groups_per_minute=2)
+def test_the_named_sender_of_a_forged_group_is_not_charged(tmp_path: Path, events: EventLog) -> None:
+    manager = open_manager(tmp_path, events, groups_per_minute=2)
     for _ in range(3):
-        book.settle(refused("signature", signed=False), origin=BOB.peer_id)
-    assert book.is_banned(BOB.peer_id)
-    assert ANN.peer_id not in book.known()
-    assert book.within_quota(ANN.peer_id)
-    book.close()
+        manager.settle(refused("signature", signed=False), origin=BOB.peer_id)
+    assert manager.is_banned(BOB.peer_id)
+    assert ANN.peer_id not in manager.known()
+    assert manager.within_quota(ANN.peer_id)
+    manager.close()
 
 
-def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventLog) -> None:
-    book = open_book(tmp_path, events, groups_per_minute=3)
+def test_accepted_groups_use_up_the_quota(tmp_path: Path, events: EventLog) -> None:
+    manager = open_manager(tmp_path, events, groups_per_minute=3)
     for _ in range(3):
-        assert book.within_quota(ANN.peer_id)
-        book.settle(accepted(ANN), origin=BOB.peer_id)
-    assert not book.within_quota(ANN.peer_id)
-    assert book.within_quota(ME.peer_id)
-    book.trust(ANN.peer_id)
-    assert book.within_quota(ANN.peer_id)
-    book.close()
+        assert manager.within_quota(ANN.peer_id)
+        manager.settle(accepted(ANN), origin=BOB.peer_id)
+    assert not manager.within_quota(ANN.peer_id)
+    assert manager.within_quota(ME.peer_id)
+    manager.trust(ANN.peer_id)
+    assert manager.within_quota(ANN.peer_id)
+    manager.close()
 
 
 @pytest.mark.parametrize(
     ("reason", "is_charged"), [("quota", False), ("scoring_quota", False), ("reward_mismatch", True)]
 )
-def test_a_group_beyond_its_quota_makes_no_further_debt(
+def test_a_group_beyond_the_quota_is_not_charged_to_the_quota(
     tmp_path: Path, events: EventLog, reason: str, is_charged: bool
 ) -> None:
-    book = open_book(tmp_path, events, groups_per_minute=2)
+    manager = open_manager(tmp_path, events, groups_per_minute=2)
     for _ in range(2):
-        book.settle(refused(reason), origin=ANN.peer_id)
-    assert book.within_quota(ANN.peer_id) is not is_charged
-    book.close()
+        manager.settle(refused(reason), origin=ANN.peer_id)
+    assert manager.within_quota(ANN.peer_id) is not is_charged
+    manager.close()
 
 
-def test_a_copy_of_our_own_group_is_known_as_such(tmp_path: Path, events: EventLog) -> None:
-    book = open_book(tmp_path, events)
-    book.remember(accepted(ME, long=True))
-    assert book.duplicate_reason(accepted(ANN, long=True).group) == "duplicate_of_own"
-    assert book.duplicate_reason(accepted(ME, long=True).group) is None
-    book.remember(accepted(ME))
-    assert book.duplicate_reason(accepted(ANN).group) is None, "short answers are equal by chance"
-    book.close()
+def test_a_copy_of_an_own_group_is_recognized(tmp_path: Path, events: EventLog) -> None:
+    manager = open_manager(tmp_path, events)
+    manager.remember(accepted(ME, long=True))
+    assert manager.duplicate_reason(accepted(ANN, long=True).group) == "duplicate_of_own"
+    assert manager.duplicate_reason(accepted(ME, long=True).group) is None
+    manager.remember(accepted(ME))
+    assert manager.duplicate_reason(accepted(ANN).group) is None, "short completions may be equal by chance"
+    manager.close()
 
 
-def test_each_of_several_groups_in_intake_is_judged_by_its_own_completions(tmp_path: Path, events: EventLog) -> None:
-    book = open_book(tmp_path, events)
+def test_each_of_several_groups_in_intake_is_compared_by_its_completions(tmp_path: Path, events: EventLog) -> None:
+    manager = open_manager(tmp_path, events)
     groups = [accepted(ANN, long=True, first_id=100 * number) for number in range(4)]
     for group in groups:
-        assert book.duplicate_reason(group.group) is None
+        assert manager.duplicate_reason(group.group) is None
     for number, group in enumerate(groups):
-        assert book.duplicate_reason(group.group) is None
-        book.remember(group)
-        assert book.duplicate_reason(accepted(BOB, long=True, first_id=100 * number).group) == "duplicate_completions"
-    book.close()
+        assert manager.duplicate_reason(group.group) is None
+        manager.remember(group)
+        assert (
+            manager.duplicate_reason(accepted(BOB, long=True, first_id=100 * number).group) == "duplicate_completions"
+        )
+    manager.close()
 
 
-def test_bans_trust_and_scores_outlive_a_kill(tmp_path: Path, events: EventLog) -> None:
+def test_bans_trust_and_scores_survive_a_kill(tmp_path: Path, events: EventLog) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
@@ -146,57 +148,55 @@ from ftis_node.config.limits import Admission
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog
-book = PeerManager(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=Admission(),
+manager = PeerManager(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=Admission(),
                 events=EventLog(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
-book.trust({BOB.peer_id!r})
+manager.trust({BOB.peer_id!r})
 for _ in range(3):
-    book.note({ANN.peer_id!r}, Behaviour.FALSE_CLAIM, reason="logprob_mismatch")
+    manager.note({ANN.peer_id!r}, Behaviour.FALSE_CLAIM, reason="logprob_mismatch")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    book = open_book(tmp_path, events)
-    assert book.is_banned(ANN.peer_id)
-    assert book.row(ANN.peer_id)["reasons"] == {"logprob_mismatch": 3}
-    assert book.is_trusted(BOB.peer_id)
-    book.close()
+    manager = open_manager(tmp_path, events)
+    assert manager.is_banned(ANN.peer_id)
+    assert manager.row(ANN.peer_id)["reasons"] == {"logprob_mismatch": 3}
+    assert manager.is_trusted(BOB.peer_id)
+    manager.close()
 
 
-def test_an_allow_list_is_all_there_is(tmp_path: Path, events: EventLog) -> None:
-    book = open_book(tmp_path, events, allow=[ANN.peer_id])
-    assert not book.is_banned(ANN.peer_id)
-    assert book.is_banned(BOB.peer_id)
-    assert not book.is_banned(ME.peer_id)
-    book.close()
+def test_an_allow_list_bans_all_other_peers(tmp_path: Path, events: EventLog) -> None:
+    manager = open_manager(tmp_path, events, allow=[ANN.peer_id])
+    assert not manager.is_banned(ANN.peer_id)
+    assert manager.is_banned(BOB.peer_id)
+    assert not manager.is_banned(ME.peer_id)
+    manager.close()
 
 
 def test_ten_thousand_identities_fill_neither_memory_nor_disk(tmp_path: Path, events: EventLog) -> None:
     clock = Clock()
-    book = open_book(tmp_path, events, clock)
+    manager = open_manager(tmp_path, events, clock)
     for _ in range(30):
-        book.note(ANN.peer_id, Behaviour.CONTRIBUTED)
-    book.ban(BOB.peer_id, 60.0)
+        manager.note(ANN.peer_id, Behaviour.CONTRIBUTED)
+    manager.ban(BOB.peer_id, 60.0)
     for number in range(10000):
         clock.now += 0.001
-        book.note(f"stranger{number}", Behaviour.REFUSED)
-    rows = {peer_id: book.row(peer_id) for peer_id in book.known()}
+        manager.note(f"peer{number}", Behaviour.REFUSED)
+    rows = {peer_id: manager.row(peer_id) for peer_id in manager.known()}
     assert len(rows) <= 4096
     assert rows[ANN.peer_id]["score"] == pytest.approx(3.0)
     assert rows[BOB.peer_id]["standing"] == "banned"
-    book.close()
+    manager.close()
     assert (tmp_path / "peers.sqlite").stat().st_size < 2 << 20
-    again = open_book(tmp_path, events, clock)
+    again = open_manager(tmp_path, events, clock)
     assert {peer_id: again.row(peer_id) for peer_id in again.known()} == rows
     again.close()
 
 
-def test_senders_that_were_never_met_share_the_places_of_who_hands_their_groups_over(
-    tmp_path: Path, events: EventLog
-) -> None:
-    book = open_book(tmp_path, events)
-    book.note_addresses(ANN.peer_id, ["/ip4/127.0.0.1/tcp/1"])
+def test_unknown_senders_count_with_the_peer_that_passes_their_groups_on(tmp_path: Path, events: EventLog) -> None:
+    manager = open_manager(tmp_path, events)
+    manager.note_addresses(ANN.peer_id, ["/ip4/127.0.0.1/tcp/1"])
     for identity in (ANN, CAROL):
-        book.settle(accepted(identity), origin=BOB.peer_id)
-    cap = book.share_cap()
+        manager.settle(accepted(identity), origin=BOB.peer_id)
+    cap = manager.share_cap()
     assert cap.neighbor(CAROL.peer_id) == cap.neighbor(BOB.peer_id)
-    assert cap.neighbor(ANN.peer_id) == ANN.peer_id, "she was connected herself"
-    book.close()
+    assert cap.neighbor(ANN.peer_id) == ANN.peer_id, "ann was connected herself"
+    manager.close()

@@ -1,4 +1,4 @@
-"""Bans and trust by the operator: who may ask, what is refused in one line, and that a stopped node obeys too."""
+"""Bans and trust by the operator: access, errors in one line, and actions on a stopped node."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"pee
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[PeerManager]:
+def manager(tmp_path: Path) -> Iterator[PeerManager]:
     events = EventLog(tmp_path / "events.jsonl")
-    book = PeerManager(tmp_path / "peers.sqlite", own_id=ME, settings=Admission(), events=events)
-    yield book
-    book.close()
+    manager = PeerManager(tmp_path / "peers.sqlite", own_id=ME, settings=Admission(), events=events)
+    yield manager
+    manager.close()
     events.close()
 
 
 @pytest.fixture
-async def url(tmp_path: Path, book: PeerManager) -> AsyncIterator[str]:
+async def url(tmp_path: Path, manager: PeerManager) -> AsyncIterator[str]:
     app = web.Application()
-    add_control(app, PeerControl(book, lambda: ROWS), write_token(tmp_path / "token"))
+    add_control(app, PeerControl(manager, lambda: ROWS), write_token(tmp_path / "token"))
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -50,35 +50,35 @@ async def post(url: str, path: str, arguments: Any, token: str | None) -> tuple[
     headers = {} if token is None else {TOKEN_HEADER: token}
     async with (
         ClientSession() as session,
-        session.post(url + path, data=json.dumps(arguments), headers=headers) as answer,
+        session.post(url + path, data=json.dumps(arguments), headers=headers) as response,
     ):
-        return answer.status, await answer.json()
+        return response.status, await response.json()
 
 
-async def test_only_who_shows_the_token_of_the_home_changes_anything(
-    tmp_path: Path, url: str, book: PeerManager
+async def test_only_a_request_with_the_token_of_the_home_changes_peers(
+    tmp_path: Path, url: str, manager: PeerManager
 ) -> None:
     for token in (None, "", "0" * 32):
         status, _ = await post(url, "/peers/ban", {"peer": ANN}, token)
         assert status == 403
-    assert not book.is_banned(ANN)
+    assert not manager.is_banned(ANN)
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
     token = (tmp_path / "token").read_text()
     status, row = await post(url, "/peers/ban", {"peer": "ann", "for_s": 60}, token)
     assert (status, row["peer_id"], row["standing"]) == (200, ANN, "banned")
-    assert book.is_banned(ANN)
+    assert manager.is_banned(ANN)
     await post(url, "/peers/unban", {"peer": ANN[-8:]}, token)
-    assert not book.is_banned(ANN)
+    assert not manager.is_banned(ANN)
     _, row = await post(url, "/peers/trust", {"peer": ANN}, token)
-    assert (row["standing"], book.is_trusted(ANN)) == ("trusted", True)
+    assert (row["standing"], manager.is_trusted(ANN)) == ("trusted", True)
     await post(url, "/peers/trust", {"peer": ANN, "trusted": False}, token)
-    assert not book.is_trusted(ANN)
+    assert not manager.is_trusted(ANN)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
-        ({"peer": "nobody"}, "no peer"),
+        ({"peer": "unknown"}, "no peer"),
         ({"peer": ""}, "no peer"),
         ({"peer": "12D3KooW"}, "fits 3 peers"),
         ({"peer": "twin"}, "fits 2 peers"),
@@ -88,11 +88,11 @@ async def test_only_who_shows_the_token_of_the_home_changes_anything(
         ([1], "JSON object"),
     ],
 )
-async def test_what_makes_no_sense_is_one_clear_line(tmp_path: Path, url: str, arguments: Any, words: str) -> None:
-    status, answer = await post(url, "/peers/ban", arguments, (tmp_path / "token").read_text())
+async def test_an_invalid_request_is_a_one_line_error(tmp_path: Path, url: str, arguments: Any, message: str) -> None:
+    status, response = await post(url, "/peers/ban", arguments, (tmp_path / "token").read_text())
     assert status == 400
-    assert words in answer["error"]
-    assert "\n" not in answer["error"]
+    assert message in response["error"]
+    assert "\n" not in response["error"]
 
 
 async def test_a_long_request_is_not_read(tmp_path: Path, url: str) -> None:
@@ -112,43 +112,43 @@ def stopped(tmp_path: Path) -> Home:
     return home
 
 
-def test_a_stopped_node_obeys_too(stopped: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_change_the_peers_of_a_stopped_node(stopped: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["peers", "ban", "ann", "--for", "2h", "--json", "--home", str(stopped.root)]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["peer_id"], row["standing"], row["ban_reason"]) == (ANN, "banned", "by the operator")
     assert row["banned_until"] == pytest.approx(read_events(stopped.events)[-1]["time"] + 7200, abs=30)
     assert run(["peers", "trust", BOB, "--home", str(stopped.root)]) == 0
     assert "trusted" in capsys.readouterr().out
-    assert run(["peers", "unban", ANN[:8], "--home", str(stopped.root)]) == 2, "all ids begin so"
+    assert run(["peers", "unban", ANN[:8], "--home", str(stopped.root)]) == 2, "all peer ids begin like this"
     assert run(["peers", "unban", ANN[-6:], "--home", str(stopped.root)]) == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["ban", "ann", "--for", "2 weeks"], "90s, 30m, 2h or 7d"),
         (["ban", "ann", "--for", "0s"], "90s, 30m, 2h or 7d"),
-        (["trust", "nobody"], "no peer"),
+        (["trust", "unknown"], "no peer"),
         (["ban", ME], "node itself"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
-    stopped: Home, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+def test_invalid_input_is_a_one_line_error_with_exit_code_2(
+    stopped: Home, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert run(["peers", *arguments, "--home", str(stopped.root)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
+    assert message in line
 
 
-def test_a_home_where_no_node_ran_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_without_a_node_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["peers", "ban", ANN, "--home", str(tmp_path / "nowhere")]) == 2
     assert "no node has run" in capsys.readouterr().err
     assert not (tmp_path / "nowhere").exists()
 
 
-async def test_a_running_node_is_asked_over_its_port(stopped: Home, book: PeerManager) -> None:
+async def test_the_commands_reach_a_running_node_over_its_port(stopped: Home, manager: PeerManager) -> None:
     app = web.Application()
-    add_control(app, PeerControl(book, lambda: ROWS), write_token(stopped.control_token))
+    add_control(app, PeerControl(manager, lambda: ROWS), write_token(stopped.control_token))
     runner = web.AppRunner(app)
     with stopped.owned():
         await runner.setup()
@@ -156,6 +156,6 @@ async def test_a_running_node_is_asked_over_its_port(stopped: Home, book: PeerMa
         stopped.publish_address(f"http://127.0.0.1:{runner.addresses[0][1]}")
         home = str(stopped.root)
         assert await asyncio.to_thread(run, ["peers", "ban", "ann", "--home", home]) == 0
-        assert book.is_banned(ANN)
+        assert manager.is_banned(ANN)
         assert await asyncio.to_thread(run, ["peers", "ban", "twin", "--home", home]) == 2
         await runner.cleanup()

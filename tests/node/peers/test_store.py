@@ -1,4 +1,4 @@
-"""A file of peers of an older schema is opened with all that it holds, under the present names."""
+"""A peers file of an older schema is opened with all its data, under the present names."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NOW = 1e9
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file of schema 1 with a banned peer."""
+    """Write a file of schema 1 with a banned peer."""
     reasons = json.dumps({"lied": 1, "reward": 3, "quota": 2})
     with closing(sqlite3.connect(path := tmp_path / "peers.sqlite")) as db:
         db.executescript(f"{SCHEMA} PRAGMA user_version = 1;")
         db.execute("INSERT INTO peers VALUES ('ann', -5, ?, ?, 'reward', 2, 0, ?, ?)", (NOW, NOW + 60, reasons, NOW))
-        db.execute("INSERT INTO peers VALUES ('bob', 3, ?, 0, '', 0, 1, 'no JSON', ?)", (NOW, NOW))
+        db.execute("INSERT INTO peers VALUES ('bob', 3, ?, 0, '', 0, 1, 'not JSON', ?)", (NOW, NOW))
         db.commit()
     return path
 
@@ -41,7 +41,7 @@ def loaded(path: Path) -> ReputationTable:
 
 
 def test_reasons_of_schema_1_get_their_present_names(path: Path) -> None:
-    for _ in range(2):  # upgraded once, then opened as it is
+    for _ in range(2):  # the first pass upgrades, the second opens the upgraded file
         table = loaded(path)
         ann, bob = table.record_of("ann"), table.record_of("bob")
         assert ann.reasons == {"false_claim": 1, "reward_mismatch": 3, "quota": 2}

@@ -1,4 +1,4 @@
-"""The view of a swarm at a node: its own row from its measurements, the rows of its peers, and what it publishes."""
+"""A node's view of the swarm: its own row from its measurements, the rows of its peers, and its published record."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, rate_text, render_view, swarm_row
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.nodes import components
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ def _record(name: str = "bob", stats: PeerStats | None = None) -> PeerRecord:
 
 @contextmanager
 def _trained_node(folder: Path, settings: NodeSettings | None = None) -> Iterator[Wiring]:
-    """A node that trained on 3 own groups and 1 of a peer, and evaluated twice."""
+    """Yield a node that trained on 3 own groups and 1 foreign group, and evaluated twice."""
     with components(folder, settings=settings) as node:
         node.context.state.step = 4
         node.counters.recent_sources.append({node.context.peer_id: 3, PEER: 1, "": 0})
@@ -52,8 +53,8 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
         node.registry.seen(Identity.generate().peer_id)  # a peer without a record
         control = PeerControl(node.peers, wiring.peer_table.rows)
         api = LocalApi(wiring.status_loop(), wiring.peer_table, control=control, token_file=node.home.control_token)
-        async with api.serve(port=0) as url, ClientSession() as client, client.get(f"{url}/swarm") as answer:
-            [document] = await answer.json()
+        async with api.serve(port=0) as url, ClientSession() as client, client.get(f"{url}/swarm") as response:
+            [document] = await response.json()
         view, own_id = SwarmView.from_dict(document), node.context.peer_id
     own, peer = view.peers
     assert (own.peer_id, own.step, own.rejected_groups) == (own_id, 4, 2)
@@ -62,32 +63,32 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
     assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)
 
 
-def test_the_rate_of_groups_is_up_to_date_between_two_records(tmp_path: Path) -> None:
+def test_the_rate_of_groups_is_measured_between_two_records(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
         stats = wiring.directory_loop.stats
-        assert (made := stats.make(last_number=7)) is not None and made.groups_per_minute == 0.0
+        assert (record := stats.make(last_number=7)) is not None and record.groups_per_minute == 0.0
         stats.sample(last_number=7)
         time.sleep(0.05)
-        assert (made := stats.make(last_number=9)) is not None
-        assert 0 < made.groups_per_minute <= 60 * 2 / 0.05
+        assert (record := stats.make(last_number=9)) is not None
+        assert 0 < record.groups_per_minute <= 60 * 2 / 0.05
 
 
 async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
         loop, state = wiring.directory_loop, wiring.node.context.state
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(loop._watch_members())
             for step in (5, 6):
                 state.step = step
-                while not wiring.peer_table.swarm().peers or wiring.peer_table.swarm().peers[0].step != step:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                assert wiring.peer_table.swarm().peers[0].step == step
+                await eventually(
+                    lambda step=step: [peer.step for peer in wiring.peer_table.swarm().peers[:1]] == [step]
+                )
             watching.cancel()
 
 
 def test_a_node_may_publish_neither_name_nor_measurements(tmp_path: Path) -> None:
-    quiet = SwarmSection(publish_name=False, publish_stats=False)
-    with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=quiet)) as wiring:
+    private = SwarmSection(publish_name=False, publish_stats=False)
+    with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=private)) as wiring:
         record = wiring.directory_loop._own_record()
     assert (record.name, record.stats) == ("", None)
 
@@ -103,7 +104,7 @@ def test_the_saved_status_has_the_view(tmp_path: Path) -> None:
         assert SwarmView.from_dict(saved).peers[0].step == 4
 
 
-def test_a_row_shows_the_age_of_its_figures_beside_that_of_the_last_sign_of_life() -> None:
+def test_a_row_shows_the_age_of_its_record_and_when_the_peer_was_last_seen() -> None:
     record = PeerRecord("ab" * 16, PEER, "bob", "m", 1, "cd" * 16, "full", 1, 1, 2.0, 1000.0, "1")
     line = render_view(make_view([swarm_row(record, seen_at=1027.0)], run=RunSummary("ab" * 16), now=1030.0))[2]
     assert line.endswith("30 s ago  3 s ago")
@@ -113,7 +114,7 @@ def test_rates_are_readable() -> None:
     assert [rate_text(rate) for rate in (0.0, 4.5, 600.0, 93_170.4, 1e300)] == ["0", "4.5", "600", "93,170", "1e+300"]
 
 
-def test_ten_thousand_rows_are_bounded_and_hostile_text_is_escaped() -> None:
+def test_rows_are_bounded_and_control_characters_escaped() -> None:
     stats = PeerStats(step=2**63 - 1, sources=((PEER, 2**63 - 1), (PEER, 1)), trained_groups=1)
     row = swarm_row(_record("\x1b[31m\n\u202ename" * 5, stats), seen_at=time.time() + 10**9)
     assert all(0.0 <= share <= 1.0 for share in row.learns_from.values())

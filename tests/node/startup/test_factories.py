@@ -1,4 +1,4 @@
-"""Which form of new weights a node's two workers agree on."""
+"""The boot messages of a node's two workers: form of new weights, optimizer, threads, announced address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
 from ftis_node.node import protocols
-from ftis_node.node.startup import factories as makers
+from ftis_node.node.startup import factories
 from ftis_node.workers.wire import enc_hook, unpack_body
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("adapters", "given", "device", "expected"),
+    ("adapters", "settings", "device", "expected"),
     [
         ("auto", {}, "cuda", True),
         ("auto", {}, "cpu", False),
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
         ("serve", {}, "cpu", True),
     ],
 )
-def test_adapters_are_served_by_vllm_on_a_gpu_or_where_asked_for(
-    monkeypatch: pytest.MonkeyPatch, adapters: str, given: dict[str, object], device: str, expected: bool
+def test_adapters_are_served_by_vllm_on_a_gpu_or_on_request(
+    monkeypatch: pytest.MonkeyPatch, adapters: str, settings: dict[str, object], device: str, expected: bool
 ) -> None:
     for module in (engines, protocols):
         monkeypatch.setattr(module, "has_vllm", lambda: True)
     monkeypatch.setattr(protocols, "pick_device", lambda device_option: device)
-    settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **given})
+    settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **settings})
     assert protocols.serves_adapters(settings) is expected
 
 
@@ -54,10 +54,10 @@ def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoo
     manifest = parse_manifest('name = "a"\ntask = "x"\n[optimizer]\n' + text, source="my.toml")
     node = NodeSettings(**{"model": "m", "device": "cpu", **settings})
     source = ModelSource(name="m", folder=tmp_path)
-    return makers.learner_boot(node, manifest, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path)
+    return factories.learner_boot(node, manifest, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path)
 
 
-def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
+def test_the_learner_gets_the_manifests_optimizer(tmp_path: Path) -> None:
     text = """
         learning_rate = 2e-5
         lora_learning_rate = 3e-4
@@ -73,9 +73,14 @@ def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
     """
     boot = learner_boot_of(tmp_path, text)
     assert [boot.learning_rate_at(step) for step in (1, 2, 10)] == pytest.approx([1e-5, 2e-5, 2e-6])
-    given = boot.optimizer
-    assert (given.betas, given.eps, given.weight_decay, given.max_grad_norm) == ((0.8, 0.95), 1e-6, 0.01, 0.0)
-    assert (given.kl_coef, given.updates_per_batch) == (0.04, 3)
+    settings = boot.optimizer
+    assert (settings.betas, settings.eps, settings.weight_decay, settings.max_grad_norm) == (
+        (0.8, 0.95),
+        1e-6,
+        0.01,
+        0.0,
+    )
+    assert (settings.kl_coef, settings.updates_per_batch) == (0.04, 3)
     assert unpack_body(msgspec.msgpack.encode(boot, enc_hook=enc_hook), LearnerBoot) == boot
     assert learner_boot_of(tmp_path, text, lora=True).learning_rate_at(2) == 3e-4
     assert learner_boot_of(tmp_path, text + "final_share = 0.0").learning_rate_at(10) == 0
@@ -89,7 +94,9 @@ def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path)
     assert learner_boot_of(tmp_path, cut).max_logprob_gap_nats == math.inf
 
 
-def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for module in (engines, protocols):
         monkeypatch.setattr(module, "has_vllm", lambda: False)
     monkeypatch.setattr(protocols, "pick_device", lambda device_option: "cuda")
@@ -99,18 +106,18 @@ def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monke
 
 
 @pytest.mark.parametrize(("adapters", "expected"), [(True, ("vllm", 48, "adapter")), (False, ("auto", None, "model"))])
-def test_both_workers_are_told_the_same_form(tmp_path: Path, adapters: bool, expected: tuple[object, ...]) -> None:
+def test_both_workers_get_the_same_form(tmp_path: Path, adapters: bool, expected: tuple[object, ...]) -> None:
     settings = NodeSettings(model="m", lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
     source = ModelSource(name="m", folder=tmp_path)
     tokenizer: Any = StubTokenizer()
     run = load_manifest("arithmetic-ftis")
-    generation = makers.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=adapters)
-    learner = makers.learner_boot(
+    generation = factories.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=adapters)
+    learner = factories.learner_boot(
         settings, run, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path, adapters=adapters
     )
     assert (generation.engine, generation.settings.lora_rank, learner.publish_as) == expected
     rank = engine_arguments(source, generation.settings, device="cpu", seed=0).get("max_lora_rank")
-    assert rank == (64 if adapters else None), "vLLM knows ranks of certain sizes only"
+    assert rank == (64 if adapters else None), "vLLM permits only certain ranks"
 
 
 @pytest.mark.parametrize(
@@ -123,14 +130,14 @@ def test_processes_of_a_learner_divide_its_threads(
     monkeypatch.setattr(protocols.os, "cpu_count", lambda: 16)
     settings = NodeSettings(model="m", device="cpu", learner=learner)
     source = ModelSource(name="m", folder=tmp_path)
-    boot = makers.learner_boot(
+    boot = factories.learner_boot(
         settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
     )
     assert (boot.settings.num_processes, boot.num_threads) == expected
 
 
-def test_what_a_node_announces_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+def test_an_announced_address_is_checked_before_the_start(tmp_path: Path) -> None:
     settings = NodeSettings(model="m", announce=("/dns4/node.example.org/tcp/4001",))
-    assert makers.ProcessNodeFactory(settings, Home(tmp_path))._network.announce == settings.announce
+    assert factories.ProcessNodeFactory(settings, Home(tmp_path))._network.announce == settings.announce
     with pytest.raises(ConfigError, match="cannot announce"):
-        makers.ProcessNodeFactory(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))
+        factories.ProcessNodeFactory(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))

@@ -1,4 +1,4 @@
-"""`join --run RUN_ID`: the run that is joined is the one that was asked for, or none."""
+"""`join --run RUN_ID` joins exactly the requested run or fails."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ftis_node.gossip.directory.entries import RUN_ID_HEX, pack_manifest, unpack
 from ftis_node.node.startup.run_plan import find_run
 
 PEER = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
-CANONICAL = RunManifest(name="asked", task="arithmetic").canonical()
+CANONICAL = RunManifest(name="wanted", task="arithmetic").canonical()
 
 
-def found(text: bytes, monkeypatch: pytest.MonkeyPatch) -> RunManifest:
-    """What a node makes of this text, served under the hash of it, as any peer can."""
+def find(text: bytes, monkeypatch: pytest.MonkeyPatch) -> RunManifest:
+    """Return the run that a node reads from this text, which a peer serves under its hash."""
     run_id = hashlib.sha256(text).hexdigest()[:RUN_ID_HEX]
 
     async def served(settings: object, *, run_id: str, timeout_s: float) -> bytes:
         unpacked = unpack_manifest(pack_manifest(text), run_id=run_id)
-        assert unpacked is not None, "it goes through the check of the hash"
+        assert unpacked is not None, "the hash does not match"
         return unpacked
 
     monkeypatch.setattr("ftis_node.gossip.directory.lookup.find_manifest", served)
     return find_run(run_id, NodeSettings(model="m", peers=(PEER,)))
 
 
-def test_a_canonical_text_is_the_run_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = found(CANONICAL, monkeypatch)
-    assert (manifest.name, manifest.canonical()) == ("asked", CANONICAL)
+def test_a_canonical_text_is_the_requested_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = find(CANONICAL, monkeypatch)
+    assert (manifest.name, manifest.canonical()) == ("wanted", CANONICAL)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,17 @@ def test_a_canonical_text_is_the_run_that_was_asked_for(monkeypatch: pytest.Monk
     [
         CANONICAL.replace(b",", b", "),
         CANONICAL.replace(b'"schema_version":2,', b""),
-        CANONICAL.replace(b'"name":"asked"', b'"name":"other","name":"asked"'),
+        CANONICAL.replace(b'"name":"wanted"', b'"name":"other","name":"wanted"'),
         CANONICAL.replace(b"1e-06", b"0.000001"),
         CANONICAL + b"\n",
     ],
-    ids=["spaces", "a default left out", "a key twice", "another form of a number", "a line break"],
+    ids=["spaces", "a missing default", "a repeated key", "another form of a number", "a line break"],
 )
-def test_a_text_that_reads_as_another_run_is_refused_in_one_line(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_with_another_canonical_form_is_refused_in_one_line(
+    text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert text != CANONICAL
     with pytest.raises(ConfigError, match="not in the canonical form") as caught:
-        found(text, monkeypatch)
+        find(text, monkeypatch)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2

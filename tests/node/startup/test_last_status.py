@@ -1,4 +1,4 @@
-"""What status.json says of a start that ends before its loops run."""
+"""The saved status of a start that ends before its loops run, and the lines that a node prints at its end."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ PEERS = [{"peer_id": "a"}]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """The home of a node that finished."""
+    """Write the home of a node that finished."""
     home = Home(tmp_path)
     node = {"peer_id": "p", "state": "stopped", "end": "finished"}
     home.status.write_text(json.dumps({"node": node, "learner": {"step": 7}, "peers": PEERS}))
     return home
 
 
-def test_a_start_clears_the_end_before_and_keeps_the_rest(home: Home) -> None:
+def test_a_start_clears_the_previous_end_and_keeps_the_rest(home: Home) -> None:
     assert read_document(home, "/status")["node"]["end"] == "finished"
     mark_start(home)
-    assert read_document(home, "/status")["node"]["end"] == "killed", "no word was left since"
+    assert read_document(home, "/status")["node"]["end"] == "killed", "no later end was saved"
     assert read_last_status(home).learner.step == 7
     assert read_document(home, "/peers") == PEERS
 
 
 @pytest.mark.parametrize(("steps", "is_finished"), [((), False), ((3, 6), False), ((3, 7), True), ((8,), True)])
-def test_a_home_whose_last_steps_were_not_saved_is_not_finished(
+def test_a_home_without_a_checkpoint_of_its_last_step_is_not_finished(
     home: Home, steps: tuple[int, ...], *, is_finished: bool
 ) -> None:
     for step in steps:
@@ -59,7 +59,7 @@ def test_a_home_whose_last_steps_were_not_saved_is_not_finished(
     assert (finished_lines(read_saved_status(home), home, settings=settings) is not None) is is_finished
 
 
-def test_the_end_of_an_exchange_node_counts_what_went_to_and_from_its_trainer(home: Home) -> None:
+def test_the_end_of_an_exchange_node_counts_the_groups_of_and_for_its_trainer(home: Home) -> None:
     def status(groups: int) -> Status:
         node = NodeStatus(role="exchange", end="stopped", uptime_s=60.0)
         swarm = SwarmStatus(groups_sent=groups, groups_confirmed=3)
@@ -85,7 +85,7 @@ def test_the_end_names_the_checkpoint_that_is_on_disk(home: Home, saved: int, he
 
 
 @pytest.mark.parametrize("end", [EndWord.STOPPED, EndWord.FAILED])
-def test_a_start_that_does_not_get_to_its_loops_says_how_it_ended(home: Home, end: EndWord) -> None:
+def test_a_start_that_ends_before_its_loops_saves_its_end(home: Home, end: EndWord) -> None:
     mark_start(home)
     mark_end(home, end)
     node = read_last_status(home).node
@@ -97,17 +97,17 @@ def test_the_end_that_the_status_loop_saved_is_kept(home: Home) -> None:
     assert read_last_status(home).node.end == "finished"
 
 
-def test_a_first_start_that_is_killed_is_no_home_without_a_node(tmp_path: Path) -> None:
+def test_a_first_start_that_is_killed_leaves_a_readable_status(tmp_path: Path) -> None:
     home = Home(tmp_path)
     mark_start(home)
     document = read_document(home, "/status")
     assert (document["node"]["state"], document["node"]["end"]) == ("stopped", "killed")
-    assert document["budget"]["learn_steps"]["used"] == 0, "whole, as a script expects it"
+    assert document["budget"]["learn_steps"]["used"] == 0, "the document lacks a section"
     assert read_document(home, "/peers") == []
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"node": 3}'])
-def test_a_damaged_status_is_left_as_it_is(tmp_path: Path, content: str) -> None:
+def test_a_damaged_status_is_not_changed(tmp_path: Path, content: str) -> None:
     home = Home(tmp_path)
     home.status.write_text(content)
     mark_start(home)
@@ -116,7 +116,7 @@ def test_a_damaged_status_is_left_as_it_is(tmp_path: Path, content: str) -> None
 
 
 @pytest.mark.parametrize(("end", "more"), [("finished", " --generate-tokens 640"), ("stopped", ""), ("", "")])
-def test_only_a_finished_node_needs_a_larger_budget_to_go_on(home: Home, end: str, more: str) -> None:
+def test_only_a_finished_node_needs_a_larger_budget_to_resume(home: Home, end: str, more: str) -> None:
     node = {"peer_id": "p", "state": "stopped", "end": end}
     budget = {"generate_tokens": {"used": 320, "limit": 320, "left": 0}}
     home.status.write_text(json.dumps({"node": node, "budget": budget}))

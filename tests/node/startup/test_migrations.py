@@ -1,8 +1,8 @@
-"""Homes that older versions wrote: what `old_homes/` holds was left by their own `join --steps 2`, cut to five groups.
+"""Upgrade of homes that older versions wrote with `join --steps 2`. `old_homes/` has them, reduced to five groups.
 
 `schema-N.sql` is the buffer, `run-N.toml` the manifest, `state-N.json` the checkpoint's state, `status-N.json` the last
-status, `settings-N.json` the settings, `node-4.toml` the operator's file. Of the groups two were ready, one was trained
-by step 1, two by step 2.
+status, `settings-N.json` the settings, `node-4.toml` the operator's file. Two of the groups are ready. Step 1 trained
+on one, step 2 on two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
     state_of,
     write_checkpoint,
 )
-from ftis_node.node.startup import migrations as upgrade
+from ftis_node.node.startup import migrations
 from ftis_node.node.startup.run_plan import own_manifest
 from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
@@ -56,7 +56,7 @@ LAST_NUMBERS = {1: 64, 2: 64, 4: 21}
 
 
 class OldHome(NamedTuple):
-    """A home as an older version left it, and whose its checkpoints are by today's reading."""
+    """A home that an older version wrote, and the owner of its checkpoints as the present version reads it."""
 
     home: Home
     schema: int
@@ -101,8 +101,8 @@ def _trained() -> tuple[Mapping[str, torch.nn.Parameter], torch.optim.Optimizer]
     return {"weight": weight}, optimizer
 
 
-def is_whole(old: OldHome) -> bool:
-    """Everything of the old home is there, and of use to a node of today."""
+def is_upgraded(old: OldHome) -> bool:
+    """Check that a present node can use all data of the old home, and return whether its schema is the present one."""
     found, damaged = newest_usable(old.home.checkpoints, owner=old.owner, shapes={"weight": torch.Size((2, 3))})
     assert found is not None
     assert not damaged
@@ -115,7 +115,7 @@ def is_whole(old: OldHome) -> bool:
         assert buffer.last_number() == LAST_NUMBERS[old.schema]
         assert buffer.reconcile(STEP, [bytes.fromhex(name) for name in found.state.last_groups]) == 0
         taken = buffer.take(STEP + 1, own=NUM_GROUPS, foreign=0).groups
-        assert len(taken) == 2, "those that were ready"
+        assert len(taken) == 2, "the ready groups"
         assert all(len(stored.rewards) in (4, 8) and stored.prompt_ids for stored in taken)
     finally:
         buffer.close()
@@ -123,18 +123,20 @@ def is_whole(old: OldHome) -> bool:
     return json.loads(old.home.marker.read_text()) == {"schema": HOME_SCHEMA}
 
 
-def test_an_old_home_is_upgraded_and_what_was_changed_is_kept(old: OldHome, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_old_home_is_upgraded_and_the_changed_files_are_backed_up(
+    old: OldHome, caplog: pytest.LogCaptureFixture
+) -> None:
     before = (old.checkpoint() / "state.json").read_bytes()
-    with caplog.at_level("INFO"), upgrade.opened(old.home):
-        assert is_whole(old)
+    with caplog.at_level("INFO"), migrations.opened(old.home):
+        assert is_upgraded(old)
     (backup,) = old.home.backups.iterdir()
     assert backup.name.endswith(f"-schema-{old.schema}")
     assert str(backup) in caplog.text
-    if old.schema <= max(upgrade.BUFFER_SCHEMAS):
+    if old.schema <= max(migrations.BUFFER_SCHEMAS):
         assert database.version_of(backup / "replay.sqlite") == old.schema
     assert (backup / old.checkpoint().relative_to(old.home.root) / "state.json").read_bytes() == before
-    with upgrade.opened(old.home):
-        assert list(old.home.backups.iterdir()) == [backup], "once is enough"
+    with migrations.opened(old.home):
+        assert list(old.home.backups.iterdir()) == [backup], "a second upgrade of the same home"
 
 
 def test_the_keys_of_an_old_home_are_renamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +145,7 @@ def test_the_keys_of_an_old_home_are_renamed(tmp_path: Path, caplog: pytest.LogC
     assert own_manifest(old.home, is_given=False) == parse_manifest(
         (OLD_HOMES / "run-4.toml").read_text(), source="run.toml", upgrade=True
     )
-    with caplog.at_level("INFO"), upgrade.opened(old.home):
+    with caplog.at_level("INFO"), migrations.opened(old.home):
         pass
     assert load_node_settings(old.home.node_toml, model="m") == before
     written = tomllib.loads(old.home.node_toml.read_text())
@@ -165,8 +167,10 @@ def test_the_keys_of_an_old_home_are_renamed(tmp_path: Path, caplog: pytest.LogC
     assert (manifest.run_id, manifest.step.foreign_wait_s) == (RUN_IDS[4], 1.0)
     assert (manifest.step.backfill_with_own, manifest.sampling.truncated_sampling) == (True, "correct")
     (backup,) = old.home.backups.iterdir()
-    assert (backup / "node.toml").read_text() == (OLD_HOMES / "node-4.toml").read_text(), "with its comments"
-    assert own_manifest(old.home, is_given=False) == manifest, "and its checkpoints are of this run"
+    assert (backup / "node.toml").read_text() == (OLD_HOMES / "node-4.toml").read_text(), (
+        "the backup lacks the comments"
+    )
+    assert own_manifest(old.home, is_given=False) == manifest, "its checkpoints are of another run"
 
 
 KILLED = """
@@ -174,25 +178,25 @@ import os, signal, sys
 from pathlib import Path
 from ftis_node.config.home import Home
 from ftis_node.learner.checkpoint import checkpoint_files
-from ftis_node.node.startup import migrations as upgrade
+from ftis_node.node.startup import migrations
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 home, moment = Home(Path(sys.argv[1])), sys.argv[2]
 if moment == "backup":
-    upgrade.database.back_up = die
+    migrations.database.back_up = die
 
 def after(change):
-    def then_die(*arguments, **options):
+    def change_and_die(*arguments, **options):
         change(*arguments, **options)
         if moment in (change.__name__, f"{change.__name__} {arguments[-1]}", arguments[0].name):
             die()
-    return then_die
+    return change_and_die
 
-mark = upgrade.mark_schema
-upgrade.mark_schema = lambda home, schema: mark(home, schema) or moment == f"mark_schema {schema}" and die()
-upgrade.database.upgrade_once = after(upgrade.database.upgrade_once)
-upgrade.note_pruned = after(upgrade.note_pruned)
-upgrade.replace_file = checkpoint_files.replace_file = after(upgrade.replace_file)
-upgrade.upgrade(home)
+mark = migrations.mark_schema
+migrations.mark_schema = lambda home, schema: mark(home, schema) or moment == f"mark_schema {schema}" and die()
+migrations.database.upgrade_once = after(migrations.database.upgrade_once)
+migrations.note_pruned = after(migrations.note_pruned)
+migrations.replace_file = checkpoint_files.replace_file = after(migrations.replace_file)
+migrations.upgrade(home)
 """
 
 
@@ -204,41 +208,43 @@ upgrade.upgrade(home)
         *((4, moment) for moment in ("renewed-state.json", "settings.json", "node.toml")),
     ],
 )
-def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, schema: int, moment: str) -> None:
+def test_a_kill_during_an_upgrade_loses_nothing(tmp_path: Path, schema: int, moment: str) -> None:
     old = make_old_home(tmp_path / "home", schema)
     command = [sys.executable, "-c", KILLED, str(old.home.root), moment]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    with upgrade.opened(old.home):
-        assert is_whole(old)
-    whole = [path for path in old.home.backups.iterdir() if not path.name.startswith(".")]
-    assert whole and all((path / "COMPLETE").exists() for path in whole)
+    with migrations.opened(old.home):
+        assert is_upgraded(old)
+    complete = [path for path in old.home.backups.iterdir() if not path.name.startswith(".")]
+    assert complete and all((path / "COMPLETE").exists() for path in complete)
 
 
-def test_no_room_for_a_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upgrade_without_space_for_a_backup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = make_old_home(tmp_path / "home", 1)
-    monkeypatch.setattr(upgrade, "SPARE_BYTES", 1 << 60)
-    with pytest.raises(MachineError, match="free disk space"), upgrade.opened(old.home):
+    monkeypatch.setattr(migrations, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(MachineError, match="free disk space"), migrations.opened(old.home):
         pass
     assert database.version_of(old.home.replay) == 1
     assert not old.home.backups.exists()
 
 
 @pytest.mark.parametrize("full", [OSError(28, "No space left on device"), sqlite3.OperationalError("disk is full")])
-def test_a_disk_that_fills_up_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: Exception) -> None:
+def test_an_upgrade_continues_after_the_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: Exception
+) -> None:
     def fail(*_: object) -> None:
         raise full
 
     old = make_old_home(tmp_path / "home", 1)
     with monkeypatch.context() as patch:
         patch.setattr(database, "_upgrade_once", fail)
-        with pytest.raises(MachineError, match="free disk space"), upgrade.opened(old.home):
+        with pytest.raises(MachineError, match="free disk space"), migrations.opened(old.home):
             pass
-    with upgrade.opened(old.home):
-        assert is_whole(old)
+    with migrations.opened(old.home):
+        assert is_upgraded(old)
 
 
 @pytest.mark.parametrize("by", ["marker", "buffer"])
-def test_a_newer_home_is_refused_and_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
+def test_a_newer_home_is_refused_and_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
     home = Home(tmp_path)
     if by == "marker":
         mark_schema(home, HOME_SCHEMA + 1)
@@ -248,7 +254,7 @@ def test_a_newer_home_is_refused_and_not_touched(tmp_path: Path, capsys: pytest.
         buffer.close()
     before = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.iterdir())
     commands = [["bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0"], ["replay", "list"]]
-    with pytest.raises(ConfigError, match="update"), upgrade.opened(home):
+    with pytest.raises(ConfigError, match="update"), migrations.opened(home):
         pass
     for command in (*commands, ["status"], ["identity", "show"]) if by == "marker" else commands:
         assert run([*command, "--home", str(tmp_path)]) == 2
@@ -267,19 +273,19 @@ def test_an_old_home_can_be_read_before_it_is_upgraded(old: OldHome, capsys: pyt
     for group in groups:
         assert run(["replay", "show", group["id"], *home]) == 0
     assert database.version_of(old.home.replay) == min(old.schema, 3), "the last version of the buffer"
-    upgrade.bring_up_to_date(old.home)
-    assert is_whole(old)
+    migrations.bring_up_to_date(old.home)
+    assert is_upgraded(old)
 
 
 def test_a_ban_on_an_old_home_upgrades_it_first(old: OldHome, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["peers", "ban", PEER, "--home", str(old.home.root)]) == 0
     assert PEER in capsys.readouterr().out
-    assert is_whole(old)
+    assert is_upgraded(old)
 
 
 @pytest.mark.parametrize("schema", [1, 2])
-def test_the_run_of_an_old_manifest_has_the_id_that_upgraded_homes_have(schema: int) -> None:
-    """Where this fails, a setting of the manifest is new: raise HOME_SCHEMA, with a step in
-    node/startup/migrations.py that renews the run id of checkpoints again; else no home of today can be resumed."""
+def test_the_run_of_an_old_manifest_has_the_id_of_upgraded_homes(schema: int) -> None:
+    """A new setting of the manifest makes this fail. Raise HOME_SCHEMA, and add a step to node/startup/migrations.py
+    that renews the run id of checkpoints. Otherwise no present home can be resumed."""
     manifest = parse_manifest((OLD_HOMES / f"run-{schema}.toml").read_text(), source="run.toml", upgrade=True)
     assert manifest.run_id == RUN_IDS[schema]

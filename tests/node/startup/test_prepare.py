@@ -1,4 +1,4 @@
-"""Whether the last steps reached the disk: the look at a node's end."""
+"""The check at a node's end that the last steps are on disk, and the check of a home's model."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.models import model_fingerprint, resolve_model
-from ftis_node.node.startup import prepare as prepare
+from ftis_node.node.startup import prepare
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOTHING: Any = None
+UNUSED: Any = None
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home saved at step 7 whose disk has room for 99 bytes, beside checkpoints of 100."""
+    """Make a home with a checkpoint of step 7, on a disk with 99 free bytes; a checkpoint needs 100."""
     checkpoint = tmp_path / "checkpoints" / "step-00000007"
     checkpoint.mkdir(parents=True)
     (checkpoint / "COMPLETE").touch()
@@ -32,13 +32,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path)
 
 
-def test_steps_that_found_no_room_are_told_at_the_end(home: Home) -> None:
+def test_steps_that_were_not_saved_for_lack_of_space_are_an_error_at_the_end(home: Home) -> None:
     with pytest.raises(MachineError, match="no checkpoint after step 7 of 9; free disk space and start again"):
-        prepare.check_saved(home, NOTHING, NOTHING, step=9)
-    prepare.check_saved(home, NOTHING, NOTHING, step=7)
+        prepare.check_saved(home, UNUSED, UNUSED, step=9)
+    prepare.check_saved(home, UNUSED, UNUSED, step=7)
 
 
-def test_a_home_belongs_to_a_model_by_its_fingerprint_alone(tmp_path: Path) -> None:
+def test_a_home_belongs_to_a_model_by_its_fingerprint(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "models" / "first")
     home = Home(tmp_path / "home")
     checkpoint = home.checkpoints / "step-00000007"
@@ -60,4 +60,4 @@ def test_only_a_full_disk_explains_a_missing_checkpoint(
 ) -> None:
     monkeypatch.setattr(prepare, "free_bytes", lambda path: free)
     with pytest.raises(MachineError) if is_error else nullcontext():
-        prepare.check_saved(home, NOTHING, NOTHING, step=9)
+        prepare.check_saved(home, UNUSED, UNUSED, step=9)

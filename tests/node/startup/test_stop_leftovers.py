@@ -1,4 +1,4 @@
-"""What a worker that had to be killed leaves half written goes with the node that is stopped."""
+"""A stopping node removes the unfinished files of a killed worker."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 class KilledLearner(NullLearner):
-    """Begins a checkpoint as it is stopped, and is killed."""
+    """A learner that begins a checkpoint when it is stopped, and is killed."""
 
-    def __init__(self, half: Path) -> None:
+    def __init__(self, unfinished: Path) -> None:
         super().__init__(parameters=1)
-        self._half = half
+        self._unfinished = unfinished
 
     async def stop(self) -> None:
-        self._half.mkdir()
-        (self._half / "weights.safetensors").touch()
+        self._unfinished.mkdir()
+        (self._unfinished / "weights.safetensors").touch()
 
 
-async def test_half_a_checkpoint_is_removed_at_the_end(tmp_path: Path) -> None:
-    """The learner has about five seconds to end; on a busy machine it is killed in the middle of a checkpoint."""
-    half = tmp_path / "checkpoints" / ".step-00000007.incomplete-0a1b2c3d"
+async def test_an_unfinished_checkpoint_is_removed_at_the_end(tmp_path: Path) -> None:
+    """The learner has about five seconds to end. On a busy machine it is killed during a checkpoint."""
+    unfinished = tmp_path / "checkpoints" / ".step-00000007.incomplete-0a1b2c3d"
     scorer = IsolatedScorer(load_task("arithmetic"))
     with components(
-        tmp_path, learner=KilledLearner(half), state=NodeState(step=6), scorer=scorer, new_peers_scorer=scorer
+        tmp_path, learner=KilledLearner(unfinished), state=NodeState(step=6), scorer=scorer, new_peers_scorer=scorer
     ) as node:
         await assemble._stop(node)
-        assert not half.exists()
+        assert not unfinished.exists()
         assert [event["step"] for event in events_of(node, "stop")] == [6]

@@ -1,4 +1,4 @@
-"""The parts that `Wiring.make` gives to a component by name have the type that the component declares.
+"""The parts that `Wiring.make` passes to a component by name have the type that the component declares.
 
 mypy does not see these arguments, because `make` reads the names of the fields.
 """
@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.startup import wiring
 
-GIVEN = {("StatusLoop", "buffer"), ("TrainLoop", "peers")}  # `Wiring` gives these arguments itself
+EXPLICIT = {("StatusLoop", "buffer"), ("TrainLoop", "peers")}  # `Wiring` passes these arguments itself
 WIDER = {("Evaluator", "eval_tasks"): "Sequence[Task]"}  # the node has a tuple
 
 
@@ -28,6 +28,6 @@ def test_a_component_gets_parts_of_the_types_that_it_declares() -> None:
     wrong = [
         (kind, name, declared, parts[name])
         for kind, name, declared in checked
-        if (kind, name) not in GIVEN and declared not in (parts[name], WIDER.get((kind, name)))
+        if (kind, name) not in EXPLICIT and declared not in (parts[name], WIDER.get((kind, name)))
     ]
     assert not wrong

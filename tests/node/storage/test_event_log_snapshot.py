@@ -1,4 +1,4 @@
-"""The snapshot of the event log: a start reads as much of a long log as of a short one, and knows the same."""
+"""The snapshot of the event log: a start reads equally many bytes of a long and of a short log, with equal results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def write_groups(home: Home, numbers: range, *, max_bytes: int = FILE_BYTES) -> None:
-    """Groups that are admitted, taken and used by a step each, as a node writes them."""
+    """Write events like a node: each group is admitted, taken and used by a step."""
     events = EventLog(home.events, max_bytes=max_bytes, kept_files=KEPT_FILES)
     for number in numbers:
         group = number.to_bytes(32, "big")
@@ -38,12 +38,12 @@ def write_groups(home: Home, numbers: range, *, max_bytes: int = FILE_BYTES) -> 
     events.close()
 
 
-def as_known(summary: EventLogSummary) -> tuple[object, ...]:
+def fields_of(summary: EventLogSummary) -> tuple[object, ...]:
     return summary.step, summary.used, summary.admitted, summary.expected, summary.released, summary.last_numbers
 
 
 class CountedReads:
-    """Counts the bytes of the log's files that are read."""
+    """Counts the bytes that are read from the log's files."""
 
     def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_bytes = 0
@@ -78,7 +78,7 @@ def bytes_read(home: Home, work: Callable[[], object]) -> int:
     return reads.num_bytes
 
 
-def test_a_start_reads_as_much_of_a_long_log_as_of_a_short_one(home: Home) -> None:
+def test_a_start_reads_equally_many_bytes_of_a_long_and_a_short_log(home: Home) -> None:
     read = []
     for numbers in (range(1, 6000), range(6000, 16_000)):
         write_groups(home, numbers, max_bytes=64 << 20)
@@ -86,9 +86,11 @@ def test_a_start_reads_as_much_of_a_long_log_as_of_a_short_one(home: Home) -> No
         write_groups(home, range(numbers.stop, numbers.stop + 1), max_bytes=64 << 20)
         read.append(bytes_read(home, lambda: rescue_files(home)))
     assert home.events.stat().st_size > 5 * FILE_BYTES
-    assert read[1] <= read[0] + 100 <= COMPARED_BYTES + 1000, read  # the step's number is longer
+    assert read[1] <= read[0] + 100 <= COMPARED_BYTES + 1000, read  # the number of the step has more digits
     home.event_log_snapshot.unlink()
-    assert bytes_read(home, lambda: rescue_files(home)) > home.events.stat().st_size, "without a snapshot all of it"
+    assert bytes_read(home, lambda: rescue_files(home)) > home.events.stat().st_size, (
+        "without a snapshot not the whole log is read"
+    )
 
 
 @pytest.mark.parametrize("num_after", [0, 1, 3000, 9000])
@@ -97,8 +99,10 @@ def test_snapshot_and_tail_give_the_summary_of_the_whole_log(home: Home, num_aft
     EventLogSnapshot(home).renew()
     write_groups(home, range(2000, 2000 + num_after))
     whole = read_event_log_summary(home.events)
-    assert len(event_log_files(home.events)) == (4 if num_after == 9000 else 1 + (num_after > 1)), "rotated meanwhile"
-    assert as_known(EventLogSnapshot(home).read()) == as_known(whole)
+    assert len(event_log_files(home.events)) == (4 if num_after == 9000 else 1 + (num_after > 1)), (
+        "the log did not rotate"
+    )
+    assert fields_of(EventLogSnapshot(home).read()) == fields_of(whole)
 
 
 def damaged(path: Path) -> None:
@@ -122,7 +126,7 @@ def test_without_a_valid_snapshot_the_whole_log_is_read(home: Home, change: Call
     EventLogSnapshot(home).renew()
     write_groups(home, range(3, 5))
     change(home.event_log_snapshot)
-    assert as_known(EventLogSnapshot(home).read()) == as_known(read_event_log_summary(home.events))
+    assert fields_of(EventLogSnapshot(home).read()) == fields_of(read_event_log_summary(home.events))
 
 
 def copied(log: Path) -> None:
@@ -143,12 +147,12 @@ def edited(log: Path) -> None:
 def test_a_snapshot_of_another_log_is_not_used(home: Home, change: Callable[[Path], object]) -> None:
     write_groups(home, range(1, 5))
     EventLogSnapshot(home).renew()
-    before = as_known(EventLogSnapshot(home).read())
+    before = fields_of(EventLogSnapshot(home).read())
     change(home.events)
-    assert as_known(EventLogSnapshot(home).read()) == as_known(read_event_log_summary(home.events)) != before
+    assert fields_of(EventLogSnapshot(home).read()) == fields_of(read_event_log_summary(home.events)) != before
 
 
-def test_it_is_renewed_when_the_log_has_grown_or_rotated(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snapshot_is_renewed_when_the_log_has_grown_or_rotated(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log_snapshot, "RENEW_BYTES", 100_000)
     snapshot = EventLogSnapshot(home)
     snapshot.renew_if_due()
@@ -167,7 +171,7 @@ def test_it_is_renewed_when_the_log_has_grown_or_rotated(home: Home, monkeypatch
     assert home.event_log_snapshot.stat().st_ino != second
 
 
-def test_a_damaged_line_after_the_snapshot_is_reported_at_the_next_start_alone(home: Home) -> None:
+def test_a_damaged_line_after_the_snapshot_is_reported_only_at_the_next_start(home: Home) -> None:
     write_groups(home, range(1, 3))
     EventLogSnapshot(home).renew()
     with home.events.open("ab") as log:
@@ -180,7 +184,7 @@ def test_a_damaged_line_after_the_snapshot_is_reported_at_the_next_start_alone(h
     assert home.events.read_bytes().count(b'"recovered"') == 1
 
 
-def test_evaluations_are_bounded_and_the_baseline_stays() -> None:
+def test_evaluations_are_bounded_and_the_first_one_is_kept() -> None:
     summary = EventLogSummary()
     for step in range(MAX_EVALUATIONS + 5):
         summary.add(b'{"time":1.0,"event":"eval","step":%d}\n' % step)

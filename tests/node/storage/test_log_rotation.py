@@ -1,4 +1,4 @@
-"""A log is turned over under the hands of the process that writes it, and ends up no longer than it may be."""
+"""A log is rotated while a process writes it, and stays below its limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WRITER = (
 )
 
 
-def test_a_process_goes_on_writing_at_the_start_of_the_emptied_file(tmp_path: Path) -> None:
+def test_after_a_rotation_the_process_writes_at_the_start_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "learner.log"
     with (
         path.open("ab") as log,
@@ -29,25 +29,25 @@ def test_a_process_goes_on_writing_at_the_start_of_the_emptied_file(tmp_path: Pa
         ) as writer,
     ):
         assert writer.stdin is not None and writer.stderr is not None
-        for mark in "abc":
-            writer.stdin.write(f"{mark}\n")
+        for letter in "abc":
+            writer.stdin.write(f"{letter}\n")
             writer.stdin.flush()
             writer.stderr.readline()
-            assert rotate_log(path, max_bytes=100) is (mark != "z")
+            assert rotate_log(path, max_bytes=100)
             assert not rotate_log(path, max_bytes=100)
         writer.stdin.write("d\n")
         writer.stdin.close()
-    assert path.read_text() == "d" * 100 + "\n", "no hole at its start"
-    assert (tmp_path / "learner.log.1").read_text() == "c" * 100 + "\n", "one older file"
+    assert path.read_text() == "d" * 100 + "\n", "the file has a hole at its start"
+    assert (tmp_path / "learner.log.1").read_text() == "c" * 100 + "\n", "the older file is not the last rotated one"
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_on_a_full_disk_the_log_goes_rather_than_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(source: Path, target: Path) -> None:
+def test_on_a_full_disk_the_log_is_emptied_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_on_a_full_disk(source: Path, target: Path) -> None:
         target.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.shutil, "copyfile", no_room)
+    monkeypatch.setattr(module.shutil, "copyfile", fail_on_a_full_disk)
     path = tmp_path / "learner.log"
     path.write_bytes(bytes(100))
     assert rotate_log(path, max_bytes=100)

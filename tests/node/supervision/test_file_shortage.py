@@ -1,4 +1,4 @@
-"""No file descriptor left: a loop that comes again soon leaves its work out once, and says so once a minute."""
+"""No free file descriptor: a periodic loop skips its work once and logs it once a minute."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def none_left() -> Iterator[None]:
-    """Every descriptor that this process may have is open."""
+def no_free_descriptors() -> Iterator[None]:
+    """Open every descriptor that this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_open_files() + 8, hard))
     taken: list[int] = []
@@ -41,20 +41,20 @@ def none_left() -> Iterator[None]:
             os.close(descriptor)
 
 
-async def test_a_snapshot_is_left_out_and_the_loop_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_periodic_work_is_skipped_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shortage = FileShortage()
 
     async def save() -> None:
         replace_file(tmp_path / "status.json", b"{}")
 
-    async def count() -> None:
+    async def open_database() -> None:
         sqlite3.connect(tmp_path / "replay.sqlite").execute("PRAGMA user_version")
 
-    async def look() -> None:
+    async def count_files() -> None:
         num_open_files()
 
-    with caplog.at_level(logging.WARNING), none_left():
-        for work in (save, count, look):
+    with caplog.at_level(logging.WARNING), no_free_descriptors():
+        for work in (save, open_database, count_files):
             await shortage.passed_over(work)
     assert shortage.count == 3
     assert len(caplog.records) == 1 and "no file can be opened" in caplog.text
@@ -69,23 +69,23 @@ async def test_any_other_error_is_raised() -> None:
     assert not is_out_of_files(sqlite3.OperationalError("no such table"))
 
 
-def test_the_event_trail_goes_on_in_its_full_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_event_log_continues_in_its_full_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "events.jsonl"
-    trail = EventLog(path, max_bytes=200)
-    with none_left():
+    events = EventLog(path, max_bytes=200)
+    with no_free_descriptors():
         for number in range(4):
-            trail.write("more", number=number, text="a" * 150)
+            events.write("more", number=number, text="a" * 150)
     assert event_log_files(path) == [path]
     assert len(caplog.records) == 1 and "events.jsonl is full" in caplog.text
-    trail.write("more", number=4)
-    trail.close()
+    events.write("more", number=4)
+    events.close()
     assert [event["number"] for event in read_events(path.with_name("events.jsonl.1"))] == [0, 1, 2, 3]
     assert [event["number"] for event in read_events(path)] == [4]
 
 
-def test_a_line_is_due_once_a_minute_and_all_are_counted() -> None:
+def test_a_log_line_is_due_once_a_minute_and_all_calls_are_counted() -> None:
     now = [0.0]
-    seldom = RateLimitedLog(clock=lambda: now[0])
-    due = [seldom.is_due() for now[0] in (0, 1, 59, 60, 61, 119.5, 120)]
+    log = RateLimitedLog(clock=lambda: now[0])
+    due = [log.is_due() for now[0] in (0, 1, 59, 60, 61, 119.5, 120)]
     assert due == [True, False, False, True, False, False, True]
-    assert seldom.count == 7
+    assert log.count == 7

@@ -1,4 +1,4 @@
-"""A blocked event loop and a stuck task are told by name, with where they stand; one that has no work is not."""
+"""A blocked event loop and a stuck task are reported by name with a stack. A task that waits for work is not."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ START_S = 120.0  # of a process on a busy machine
 QUICK = ObserveSection.model_construct(event_loop_stall_warn_s=1.0, event_loop_stall_exit_s=1e9, task_stuck_s=1e9)
 
 
-def read_a_slow_disk(is_enough: Callable[[], object]) -> None:
-    """Blocks until what blocks is told."""
+def read_a_slow_disk(is_reported: Callable[[], object]) -> None:
+    """Block until the blocking code is reported."""
     deadline = time.monotonic() + WAIT_S
-    while not is_enough() and time.monotonic() < deadline:
+    while not is_reported() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
@@ -43,11 +43,11 @@ async def test_the_code_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
         read_a_slow_disk(lambda: "read_a_slow_disk" in str(read_events(path, name="loop_blocked")))
         await eventually(lambda: read_events(path, name="loop_turns_again"))
     watchdog.events.close()
-    every = read_events(path, name="loop_blocked")  # a busy machine may have blocked it before
+    every = read_events(path, name="loop_blocked")  # a busy machine may block it earlier
     named = [event for event in every if any(place.endswith("read_a_slow_disk") for place in event["stack"])]
     assert named, every
     assert named[0]["for_s"] >= QUICK.event_loop_stall_warn_s
-    assert (watchdog.lag.longest_s or 0) >= QUICK.event_loop_stall_warn_s - BEAT_S, "the lag has it, too"
+    assert (watchdog.lag.longest_s or 0) >= QUICK.event_loop_stall_warn_s - BEAT_S, "the lag does not have it"
 
 
 async def test_a_loop_that_stays_blocked_ends_the_process() -> None:
@@ -61,8 +61,8 @@ async def test_a_loop_that_stays_blocked_ends_the_process() -> None:
     assert codes == [1]
 
 
-async def _takes(waiting: asyncio.Queue[int], working: asyncio.Queue[int]) -> None:
-    """A loop: without work it waits as long as it likes; its work has the board's limit."""
+async def _work_on_orders(waiting: asyncio.Queue[int], working: asyncio.Queue[int]) -> None:
+    """A loop that may wait for work without a limit. Its work has the board's limit."""
     while True:
         with waiting_for("an order"):
             await waiting.get()
@@ -73,17 +73,17 @@ async def _work(working: asyncio.Queue[int]) -> None:
     await working.get()
 
 
-async def test_a_stuck_loop_is_told_by_name_and_an_idle_one_is_not() -> None:
+async def test_a_stuck_loop_is_reported_by_name_and_an_idle_one_is_not() -> None:
     board = TaskMonitor(limit_s=100.0)
     board.install()
     waiting: asyncio.Queue[int] = asyncio.Queue(8)
     working: asyncio.Queue[int] = asyncio.Queue(8)
-    task = asyncio.create_task(_takes(waiting, working), name="orders")
+    task = asyncio.create_task(_work_on_orders(waiting, working), name="orders")
     await asyncio.sleep(0)
     for _ in range(100):
         board.tick(5.0)
     assert [(name, state.waits_for, for_s) for name, state, for_s in board.states()] == [("orders", "an order", 500.0)]
-    assert board.changes() == ([], []), "no order came, and that is no fault"
+    assert board.changes() == ([], []), "a loop without work is reported"
     waiting.put_nowait(1)
     await asyncio.sleep(0)
     board.tick(3600.0)  # the process was stopped for an hour
@@ -92,20 +92,20 @@ async def test_a_stuck_loop_is_told_by_name_and_an_idle_one_is_not() -> None:
         board.tick(5.0)
     ((stuck,), again) = board.changes()
     assert (stuck.name, stuck.waits_for, again) == ("orders", "its own work", [])
-    assert [place.split()[-1] for place in stuck.stack] == ["_takes", "_work", "get"]
+    assert [place.split()[-1] for place in stuck.stack] == ["_work_on_orders", "_work", "get"]
     assert "the orders loop is stuck" in str(stuck)
-    assert board.changes() == ([], []), "told once"
-    assert board.stuck(), "and still so"
+    assert board.changes() == ([], []), "reported twice"
+    assert board.stuck(), "not stuck any more"
     working.put_nowait(1)
     await asyncio.sleep(0)
     assert board.changes() == ([], ["orders"])
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    assert list(board.states()) == [], "an ended task is forgotten"
+    assert list(board.states()) == [], "an ended task is still listed"
 
 
-async def test_a_stack_goes_down_to_where_a_task_stands() -> None:
+async def test_a_stack_has_all_frames_down_to_the_wait_of_the_task() -> None:
     async def outer() -> None:
         await inner()
 
@@ -117,10 +117,10 @@ async def test_a_stack_goes_down_to_where_a_task_stands() -> None:
     places = stack_of(task)
     task.cancel()
     assert [place.split()[-1] for place in places] == ["outer", "inner", "wait"]
-    assert places[0].startswith("supervision/test_watchdog.py:"), "no path of the machine"
+    assert places[0].startswith("supervision/test_watchdog.py:"), "the path is absolute"
 
 
-async def test_systemd_hears_of_a_node_that_turns_and_of_no_stuck_one(tmp_path: Path) -> None:
+async def test_systemd_gets_signs_of_life_only_while_no_task_is_stuck(tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path)
@@ -136,24 +136,24 @@ async def test_systemd_hears_of_a_node_that_turns_and_of_no_stuck_one(tmp_path: 
             with waiting_for("systemd"):
                 async with asyncio.timeout(WAIT_S):
                     assert await loop.sock_recv(systemd, 64) == ALIVE
-            with waiting_for("what never comes", endless=False):
+            with waiting_for("an event that never comes", endless=False):
                 await eventually(watchdog.board.stuck)
                 _drain(systemd)
                 await asyncio.sleep(1.2)  # two beats
                 assert _drain(systemd) == 0
             with waiting_for("systemd"):
                 async with asyncio.timeout(WAIT_S):
-                    assert await loop.sock_recv(systemd, 64) == ALIVE, "it goes on"
+                    assert await loop.sock_recv(systemd, 64) == ALIVE, "no sign of life after the task continued"
 
 
-def test_systemd_hears_of_a_meeting_point_that_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_gets_signs_of_life_of_a_bootstrap_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path)
         systemd.settimeout(START_S)
         monkeypatch.setenv("NOTIFY_SOCKET", path)
         monkeypatch.setenv("WATCHDOG_USEC", "1000000")
-        with started(tmp_path / "meet", "bootstrap", "--listen", ANY_PORT):
+        with started(tmp_path / "bootstrap", "bootstrap", "--listen", ANY_PORT):
             assert systemd.recv(64) == ALIVE
 
 

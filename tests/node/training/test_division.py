@@ -1,4 +1,4 @@
-"""A node that divides by advantage: what its steps say of the parts, and which problems it generates for."""
+"""A node with task allocation by advantage: the shares of the tasks after each step, and the problems it samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import load_task
 from tests.conftest import PROMPT_IDS, make_group
-from tests.node.loops.test_train import HONEST, LIAR
+from tests.node.loops.test_train import HONEST, MALLORY
 from tests.node.nodes import components, events_of
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def taken(sender: Identity, task: str, rewards: tuple[float, ...], *, own: bool 
     return replace(stored, rewards=rewards)
 
 
-def blind_step(division: Division) -> None:
-    """Two groups of each part by this node, and two by a peer: each knows one part alone."""
+def one_sided_step(division: Division) -> None:
+    """Note two groups of each task by this node and two by a peer; each has a signal in one task only."""
     for _ in range(2):
         for task in (ADD, SUB):
             division.note(task, WITH if task == ADD else WITHOUT, own=True)
@@ -56,24 +56,24 @@ def blind_step(division: Division) -> None:
     division.end_step()
 
 
-def test_only_a_mixture_in_a_run_that_says_so_is_divided() -> None:
+def test_only_a_mixture_in_a_run_with_the_setting_is_divided() -> None:
     assert division_of(ADVANTAGE, ADD) is None
     assert division_of(RunManifest(name="a", task=MIXTURE), MIXTURE) is None
     assert division_of(ADVANTAGE, f"{MIXTURE}=3").shares == {ADD: 0.25, SUB: 0.75}  # type: ignore[union-attr]
 
 
-def test_shares_follow_the_signals_step_by_step_and_fade_without_peers() -> None:
+def test_shares_follow_the_signals_and_become_even_without_peers() -> None:
     division = new_division()
     shares = []
     for _ in range(20):
-        blind_step(division)
+        one_sided_step(division)
         shares.append(division.shares[ADD])
     assert 0.5 < shares[0] < shares[3] < shares[19]
     assert shares[19] == pytest.approx(0.94, abs=0.01)
     for _ in range(60):
         division.note(ADD, WITH, own=True)
         division.end_step()
-    assert division.shares == {ADD: 0.5, SUB: 0.5}, "the peer has been away for long"
+    assert division.shares == {ADD: 0.5, SUB: 0.5}, "the absent peer still counts"
 
 
 def test_tasks_of_peers_outside_the_domain_take_no_memory() -> None:
@@ -86,13 +86,13 @@ def test_tasks_of_peers_outside_the_domain_take_no_memory() -> None:
     assert set(division._peers) == {ADD, SUB}
 
 
-def test_a_step_notes_what_it_took_and_what_it_passed_over(tmp_path: Path) -> None:
+def test_a_step_notes_the_groups_that_it_took_and_passed_over(tmp_path: Path) -> None:
     division = new_division()
     with components(tmp_path) as node:
-        groups = [taken(HONEST, ADD, WITH, own=True), taken(LIAR, SUB, WITH)]
+        groups = [taken(HONEST, ADD, WITH, own=True), taken(MALLORY, SUB, WITH)]
         passed_over = [
             Candidate(bytes(32), sender, own, 1, created_at=0.0, policy_version=0, task=task, rewards=WITHOUT)
-            for sender, own, task in ((HONEST.peer_id, True, SUB), (LIAR.peer_id, False, ADD))
+            for sender, own, task in ((HONEST.peer_id, True, SUB), (MALLORY.peer_id, False, ADD))
         ]
         note_signals(division, 7, groups, passed_over, guard=node.gossip.guard, events=node.context.events)
         (event,) = events_of(node)
@@ -102,18 +102,18 @@ def test_a_step_notes_what_it_took_and_what_it_passed_over(tmp_path: Path) -> No
         assert event["shares"] == {ADD: 0.77, SUB: 0.23}
 
 
-def test_a_run_that_does_not_divide_writes_nothing(tmp_path: Path) -> None:
+def test_a_run_without_the_setting_writes_no_event(tmp_path: Path) -> None:
     division = None
     with components(tmp_path) as node:
-        note_signals(division, 1, [taken(LIAR, ADD, WITH)], [], guard=node.gossip.guard, events=node.context.events)
+        note_signals(division, 1, [taken(MALLORY, ADD, WITH)], [], guard=node.gossip.guard, events=node.context.events)
         assert events_of(node) == []
 
 
-def test_what_a_group_of_a_peer_raises_is_that_peers_affair(tmp_path: Path) -> None:
+def test_an_error_about_a_peers_group_is_that_peers_fault(tmp_path: Path) -> None:
     division = new_division()
     with components(tmp_path) as node:
         broken: Any = None
-        groups = [taken(LIAR, ADD, broken), taken(HONEST, SUB, WITH)]
+        groups = [taken(MALLORY, ADD, broken), taken(HONEST, SUB, WITH)]
         note_signals(division, 1, groups, [], guard=node.gossip.guard, events=node.context.events)
         assert node.gossip.guard.num_faults == {Place.COUNT: 1}
         assert events_of(node, "division")[0]["peer_rates"] == {ADD: 0.5, SUB: 0.6667}
@@ -129,36 +129,38 @@ def test_what_a_group_of_a_peer_raises_is_that_peers_affair(tmp_path: Path) -> N
 
 
 class _PlainTokenizer(StubTokenizer):
-    """One token a character."""
+    """A tokenizer with one token per byte."""
 
     def encode_prompt(self, messages: Sequence[Any]) -> list[int]:
         return list(messages[0]["content"].encode())
 
 
 def prompts_of(folder: Path, division: Division | None, *, num: int) -> Counter[str]:
-    """The parts that a node's next problems are of."""
+    """Count the tasks of a node's next problems."""
     domain = load_task(MIXTURE)
     with components(
         folder, identity=HONEST, manifest=ADVANTAGE, domain_task=domain, division=division, tokenizer=_PlainTokenizer()
     ) as node:
         loop = Wiring(node).generate_loop
         found = Counter(loop._next_prompt()[0].ref.task for _ in range(num))
-        assert not events_of(node, "prompt_skipped"), "a problem that is passed over is not too long"
+        assert not events_of(node, "prompt_skipped"), "a passed-over problem is reported as too long"
     return found
 
 
-def test_problems_come_in_the_shares(tmp_path: Path) -> None:
+def test_problems_are_sampled_by_the_shares(tmp_path: Path) -> None:
     division = new_division()
-    assert prompts_of(tmp_path, division, num=100) == prompts_of(tmp_path, None, num=100), "even: as the mixture has it"
+    assert prompts_of(tmp_path, division, num=100) == prompts_of(tmp_path, None, num=100), (
+        "even shares differ from the mixture"
+    )
     for _ in range(20):
-        blind_step(division)
+        one_sided_step(division)
     found = prompts_of(tmp_path, division, num=2000)
     assert found[ADD] / 2000 == pytest.approx(division.shares[ADD], abs=0.02)
-    assert found == prompts_of(tmp_path, division, num=2000), "the same problems again"
+    assert found == prompts_of(tmp_path, division, num=2000), "a second pass has other problems"
 
 
 @pytest.mark.parametrize("skipped", [0, 1_700_000_000])
-def test_nodes_with_horizontal_prompts_answer_the_same_ones_after_a_restored_identity(
+def test_nodes_with_horizontal_prompts_sample_the_same_ones_after_a_restored_identity(
     tmp_path: Path, skipped: int
 ) -> None:
     manifest = RunManifest(name="a", task=ADD, step={"prompt_sharing": "horizontal"})
@@ -171,4 +173,4 @@ def test_nodes_with_horizontal_prompts_answer_the_same_ones_after_a_restored_ide
             loop = Wiring(node).generate_loop
             return [loop._next_prompt()[0].ref for _ in range(20)]
 
-    assert next_prompts(tmp_path / "one", HONEST, skipped) == next_prompts(tmp_path / "other", LIAR, 0)
+    assert next_prompts(tmp_path / "one", HONEST, skipped) == next_prompts(tmp_path / "other", MALLORY, 0)

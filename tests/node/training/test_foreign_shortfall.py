@@ -1,4 +1,4 @@
-"""A run that fills its steps, by a whole node in this process: alone, it makes the foreign share as well."""
+"""A run with `backfill_with_own`: a node alone also generates the foreign share of its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text
-from tests.node.training.test_token_budget import live
+from tests.node.training.test_token_budget import run_whole_node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,12 +19,14 @@ NUM_STEPS = 4
 
 
 @pytest.mark.timeout(300)
-async def test_a_node_alone_makes_up_for_the_foreign_share(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+async def test_a_node_alone_generates_the_foreign_share(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     manifest = parse_manifest(
         manifest_text(foreign_wait_s=0.5).replace("[step]", "[step]\nbackfill_with_own = true"), source="test"
     )
-    await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_steps": NUM_STEPS})
+    await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_steps": NUM_STEPS})
     steps = read_events(tmp_path / "events.jsonl", name="step")
-    assert [event["own_groups"] for event in steps] == [4, *[8] * (NUM_STEPS - 1)], "4 foreign ones were missing"
+    assert [event["own_groups"] for event in steps] == [4, *[8] * (NUM_STEPS - 1)], (
+        "own groups did not replace the 4 missing foreign ones"
+    )
     used = [event["group"] for event in read_events(tmp_path / "events.jsonl", name="taken")]
     assert len(used) == len(set(used)) == 4 + 8 * (NUM_STEPS - 1)

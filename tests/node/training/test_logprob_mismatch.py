@@ -1,4 +1,4 @@
-"""The daemon's side of the mismatch: which group is sent to be checked, and when a line is worth writing."""
+"""The daemon's part of the mismatch measurement: which group the learner checks, and when a warning is logged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _measured(kl: float | None, share: float | None) -> StepReport:
     )
 
 
-def test_a_warning_comes_once_and_goes_once() -> None:
+def test_a_warning_begins_once_and_ends_once() -> None:
     watch = MismatchWatch(MismatchLimits(max_kl=1e-4, max_share=0.01))
     seen = [
         watch.note(_measured(kl, share))
@@ -49,7 +49,7 @@ def test_a_warning_comes_once_and_goes_once() -> None:
     assert seen == [None, "rose", None, None, "fell", None, "rose"]
 
 
-def test_the_limits_are_the_formats_own_unless_set() -> None:
+def test_the_limits_are_those_of_the_dtype_unless_set() -> None:
     unset = NodeSettings(model="m").mismatch
     assert limits_of(unset, dtype="float32") == LIMITS["float32"] == MismatchLimits(1e-4, 0.01)
     assert limits_of(unset, dtype="bfloat16") == LIMITS["bfloat16"] == MismatchLimits(2e-3, 0.9)
@@ -78,7 +78,7 @@ async def test_a_reporter_warns_once_and_keeps_the_last_measurement(
 
 
 class _Learner(NullLearner):
-    """Keeps what it was sent; the first check fails where `fails`."""
+    """A learner that records the groups that it checks; with `fails`, the first check fails."""
 
     def __init__(self, *, fails: bool) -> None:
         super().__init__(parameters=1)
@@ -92,7 +92,7 @@ class _Learner(NullLearner):
             raise WorkerDiedError("the learner worker was killed")
 
 
-def test_completions_that_an_update_cut_through_are_left_out(identity: Identity) -> None:
+def test_completions_sampled_across_an_update_are_left_out(identity: Identity) -> None:
     group = make_group(identity, versions=(3, 3))
     whole, mixed = group.completions
     spread = group.with_completions((whole, replace(mixed, policy_version_newest=4)))
@@ -104,7 +104,7 @@ def test_completions_that_an_update_cut_through_are_left_out(identity: Identity)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_the_first_group_of_each_version_is_sent(tmp_path: Path, identity: Identity, fails: bool) -> None:
+async def test_the_first_group_of_each_version_is_checked(tmp_path: Path, identity: Identity, fails: bool) -> None:
     stored: asyncio.Queue[Accepted] = asyncio.Queue()
     learner = _Learner(fails=fails)
     with components(tmp_path, learner=learner) as node:

@@ -1,4 +1,4 @@
-"""The daemon's pure parts: slots bound what is under way, prompts follow a fixed order, patience ends a wait."""
+"""Slots of groups, the order of prompts, and the conditions under which a step starts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.group_limits import SlotPool
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 ANN = Identity.from_seed(bytes([2]) * 32)
 
 
-async def test_no_more_is_under_way_than_there_are_slots() -> None:
+async def test_no_more_groups_are_in_progress_than_there_are_slots() -> None:
     slots = SlotPool(3, held=1)
     await slots.charge()
     await slots.charge()
@@ -49,13 +47,13 @@ async def test_no_more_is_under_way_than_there_are_slots() -> None:
     assert not third.done()
     slots.fill()
     await asyncio.sleep(0)
-    assert not third.done(), "a stored group holds its slot"
+    assert not third.done(), "a stored group freed its slot"
     slots.set_held(1)
     await asyncio.wait_for(third, 30)
     assert slots.waiting == 2
 
 
-async def test_a_cancelled_group_gives_its_slot_back() -> None:
+async def test_a_cancelled_group_frees_its_slot() -> None:
     slots = SlotPool(1)
     await slots.charge()
     waiting = asyncio.create_task(slots.charge())
@@ -65,7 +63,7 @@ async def test_a_cancelled_group_gives_its_slot_back() -> None:
     assert slots.waiting == 1
 
 
-async def test_more_slots_are_taken_at_once() -> None:
+async def test_additional_slots_are_used_at_once() -> None:
     slots = SlotPool(1, held=1)
     waiting = asyncio.create_task(slots.charge())
     await asyncio.sleep(0)
@@ -74,14 +72,14 @@ async def test_more_slots_are_taken_at_once() -> None:
     await asyncio.wait_for(waiting, 30)
 
 
-def test_a_data_file_is_walked_through_without_repeats() -> None:
+def test_each_problem_of_a_data_file_comes_once_per_pass() -> None:
     order = PromptOrder(100, seed=0, peer_id="a")
     assert sorted(order.index(k) for k in range(100)) == list(range(100))
     assert sorted(order.index(k) for k in range(100, 200)) == list(range(100))
     assert [order.index(k) for k in range(100)] != [order.index(k) for k in range(100, 200)]
 
 
-def test_nodes_walk_differently_and_each_the_same_way_again() -> None:
+def test_each_node_has_its_order_and_repeats_it() -> None:
     first = [PromptOrder(2**31, seed=0, peer_id="a").index(k) for k in range(50)]
     assert first == [PromptOrder(2**31, seed=0, peer_id="a").index(k) for k in range(50)]
     for other in (PromptOrder(2**31, seed=1, peer_id="a"), PromptOrder(2**31, seed=0, peer_id="b")):
@@ -105,7 +103,7 @@ FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, ha
 
 
 @pytest.mark.parametrize(
-    ("changes", "goes"),
+    ("changes", "starts"),
     [
         ({}, True),
         ({"own_ready": 3}, False),
@@ -117,36 +115,27 @@ FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, ha
         ({"foreign_ready": 0, "has_members": False, "uptime_s": 5.0, "waited_s": 30.0}, True),
     ],
 )
-def test_a_step_waits_for_foreign_groups_only_as_long_as_it_makes_sense(changes: dict[str, float], goes: bool) -> None:
-    assert may_start(NEEDS, replace(FULL, **changes)) is goes
+def test_a_step_waits_for_foreign_groups_at_most_the_set_time(changes: dict[str, float], starts: bool) -> None:
+    assert may_start(NEEDS, replace(FULL, **changes)) is starts
 
 
 @pytest.mark.parametrize(
-    ("ready", "waited_s", "goes"),
+    ("ready", "waited_s", "starts"),
     [(3, 99.0, False), (4, 0.0, False), (4, 30.0, True), (7, 29.0, False), (8, 0.0, True)],
 )
-def test_a_learner_alone_waits_for_as_many_groups_of_others_as_would_be_its_own(
-    ready: int, waited_s: float, goes: bool
+def test_a_learner_alone_waits_for_foreign_groups_instead_of_own_ones(
+    ready: int, waited_s: float, starts: bool
 ) -> None:
     assert shares_of_step(NEEDS, generates=False) == (0, 8)
     assert shares_of_step(NEEDS, generates=True) == (4, 4)
     own, foreign = substitute_foreign(ready, needs=NEEDS)
     assert own + foreign == ready
-    assert may_start(NEEDS, replace(FULL, own_ready=own, foreign_ready=foreign, waited_s=waited_s)) is goes
+    assert may_start(NEEDS, replace(FULL, own_ready=own, foreign_ready=foreign, waited_s=waited_s)) is starts
 
 
-def test_an_empty_step_never_goes() -> None:
+def test_an_empty_step_never_starts() -> None:
     needs = StepQuota(own=0, foreign=4, foreign_wait_s=0.0)
     assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
-
-
-def test_a_group_counts_as_confirmed_once() -> None:
-    registry = PeerRegistry()
-    confirmations = Confirmations(registry)
-    assert confirmations.confirm("a", b"1")
-    assert not confirmations.confirm("b", b"1")
-    assert confirmations.num_confirmed == 1
-    assert (registry.peers["a"].confirmed, registry.peers["b"].confirmed) == (1, 1)
 
 
 async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
@@ -165,49 +154,49 @@ async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
     await asyncio.sleep(0.05)
 
 
-def test_what_is_missing_is_shared_out_over_all_who_send() -> None:
-    fill = ForeignShortfall()
-    assert fill.shares(4, 12) == (4, 12)
-    fill.note(12, ["a"] * 4 + ["b"] * 4)
-    assert fill.shares(4, 12) == (6, 10), "4 are missing, and three make more: 2 each, rounded up"
-    fill.note(10, ["a"] * 6 + ["b"] * 6)
-    assert fill.extra == 2, "2 more than wanted came: less than one for each of three"
-    fill.note(10, ["a"] * 7 + ["b"] * 8)
-    assert fill.extra == 1, "13 came since the last step"
-    fill.note(11, [])
-    assert fill.shares(4, 12) == (16, 0), "nobody sends: never more than what is foreign"
+def test_missing_groups_are_divided_among_all_senders() -> None:
+    shortfall = ForeignShortfall()
+    assert shortfall.shares(4, 12) == (4, 12)
+    shortfall.note(12, ["a"] * 4 + ["b"] * 4)
+    assert shortfall.shares(4, 12) == (6, 10), "4 are missing, so each of three nodes makes 2 more, rounded up"
+    shortfall.note(10, ["a"] * 6 + ["b"] * 6)
+    assert shortfall.extra == 2, "2 too many arrived, less than one for each of three nodes"
+    shortfall.note(10, ["a"] * 7 + ["b"] * 8)
+    assert shortfall.extra == 1, "13 arrived since the last step"
+    shortfall.note(11, [])
+    assert shortfall.shares(4, 12) == (16, 0), "no peer sends: at most the foreign share"
 
 
-@pytest.mark.parametrize("steps_a_group", [1, 2, 4])
-def test_a_peer_that_is_slower_than_a_group_a_step_is_taken_up(steps_a_group: int) -> None:
-    fill, ready, taken = ForeignShortfall(), 0, 0
-    fill.note(4, [])
-    assert fill.shares(4, 4) == (8, 0)
+@pytest.mark.parametrize("steps_per_group", [1, 2, 4])
+def test_the_groups_of_a_peer_slower_than_one_group_per_step_are_used(steps_per_group: int) -> None:
+    shortfall, ready, taken = ForeignShortfall(), 0, 0
+    shortfall.note(4, [])
+    assert shortfall.shares(4, 4) == (8, 0)
     for step in range(40):
-        ready += step % steps_a_group == 0
-        foreign = fill.shares(4, 4)[1]
-        fill.note(foreign, ["a"] * ready)
+        ready += step % steps_per_group == 0
+        foreign = shortfall.shares(4, 4)[1]
+        shortfall.note(foreign, ["a"] * ready)
         taken, ready = taken + min(foreign, ready), max(0, ready - foreign)
-    assert taken >= 40 / steps_a_group / 2, f"{ready} of its groups were left"
+    assert taken >= 40 / steps_per_group / 2, f"{ready} of its groups were not used"
 
 
-def test_a_stock_that_lies_there_is_no_plenty() -> None:
-    fill = ForeignShortfall()
-    fill.note(4, ["a"] * 2)
-    extra = fill.extra
+def test_an_old_stock_does_not_count_as_new_groups() -> None:
+    shortfall = ForeignShortfall()
+    shortfall.note(4, ["a"] * 2)
+    extra = shortfall.extra
     for _ in range(3):
-        fill.note(3, ["a"] * 30)
-    assert fill.extra == 0 < extra, "27 more came than were wanted, once"
-    fill.extra = 2
-    fill.note(3, ["a"] * 30)
-    assert fill.extra == 2, "they lay there before"
+        shortfall.note(3, ["a"] * 30)
+    assert shortfall.extra == 0 < extra, "27 more arrived than were wanted, once"
+    shortfall.extra = 2
+    shortfall.note(3, ["a"] * 30)
+    assert shortfall.extra == 2, "no group arrived since the last step"
 
 
 @asynccontextmanager
 async def _node(
     folder: Path, *, foreign_wait_s: float, has_peer: bool = False, fills: bool = False
 ) -> AsyncIterator[NodeComponents]:
-    """A node in a swarm, with another member or without."""
+    """Yield a node in a swarm, with or without another member."""
     text = manifest_text(foreign_wait_s=foreign_wait_s)
     text = text.replace("foreign_wait_s", "backfill_with_own = true\nforeign_wait_s") if fills else text
     manifest, swarm = parse_manifest(text, source="test"), LoopbackSwarm()
@@ -225,14 +214,14 @@ def _store(node: NodeComponents, identity: Identity, *numbers: int) -> None:
         assert node.buffer.admit(group, own=identity is ME)
 
 
-async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step(tmp_path: Path) -> None:
+async def test_with_backfill_the_next_step_replaces_missing_foreign_groups(tmp_path: Path) -> None:
     async with _node(tmp_path, foreign_wait_s=0, has_peer=True, fills=True) as node:
         _store(node, ME, 1, 2, 3, 4)
         _store(node, ANN, 1)
         gate = Wiring(node).step_gate()
         assert await asyncio.wait_for(gate.wait(1), 30)
-        assert gate.shares(1) == (4, 4), "this step is smaller"
-        assert node.slots.capacity == 2 * 6, "3 are missing, and two make more"
+        assert gate.shares(1) == (4, 4), "the present step must not wait for more own groups"
+        assert node.slots.capacity == 2 * 6, "3 are missing, so each of two nodes makes 2 more"
         _store(node, ME, 5)
         _store(node, ANN, 2)
         with pytest.raises(TimeoutError):
@@ -242,7 +231,7 @@ async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step(tmp_path: Pa
         assert gate.shares(2) == (6, 2)
 
 
-async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says(tmp_path: Path) -> None:
+async def test_without_backfill_the_shares_do_not_change(tmp_path: Path) -> None:
     async with _node(tmp_path, foreign_wait_s=0) as node:
         _store(node, ME, 1, 2, 3, 4)
         _store(node, ANN, 1)
@@ -252,8 +241,8 @@ async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says(tmp_pa
             assert (gate.shares(step), node.slots.capacity) == ((4, 4), 8)
 
 
-async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled(tmp_path: Path) -> None:
-    """Both in the same step of the loop, as when a signal meets an admission."""
+async def test_a_gate_that_is_cancelled_while_a_group_arrives_is_cancelled(tmp_path: Path) -> None:
+    """Both happen in one iteration of the loop, as when a signal and an admission coincide."""
     async with _node(tmp_path, foreign_wait_s=60) as node:
         wiring = Wiring(node)
         waiting = asyncio.create_task(wiring.step_gate().wait(1))

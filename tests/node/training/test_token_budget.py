@@ -1,4 +1,4 @@
-"""Budgets: what a node may do in all lives of its home, and how it ends."""
+"""Budgets: the limits of a node over all starts of its home, and the end that a used budget causes."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.telemetry.status import Status
 
-GROUP_TOKENS = 4 * 6  # at most: completions of a group, tokens of one
-pytestmark = pytest.mark.timeout(600)  # with the making of the models
+GROUP_TOKENS = 4 * 6  # at most: completions per group times tokens per completion
+pytestmark = pytest.mark.timeout(600)  # includes training the models
 
 
-def drive(budget: GenerateBudget, sizes: list[int], *, places: int) -> list[int]:
-    """Makes groups of these sizes, as many side by side as there are places; those that were made."""
+def spend(budget: GenerateBudget, sizes: list[int], *, slots: int) -> list[int]:
+    """Make groups of these sizes, `slots` at a time, while the budget permits; return the sizes of the made groups."""
     made: list[int] = []
-    under_way: list[int] = []
+    in_progress: list[int] = []
     left = list(sizes)
-    while left or under_way:
-        while left and len(under_way) < places and budget.may_begin:
+    while left or in_progress:
+        while left and len(in_progress) < slots and budget.may_begin:
             budget.begin()
-            under_way.append(left.pop(0))
-        if not under_way:
+            in_progress.append(left.pop(0))
+        if not in_progress:
             break
-        made.append(under_way.pop(0))
+        made.append(in_progress.pop(0))
         budget.end(made[-1])
     return made
 
@@ -63,35 +63,35 @@ def drive(budget: GenerateBudget, sizes: list[int], *, places: int) -> list[int]
 @given(
     limit=st.integers(1, 500),
     sizes=st.lists(st.integers(1, 40), min_size=600, max_size=600),
-    places=st.integers(1, 8),
-    lives=st.integers(1, 4),
+    slots=st.integers(1, 8),
+    starts=st.integers(1, 4),
 )
-def test_a_budget_is_used_up_and_little_more_in_however_many_lives(
-    limit: int, sizes: list[int], places: int, lives: int
+def test_a_budget_is_used_up_with_little_excess_over_any_number_of_starts(
+    limit: int, sizes: list[int], slots: int, starts: int
 ) -> None:
     made: list[int] = []
-    for _ in range(lives):
+    for _ in range(starts):
         budget = GenerateBudget(limit, num_tokens=sum(made), num_groups=len(made))
-        made += drive(budget, sizes[len(made) :][: 600 // lives], places=places)
-    if lives == 1:
+        made += spend(budget, sizes[len(made) :][: 600 // starts], slots=slots)
+    if starts == 1:
         assert sum(made) >= limit
         assert budget.is_used_up
-    assert not made or sum(made) - limit < max(made) * places
-    assert sum(made[:-places]) < limit
+    assert not made or sum(made) - limit < max(made) * slots
+    assert sum(made[:-slots]) < limit
 
 
-def test_groups_of_one_size_overshoot_by_less_than_one() -> None:
-    assert sum(drive(GenerateBudget(100), [24] * 99, places=8)) == 120
-    assert sum(drive(GenerateBudget(96), [24] * 99, places=8)) == 96
+def test_groups_of_equal_size_exceed_the_budget_by_less_than_one_group() -> None:
+    assert sum(spend(GenerateBudget(100), [24] * 99, slots=8)) == 120
+    assert sum(spend(GenerateBudget(96), [24] * 99, slots=8)) == 96
 
 
-def test_what_the_home_has_made_counts_after_a_restart() -> None:
+def test_groups_of_earlier_starts_count_in_the_budget() -> None:
     used_up = GenerateBudget(96, num_tokens=96, num_groups=4)
     assert used_up.is_used_up and not used_up.may_begin
-    assert sum(drive(GenerateBudget(96, num_tokens=72, num_groups=3), [24] * 9, places=1)) == 24
+    assert sum(spend(GenerateBudget(96, num_tokens=72, num_groups=3), [24] * 9, slots=1)) == 24
 
 
-def test_without_a_limit_there_is_no_end() -> None:
+def test_without_a_limit_a_budget_is_never_used_up() -> None:
     budget = GenerateBudget(num_tokens=1 << 60, num_groups=9)
     assert budget.may_begin and not budget.is_used_up
 
@@ -99,7 +99,7 @@ def test_without_a_limit_there_is_no_end() -> None:
 NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
 
 
-def test_a_step_without_more_own_groups_takes_what_is_left_and_others() -> None:
+def test_a_step_with_few_own_groups_left_takes_foreign_ones() -> None:
     assert [shares_of_step(NEEDS, generates=False, own_left=left) for left in (0, 3, 9)] == [(0, 8), (3, 5), (4, 4)]
     own, foreign = substitute_foreign(3 + 2, needs=NEEDS)
     outlook = StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, has_members=True)
@@ -119,14 +119,14 @@ def test_a_step_without_more_own_groups_takes_what_is_left_and_others() -> None:
         (replace(NEEDS, foreign=0), {"own_ready": 4}, False),
     ],
 )
-def test_a_node_that_generates_no_more_ends_where_nobody_will_fill_a_step(
+def test_a_node_that_generates_no_more_ends_if_no_peer_can_fill_a_step(
     needs: StepQuota, changes: dict[str, Any], is_over: bool
 ) -> None:
     outlook = StepInputs(own_ready=0, foreign_ready=0, waited_s=0.0, uptime_s=99.0, has_members=True)
     assert never_starts(needs, replace(outlook, **changes)) is is_over
 
 
-def test_budgets_of_what_a_role_does_not_do_are_refused(tmp_path: Path) -> None:
+def test_budgets_that_do_not_fit_the_role_are_refused(tmp_path: Path) -> None:
     for budget in ({"learn_steps": 3}, {"learn_tokens": 3}):
         with pytest.raises(ConfigError, match="takes no steps: remove --steps and --learn-tokens"):
             load_node_settings(tmp_path / "n", model="m", role="generator", roles={"follow": "x"}, budget=budget)
@@ -134,7 +134,7 @@ def test_budgets_of_what_a_role_does_not_do_are_refused(tmp_path: Path) -> None:
         load_node_settings(tmp_path / "n", model="m", role="learner", budget={"generate_tokens": 3})
 
 
-def test_flags_win_over_the_file_key_by_key(tmp_path: Path) -> None:
+def test_flags_override_single_keys_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('model = "m"\n[budget]\nlearn_steps = 5\nlearn_tokens = 7\n')
     assert load_node_settings(file).budget.learn_steps == 5
@@ -147,92 +147,98 @@ def manifest_of(*, foreign: int = 4, foreign_wait_s: float = 0.1) -> RunManifest
     return parse_manifest(text, source="test")
 
 
-async def live(
+async def run_whole_node(
     folder: Path, model: Path, *, manifest: RunManifest, swarm: LoopbackSwarm | None = None, **settings: Any
 ) -> Status:
-    """One life of a whole node, real engine and learner; its last status."""
-    made = NodeSettings(
+    """Run a whole node with real engine and learner until it ends; return its last status."""
+    node_settings = NodeSettings(
         model=str(model), engine="torch", generation={"threads": 1}, swarm={"shutdown_serve_s": 0.2},
-        learner={"threads": 1, "checkpoint_every_steps": 100},  # a life saves at its end what it has done
+        learner={"threads": 1, "checkpoint_every_steps": 100},  # the end saves all steps
         **settings,
     )  # fmt: skip
-    makers = InProcessNodeFactory(swarm or LoopbackSwarm(), delay=NO_DELAY, seed=0)
+    factory = InProcessNodeFactory(swarm or LoopbackSwarm(), delay=NO_DELAY, seed=0)
     plan, home = RunPlan(manifest, "arithmetic", ("arithmetic",)), Home(folder)
     home.create()
-    async with running_components(made, plan, home, makers) as parts:
-        for scorer in (parts.scorer, parts.new_peers_scorer):  # a peer's group about a problem of the evaluation
+    async with running_components(node_settings, plan, home, factory) as parts:
+        for scorer in (parts.scorer, parts.new_peers_scorer):  # a peer's group of an evaluation problem is refused
             with pytest.raises(KeyError):
                 await scorer.resolve(parts.eval_tasks[0][0].ref)
-        await run_node(parts, steps=made.budget.learn_steps)
+        await run_node(parts, steps=node_settings.budget.learn_steps)
         from ftis_node.node.startup.wiring import Wiring
 
         return await Wiring(parts).status_loop().refresh()
 
 
-async def test_a_lone_node_generates_its_budget_trains_on_it_and_ends_for_good(
+async def test_a_node_alone_generates_its_budget_trains_on_it_and_ends(
     tmp_path: Path, tiny_models: Mapping[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    limit = 9 * GROUP_TOKENS  # two steps of own groups and a bit
-    status = await live(tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": limit})
+    limit = 9 * GROUP_TOKENS  # two steps of own groups and one group
+    status = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": limit})
     used = status.budget.generate_tokens
     assert limit <= used.used < limit + 3 * GROUP_TOKENS
     assert (used.limit, used.left) == (limit, 0)
     assert status.learner.step >= 2
     assert status.replay.ready < 4, "too few for another step"
-    assert {entry.step for entry in status.eval} >= {0, status.learner.step}, "what it ends with is evaluated"
+    assert {entry.step for entry in status.eval} >= {0, status.learner.step}, "the last step was not evaluated"
     assert f"the budget of {limit} is used up" in caplog.text
 
-    again = await live(tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": limit})
-    assert again.budget.generate_tokens == used, "a new life begins no group"
+    again = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": limit})
+    assert again.budget.generate_tokens == used, "a new start begins a group"
     assert again.learner.step == status.learner.step
-    more = await live(
+    more = await run_whole_node(
         tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": used.used + 4 * GROUP_TOKENS}
     )
     assert more.budget.generate_tokens.used > used.used
     assert more.learner.step > status.learner.step
 
 
-async def test_a_run_without_foreign_groups_ends_at_once_when_own_ones_are_too_few(
+async def test_a_run_without_foreign_groups_ends_as_soon_as_own_groups_are_too_few(
     tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:
     manifest = manifest_of(foreign=0, foreign_wait_s=3600.0)
-    status = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"generate_tokens": 6 * GROUP_TOKENS})
+    status = await run_whole_node(
+        tmp_path, tiny_models["s"], manifest=manifest, budget={"generate_tokens": 6 * GROUP_TOKENS}
+    )
     assert status.learner.step >= 1
     assert status.replay.ready < manifest.step.own_groups
 
 
-async def test_a_node_whose_generator_is_done_goes_on_with_groups_of_others(
+async def test_a_node_with_a_used_budget_trains_on_foreign_groups(
     tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:
     swarm, manifest = LoopbackSwarm(), manifest_of(foreign_wait_s=1.0)
     limit, steps = 4 * GROUP_TOKENS, 5
     async with asyncio.TaskGroup() as tasks:
-        giver = tasks.create_task(live(tmp_path / "giver", tiny_models["m"], manifest=manifest, swarm=swarm))
+        sender = tasks.create_task(
+            run_whole_node(tmp_path / "sender", tiny_models["m"], manifest=manifest, swarm=swarm)
+        )
         budget = {"generate_tokens": limit, "learn_steps": steps}
-        status = await live(tmp_path / "short", tiny_models["s"], manifest=manifest, swarm=swarm, budget=budget)
-        giver.cancel()
+        status = await run_whole_node(
+            tmp_path / "short", tiny_models["s"], manifest=manifest, swarm=swarm, budget=budget
+        )
+        sender.cancel()
     assert (status.learner.step, status.budget.learn_steps.left) == (steps, 0)
     assert limit <= status.budget.generate_tokens.used < limit + 3 * GROUP_TOKENS
     last = read_events(tmp_path / "short" / "events.jsonl", name="step")[-1]
-    assert last["own_groups"] == 0 and last["foreign_groups"] >= 4, "others' groups stand in for its own"
+    assert last["own_groups"] == 0 and last["foreign_groups"] >= 4, "foreign groups do not replace its own"
 
 
-async def test_tokens_to_train_on_are_counted_over_lives_and_with_what_was_pruned(
+async def test_trained_tokens_are_counted_over_starts_with_pruned_groups(
     tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:
     manifest = manifest_of(foreign=0)
-    first = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_steps": 2})
+    first = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_steps": 2})
     used = first.budget.learn_tokens.used
     assert used > 0 and first.budget.learn_tokens.left is None
     steps = read_events(tmp_path / "events.jsonl", name="step")
     assert used == sum(event["num_tokens"] for event in steps)
     _prune_all(tmp_path / "replay.sqlite")
     assert _trained_tokens(tmp_path / "replay.sqlite") == used
-    last = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_tokens": used + 1})
-    assert last.learner.step == 3, "a step is done whole, and none is begun beyond the budget"
+    last = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_tokens": used + 1})
+    assert last.learner.step == 3, "not exactly the step that exceeds the budget"
     assert last.budget.learn_tokens.left == 0
-    again = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_tokens": used + 1})
+    again = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_tokens": used + 1})
     assert again.learner.step == 3
 
 
@@ -253,6 +259,6 @@ def _trained_tokens(path: Path) -> int:
 
 
 @pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])
-def test_a_step_that_draws_waits_for_all_that_is_generated(own_ready: int, starts: bool) -> None:
+def test_a_step_that_draws_groups_waits_for_all_generated_ones(own_ready: int, starts: bool) -> None:
     outlook = StepInputs(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, has_members=False)
     assert may_start(StepQuota(own=2, foreign=0, foreign_wait_s=1.0, generated=4), outlook) is starts

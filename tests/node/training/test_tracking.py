@@ -1,4 +1,4 @@
-"""A node's figures, whole in the event trail and as curves in TensorBoard; refused where that is not installed."""
+"""A node's measurements in the event log and as curves in TensorBoard; the error if TensorBoard is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.learner.messages import StepReport
 from ftis_node.telemetry.status import EvalStatus
-from tests.small_swarm import EVERY_OTHER_STEP
+from tests.small_swarm import EVAL_EVERY_STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(600)
-def test_a_nodes_curves_are_its_event_trail(small_swarm: SmallSwarm) -> None:
+def test_a_nodes_curves_equal_its_event_log(small_swarm: SmallSwarm) -> None:
     node = small_swarm.ann
     node.wait_for(lambda: len(curve(node, "learner/loss")) == len(node.events("step")), timeout_s=20)
     reports, evaluations = recorded(node, "step", StepReport), recorded(node, "eval", EvalStatus)
@@ -31,13 +31,13 @@ def test_a_nodes_curves_are_its_event_trail(small_swarm: SmallSwarm) -> None:
     assert curve(node, "eval/arithmetic/pass_at_1") == [
         (one["step"], pytest.approx(one["pass_at_1"])) for one in evaluations
     ]
-    assert [one["step"] for one in evaluations] == [0, *steps[EVERY_OTHER_STEP - 1 :: EVERY_OTHER_STEP]]
+    assert [one["step"] for one in evaluations] == [0, *steps[EVAL_EVERY_STEPS - 1 :: EVAL_EVERY_STEPS]]
     assert curve(node, "swarm/groups_sent")[-1][0] == steps[-1]
     assert len(curve(node, "generation/tokens_per_s")) == len(steps)
 
 
 def curve(node: RunningNode, name: str) -> list[tuple[int, float]]:
-    """Steps and values as TensorBoard shows them."""
+    """Return steps and values as TensorBoard reads them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     shown = EventAccumulator(str(node.home / "tensorboard"))
@@ -46,21 +46,21 @@ def curve(node: RunningNode, name: str) -> list[tuple[int, float]]:
 
 
 def recorded(node: RunningNode, name: str, record: type[StepReport | EvalStatus]) -> list[dict[str, float]]:
-    """The events of a name, with every field of the record and one more: the generator's speed, or the duration."""
+    """Return the events of a name. Each has all fields of the record, and the generator's speed or the duration."""
     events = node.events(name)
-    beside = "generation_tokens_per_s" if name == "step" else "duration_s"
+    additional = "generation_tokens_per_s" if name == "step" else "duration_s"
     for event in events:
-        assert set(event) == {"time", "event", *record.__struct_fields__, beside}
-        assert event[beside] >= 0
+        assert set(event) == {"time", "event", *record.__struct_fields__, additional}
+        assert event[additional] >= 0
     return events
 
 
-def test_a_tracker_that_is_not_installed_is_refused_before_the_model_is_looked_for(
+def test_a_missing_tracker_is_refused_before_the_model_is_resolved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     home = str(tmp_path / "home")
-    assert run(["join", "--model", "nobody/nothing", "--home", home, "--track", "tensorboard"]) == 2
+    assert run(["join", "--model", "org/missing", "--home", home, "--track", "tensorboard"]) == 2
     assert capsys.readouterr().err == (
         "ftis-node: the tracker 'tensorboard' is not installed: pip install tensorboard, "
         "or remove it from tracking.to\n"

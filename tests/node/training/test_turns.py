@@ -1,6 +1,6 @@
-"""One device for both workers: the generator sleeps from before a step until it has new weights, or the step's end.
+"""One device for both workers: the generator sleeps during a step and wakes with new weights, or at the step's end.
 
-One that dies and lacks memory at its next starts has the learner give memory back, and the node goes on.
+If it dies and lacks memory at its next starts, the learner frees memory and the node continues.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ DIED = WorkerDiedError("the learner worker was killed")
 
 
 class _Generation(NullGeneration):
-    """Writes down the order in which it is called."""
+    """A generation client that records the order of its calls."""
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__(lambda: 0)
@@ -76,7 +76,7 @@ class _Generation(NullGeneration):
 
 
 class _Learner(NullLearner):
-    """The same; a train ends with `outcome`."""
+    """A learner that records the order of its calls; `train` ends with `outcome`."""
 
     def __init__(self, outcome: TrainReply | WorkerDiedError, calls: list[str]) -> None:
         super().__init__(parameters=1)
@@ -115,20 +115,20 @@ def _loop(
         (NEW, False, ["train", "load"]),
     ],
 )
-async def test_the_order_of_a_step(
+async def test_the_order_of_calls_in_a_step(
     tmp_path: Path, outcome: TrainReply | WorkerDiedError, takes_turns: bool, calls: list[str]
 ) -> None:
-    made: list[str] = []
-    with _loop(tmp_path, outcome, made, takes_turns=takes_turns) as loop:
+    recorded: list[str] = []
+    with _loop(tmp_path, outcome, recorded, takes_turns=takes_turns) as loop:
         await loop._train_in_turn([])
-    assert made == calls
+    assert recorded == calls
 
 
 @pytest.mark.parametrize(("num_groups", "call"), [(1, "sleep, discarding"), (0, "sleep")])
 async def test_weights_are_discarded_before_a_step_that_makes_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_groups: int, call: str
 ) -> None:
-    """One without groups makes none."""
+    """A step without groups makes no new weights."""
     calls: list[str] = []
 
     async def train(loop: TrainLoop, taken: list[StoredGroup]) -> None:
@@ -140,8 +140,8 @@ async def test_weights_are_discarded_before_a_step_that_makes_new_ones(
     assert calls == [call, f"train on {num_groups}", "wake"]
 
 
-class _Watched(InProcessNodeFactory):
-    """A node's engine and learner in this process; `asleep` has whether the engine slept in each step."""
+class _WatchingFactory(InProcessNodeFactory):
+    """A factory of engine and learner in this process; `asleep` records whether the engine slept in each step."""
 
     def __init__(self) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
@@ -156,15 +156,15 @@ class _Watched(InProcessNodeFactory):
         learner = super().learner(of, **parts)
         train = learner.train
 
-        async def watched(*arguments: Any, **options: Any) -> TrainReply:
+        async def watch_and_train(*arguments: Any, **options: Any) -> TrainReply:
             engine = self._generation._engines["newest"]
             before = engine.tokens_made
-            await asyncio.sleep(0.1)  # long enough for a token, if it were awake
+            await asyncio.sleep(0.1)  # an engine that is awake samples a token meanwhile
             self.asleep.append(engine.is_asleep)
             self.tokens_in_step.append(engine.tokens_made - before)
             return await train(*arguments, **options)
 
-        learner.train = watched  # type: ignore[method-assign]
+        learner.train = watch_and_train  # type: ignore[method-assign]
         return learner
 
 
@@ -181,28 +181,30 @@ def _settings(folder: Path, *, placement: str) -> NodeSettings:
 
 
 @pytest.mark.timeout(120)
-async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) -> None:
+async def test_a_node_whose_workers_take_turns_trains(tmp_path: Path) -> None:
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
-    home, makers = Home(tmp_path / "home"), _Watched()
+    home, factory = Home(tmp_path / "home"), _WatchingFactory()
     home.create()
     settings = _settings(tmp_path, placement="time_shared")
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
-    told: list[str] = []
-    async with running_components(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
-        assert told[0] == "looking for the model tiny"
-        assert re.fullmatch(r"loading tiny \(\d+ kB\) into generator and learner; connecting", told[-4])
-        assert told[-1] == "", "nothing is waited for any more"
+    progress: list[str] = []
+    async with running_components(
+        settings, plan, home, factory, on_progress=lambda _, what: progress.append(what)
+    ) as parts:
+        assert progress[0] == "looking for the model tiny"
+        assert re.fullmatch(r"loading tiny \(\d+ kB\) into generator and learner; connecting", progress[-4])
+        assert progress[-1] == "", "the node still waits for something"
         await run_node(parts, steps=3)
         assert parts.context.state.step == 3
-    assert (makers.asleep, makers.tokens_in_step) == ([True] * 3, [0] * 3)
+    assert (factory.asleep, factory.tokens_in_step) == ([True] * 3, [0] * 3)
 
 
-class _Short(InProcessNodeFactory):
-    """Two worker processes; the generator is killed as the second step begins, and may not be able to start again."""
+class _ShortOfMemoryFactory(InProcessNodeFactory):
+    """A factory of two worker processes. It kills the generator in step 2, and some of its next starts fail."""
 
     def __init__(self, home: Home, folder: Path) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
-        self.num_given_back = 0
+        self.num_freed = 0
         self._home = home
         self._folder = folder
 
@@ -226,35 +228,35 @@ class _Short(InProcessNodeFactory):
         client = ProcessNodeFactory(of.settings, self._home).learner(of, **parts)
         train, give_memory_back = client.train, client.give_memory_back
 
-        async def killing(*arguments: Any, step: int, **options: Any) -> TrainReply:
+        async def kill_and_train(*arguments: Any, step: int, **options: Any) -> TrainReply:
             if step == 2:
                 assert self._client.pid is not None
                 os.kill(self._client.pid, signal.SIGKILL)
             return await train(*arguments, step=step, **options)
 
-        async def giving() -> None:
+        async def free_and_count() -> None:
             await give_memory_back()
-            self.num_given_back += 1
+            self.num_freed += 1
 
-        client.train, client.give_memory_back = killing, giving  # type: ignore[method-assign]
+        client.train, client.give_memory_back = kill_and_train, free_and_count  # type: ignore[method-assign]
         return client
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("faults", ["ours torch ours", "ours model"])
-async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_only_over_another_fault(
+@pytest.mark.parametrize("faults", ["ftis torch ftis", "ftis model"])
+async def test_a_generator_that_lacks_memory_at_its_next_starts_does_not_end_the_node_but_another_fault_does(
     tmp_path: Path, faults: str
 ) -> None:
-    """Three times in a row, where two quick deaths would be the end."""
+    """Memory is short three times in a row. Two quick deaths for another reason would end the node."""
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     (tmp_path / "faults").write_text(faults)
     home = Home(tmp_path / "home")
     home.create()
-    makers = _Short(home, tmp_path)
+    factory = _ShortOfMemoryFactory(home, tmp_path)
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     ends_it = "model" in faults
     try:
-        async with running_components(_settings(tmp_path, placement="shared"), plan, home, makers) as parts:
+        async with running_components(_settings(tmp_path, placement="shared"), plan, home, factory) as parts:
             await run_node(parts, steps=4)
             assert not ends_it
             assert (parts.context.state.step, parts.generation.restarts) == (4, 4)
@@ -262,7 +264,7 @@ async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_on
         assert ends_it, error
         first = first_of_ours(error)
         assert isinstance(first, ModelError)
-        assert str(first) == "the model folder is gone"
-    assert makers.num_given_back == len(faults.split()) - ends_it
-    num_lives = len(list(tmp_path.glob("life-*")))  # noqa: ASYNC240 - a few names
-    assert num_lives == 2 + len(faults.split()) - ends_it
+        assert str(first) == "the model folder is missing"
+    assert factory.num_freed == len(faults.split()) - ends_it
+    num_starts = len(list(tmp_path.glob("start-*")))  # noqa: ASYNC240 - a few names
+    assert num_starts == 2 + len(faults.split()) - ends_it

@@ -1,0 +1,1 @@
+"""Observation of a node from outside, and the evidence of a violation."""

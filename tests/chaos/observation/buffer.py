@@ -1,0 +1,71 @@
+"""A snapshot of a node's replay buffer: the state of every row in one transaction, without envelopes."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+BUSY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored group; `id` is hex."""
+
+    id: str
+    own: bool
+    sender: str
+    number: int
+    state: str
+    reason: str | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """All rows, and the sequence numbers of pruned groups as (first, last) by sender.
+
+    `integrity_error` is the result of SQLite's check of the file, or "".
+    """
+
+    rows: tuple[Row, ...] = ()
+    pruned: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    last_number: int = 0
+    integrity_error: str = ""
+
+    def has_pruned(self, sender: str, number: int) -> bool:
+        """Return whether the sender's group with this number was stored and pruned."""
+        return any(first <= number <= last for first, last in self.pruned.get(sender, ()))
+
+
+def read_buffer(path: Path) -> Buffer | None:
+    """Return the buffer at `path`, or None. An unreadable file gives a buffer with an `integrity_error`."""
+    if not path.exists():
+        return None
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+    except sqlite3.Error as error:
+        return Buffer(integrity_error=str(error))
+    try:
+        connection.execute("BEGIN")
+        return _read(connection)
+    except sqlite3.Error as error:
+        return Buffer(integrity_error=str(error))
+    finally:
+        connection.close()
+
+
+def _read(connection: sqlite3.Connection) -> Buffer:
+    rows = connection.execute("SELECT hex(id), own, sender, number, state, reason, step FROM groups ORDER BY arrival")
+    groups = tuple(Row(name.lower(), bool(own), *rest) for name, own, *rest in rows)
+    pruned: dict[str, tuple[tuple[int, int], ...]] = {}
+    for sender, first, last in connection.execute("SELECT sender, first, last FROM forgotten"):
+        pruned[sender] = (*pruned.get(sender, ()), (first, last))
+    totals = dict(connection.execute("SELECT name, value FROM totals"))
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    return Buffer(groups, pruned, totals.get("last_number", 0), "" if verdict == "ok" else str(verdict))

@@ -1,0 +1,157 @@
+"""A node's event log, read repeatedly: every line is kept once, even if the file is truncated or changed later.
+
+Each read covers all files and recognizes a line by its content. A new line before known lines was not written by the
+node. Such lines are counted and ignored.
+
+After a crash the learner resumes at its newest checkpoint and repeats the later steps, perhaps with other groups. The
+weights do not contain the first attempt. So the effective history has only the last attempt of each step, and no step
+that was not repeated yet.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.telemetry.events import event_log_files, present_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+RESTARTS = frozenset({"start", "step_lost"})  # after these the learner resumes at its checkpoint
+FIELDS = {
+    "start": ("peer",),
+    "admitted": ("group", "own", "sender", "number", "policy_version"),
+    "taken": ("group", "step"),
+    "released": ("group",),
+    "step": ("step", "policy_version"),
+    "served": ("version",),
+    "recovered": ("file",),
+}  # the fields of each event that an invariant reads; a line without one is damaged
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line, with the fields that an invariant reads."""
+
+    name: str
+    time: float = 0.0
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.fields[key]
+
+
+def parse(line: bytes) -> Event | None:
+    """Return the event of a line, or None if the line is no event."""
+    try:
+        found = json.loads(line)
+        name = present_name(str(found["event"]))
+        fields = {key: found[key] for key in FIELDS.get(name, ())}
+        return Event(name, float(found["time"]), fields)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+GARBAGE = b"\xfb"  # the first byte of the lines that the fault `event-log-garbage` wrote
+
+
+@dataclass
+class EventLogMemory:
+    """All events that were read from the event log at `path`, in order."""
+
+    path: Path
+    events: list[Event] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)  # complete lines that are no events
+    num_changed: int = 0  # known lines with another content
+    is_torn: bool = False  # the newest file does not end with a newline
+    _seen: set[int] = field(default_factory=set)
+
+    def read(self) -> None:
+        """Read all files of the event log."""
+        lines = [line for file in event_log_files(self.path) for line in _lines(file) if not line.startswith(GARBAGE)]
+        self.is_torn = bool(lines) and not lines[-1].endswith(b"\n")
+        complete = lines[:-1] if self.is_torn else lines
+        known = [hash(line) in self._seen for line in complete]
+        first_new = len(known) - known[::-1].index(True) if True in known else 0
+        self.num_changed = known[:first_new].count(False)
+        for line in complete[first_new:]:
+            self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        self._seen.add(hash(line))
+        if (event := parse(line)) is None:
+            self.damaged.append(line[:120].decode(errors="replace").rstrip())
+        else:
+            self.events.append(event)
+
+
+def _lines(file: Path) -> list[bytes]:
+    try:
+        return file.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:  # rotated a moment ago
+        return []
+
+
+@dataclass
+class History:
+    """The groups and the report of each step.
+
+    `reported` is the last reported step, effective or not. `saved` is the step of the newest complete checkpoint.
+    `is_resuming`: the learner has restarted and has taken no groups yet. Its checkpoint is not in the event log.
+    """
+
+    groups: dict[int, list[str]] = field(default_factory=dict)
+    reports: dict[int, Event] = field(default_factory=dict)
+    reported: int = 0
+    saved: int = 0
+    is_resuming: bool = False
+    _open: int | None = None  # the step whose groups are being logged
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The lowest and the highest possible step of the node, by its event log and checkpoint."""
+        if self.is_resuming:
+            return min(self.saved, self.reported), max(self.saved, self.reported)
+        return self.reported, self.reported
+
+    def add(self, event: Event) -> None:
+        """Add the next event."""
+        if event.name in RESTARTS:
+            self._open, self.is_resuming = None, True
+        elif event.name == "taken":
+            self._take(event["step"], event["group"])
+        elif event.name == "step":
+            self._report(event["step"], event)
+
+    def _take(self, step: int, group: str) -> None:
+        if self._open != step:
+            self._drop_from(step)
+            self.groups[step] = []
+            self._open, self.is_resuming = step, False
+        self.groups[step].append(group)
+
+    def _report(self, step: int, event: Event) -> None:
+        # While resuming, the report is of a step that the former process finished without logging it.
+        is_current = self._open == step or self.is_resuming
+        self._drop_from(step + 1 if is_current else step)
+        self.reports[step] = event
+        self.reported, self._open = step, None
+
+    def _drop_from(self, step: int) -> None:
+        """Both are ordered by step, so the cost depends only on the number of dropped steps."""
+        for kept in (self.groups, self.reports):
+            while kept and (last := next(reversed(kept))) >= step:
+                del kept[last]
+
+
+def effective_history(events: Iterable[Event], *, saved: int) -> History:
+    """Return the effective history of `events`. `saved` is the step of the newest complete checkpoint (0: none)."""
+    history = History(saved=saved)
+    for event in events:
+        history.add(event)
+    if history.is_resuming:
+        history._drop_from(saved + 1)
+    return history

@@ -1,1 +1,0 @@
-"""Observation of a node from outside, and the evidence that is kept of a violation."""

@@ -1,0 +1,127 @@
+"""A TCP proxy in user space that can cut and delay connections.
+
+Each node announces only the address of its `Proxy`. Connections are distinguished by their source host, so the link
+between two nodes can be cut alone. A separate thread forwards the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOST = "127.0.0.1"
+CHUNK_BYTES = 1 << 16
+ANY = ""
+
+
+class Proxy:
+    """The proxy of one node. `open` creates it; any thread may call `cut`, `restore` and `delay`."""
+
+    def __init__(self, to: tuple[str, int]) -> None:
+        self._to = to
+        self._delay_s = 0.0
+        self._cut_from: set[str] = set()
+        self._connections: dict[asyncio.Task[None], str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, to: tuple[str, int]) -> Iterator[Proxy]:
+        """Yield a proxy that listens on a free port of 127.0.0.1."""
+        proxy = cls(to)
+        proxy._server = proxy._loop.run_until_complete(asyncio.start_server(proxy._accept, HOST, 0))
+        thread = threading.Thread(target=proxy._loop.run_forever, name="proxy", daemon=True)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            asyncio.run_coroutine_threadsafe(proxy._close(), proxy._loop).result(timeout=30)
+            proxy._loop.call_soon_threadsafe(proxy._loop.stop)
+            thread.join(timeout=30)
+            proxy._loop.close()
+
+    @property
+    def address(self) -> str:
+        """The multiaddress that the node announces."""
+        return f"/ip4/{HOST}/tcp/{self._server.sockets[0].getsockname()[1]}"
+
+    @property
+    def host(self) -> str:
+        """The host of the node behind the proxy, which is the source of the node's own connections."""
+        return self._to[0]
+
+    def cut(self, host: str = ANY) -> None:
+        """Abort connections from `host` (default: all) and refuse new ones until `restore`."""
+        self._loop.call_soon_threadsafe(self._cut, host)
+
+    def restore(self, host: str = ANY) -> None:
+        """Accept connections from `host` again."""
+        self._loop.call_soon_threadsafe(self._cut_from.discard, host)
+
+    def delay(self, seconds: float) -> None:
+        """Delay every chunk in both directions."""
+        self._delay_s = seconds
+
+    def _is_cut(self, host: str) -> bool:
+        return bool(self._cut_from & {ANY, host})
+
+    def _cut(self, host: str) -> None:
+        self._cut_from.add(host)
+        for task, source in self._connections.items():
+            if self._is_cut(source):
+                task.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        source = writer.get_extra_info("peername")[0]
+        if self._is_cut(source):
+            writer.transport.abort()
+            return
+        task = self._loop.create_task(self._forward(reader, writer))
+        self._connections[task] = source
+        task.add_done_callback(lambda task: self._connections.pop(task, None))
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy in both directions until one end closes."""
+        target_writer = None
+        try:
+            target_reader, target_writer = await asyncio.open_connection(*self._to)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._copy(reader, target_writer))
+                tasks.create_task(self._copy(target_reader, writer))
+        except* OSError:
+            pass  # one end closed the connection
+        finally:
+            writer.transport.abort()
+            if target_writer is not None:
+                target_writer.transport.abort()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy chunks in order, each after the delay. Reading does not wait for the delivery."""
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1024)
+
+        async def deliver() -> None:
+            while True:
+                due, chunk = await waiting.get()
+                await asyncio.sleep(max(0.0, due - self._loop.time()))
+                if not chunk:
+                    raise ConnectionResetError
+                writer.write(chunk)
+                await writer.drain()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(deliver())
+            while chunk := await reader.read(CHUNK_BYTES):
+                await waiting.put((self._loop.time() + self._delay_s, chunk))
+            await waiting.put((self._loop.time() + self._delay_s, b""))
+
+    async def _close(self) -> None:
+        self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)

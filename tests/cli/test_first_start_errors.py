@@ -1,0 +1,406 @@
+"""Errors of a first start, in other processes than the test's.
+
+Each error is one line that says what to do, with the documented exit code and no traceback. Errors that need no torch
+are reported before it is loaded. One process runs these joins one by one and reports after each whether torch is
+loaded. One node has the other faults: its bootstrap node does not run, its clock is wrong, and its disk becomes full.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
+from ftis_node.records.identity import Identity
+from tests.models.tiny_models import save_tiny
+from tests.node.support import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+START_S = 240.0  # of a process on a busy machine
+
+# The command, after Python code (the first argument) that changes what it sees of the machine.
+ON_ANOTHER_MACHINE = """
+import sys
+exec(sys.argv[1])
+from ftis_node.cli.app import run
+code = run(sys.argv[2:])
+print("torch loaded:", "torch" in sys.modules)
+sys.exit(code)
+"""
+ONE_BY_ONE = """
+import contextlib, io, json, sys
+from ftis_node.cli.app import run
+ended = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = run(arguments)
+    ended[name] = code, errors.getvalue(), "torch" in sys.modules
+print(json.dumps(ended))
+"""
+WRONG_CLOCK = """
+import time
+real = time.time
+time.time = lambda: real() + 5
+"""
+
+
+class Ended(NamedTuple):
+    """The end of a command; `line` is its one error line."""
+
+    code: int
+    line: str
+    loaded_torch: bool
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-model")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"} | changes
+
+
+def command(*arguments: str, machine: str = "") -> list[str]:
+    return [sys.executable, "-c", ON_ANOTHER_MACHINE, machine, *arguments]
+
+
+def result_of(*arguments: str, prefix: tuple[str, ...] = (), **changes: str) -> Ended:
+    done = subprocess.run(
+        [*prefix, *command(*arguments)],
+        capture_output=True, text=True, timeout=START_S, env=environment(**changes), check=False,
+    )  # fmt: skip
+    return Ended(done.returncode, error_line(done.stderr), "torch loaded: True" in done.stdout)
+
+
+def error_line(stderr: str) -> str:
+    assert "Traceback" not in stderr, stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("ftis-node: ")]
+    return line
+
+
+def join_arguments(home: Path, *arguments: str) -> list[str]:
+    return ["join", "--task", "arithmetic", "--home", str(home), "--listen", LOOPBACK, *arguments]
+
+
+class ModelNotFound(BaseHTTPRequestHandler):
+    """The hub's reply for an unknown model."""
+
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def hub_without_models() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ModelNotFound) as hub:
+        threading.Thread(target=hub.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{hub.server_port}"
+        hub.shutdown()
+
+
+class EarlyErrors(NamedTuple):
+    """Joins that end before torch is loaded, by name; each has a home of that name in `folder`."""
+
+    ends: dict[str, Ended]
+    folder: Path
+    port: str
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
+    folder = tmp_path_factory.mktemp("early")
+    other_run, other_model = Home(folder / "other run"), Home(folder / "other model")
+    other_run.root.mkdir()
+    other_run.run_toml.write_text(load_manifest("gsm8k-ftis").to_toml())
+    checkpoint = other_model.checkpoints / "step-00000012"
+    checkpoint.mkdir(parents=True)
+    owner = {"run_id": "0", "model": "Qwen2.5-3B", "model_fingerprint": "0" * 32, "trains": "full"}
+    (checkpoint / "state.json").write_text(json.dumps({"owner": owner}))
+    (checkpoint / "COMPLETE").touch()
+    with socket.socket() as taken, hub_without_models() as hub:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        joins = {
+            "misspelled folder": ("--model", str(model.with_name("tiny-modle"))),
+            "no model": ("--model", str(folder)),
+            "misspelled run": ("--model", str(model), "--run", "arithmetic-ftsi"),
+            "not on the hub": ("--model", "Qwen/Qwen2.5-3BB"),
+            "--listen": ("--model", str(model), "--listen", f"/ip4/127.0.0.1/tcp/{port}"),
+            "--status-port": ("--model", str(model), "--status-port", port),
+            "other run": ("--model", str(model), "--run", "arithmetic-ftis"),
+            "other model": ("--model", str(model)),
+        }
+        commands = {name: join_arguments(folder / name, *arguments) for name, arguments in joins.items()}
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_BY_ONE, json.dumps(commands)],
+            capture_output=True, text=True, timeout=START_S, check=True,
+            env=environment(HF_ENDPOINT=hub, HF_HOME=str(folder / "cache"), HF_HUB_OFFLINE="0"),
+        )  # fmt: skip
+    ends = json.loads(done.stdout)
+    return EarlyErrors(
+        {name: Ended(code, error_line(errors), torch) for name, (code, errors, torch) in ends.items()}, folder, port
+    )
+
+
+def test_a_misspelled_folder_gets_a_suggestion(early: EarlyErrors, model: Path) -> None:
+    result = early.ends["misspelled folder"]
+    assert result.code == 2
+    assert f"did you mean --model {model} ?" in result.line
+    assert not result.loaded_torch
+    assert not (early.folder / "misspelled folder").exists(), "a failed join creates no home"
+
+
+def test_a_folder_that_is_no_model_is_an_error(early: EarlyErrors) -> None:
+    result = early.ends["no model"]
+    assert (result.code, "it is not a transformers model" in result.line) == (2, True)
+    assert not result.loaded_torch
+
+
+def test_a_misspelled_run_gets_a_suggestion(early: EarlyErrors) -> None:
+    result = early.ends["misspelled run"]
+    assert (result.code, result.line.endswith("did you mean arithmetic-ftis ?")) == (2, True)
+    assert not result.loaded_torch
+
+
+def test_a_model_that_the_hub_does_not_have_is_an_error(early: EarlyErrors) -> None:
+    result = early.ends["not on the hub"]
+    assert result.code == 2
+    assert "the hub has no model Qwen/Qwen2.5-3BB" in result.line
+    assert "check the spelling" in result.line
+    assert not result.loaded_torch
+
+
+def test_a_missing_network_is_an_error(tmp_path: Path) -> None:
+    join = join_arguments(tmp_path / "home", "--model", "Qwen/Qwen2.5-3B")
+    cache = str(tmp_path / "cache")
+    result = result_of(*join, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=cache, HF_HUB_OFFLINE="0")
+    assert (result.code, "Qwen/Qwen2.5-3B" in result.line, "--model DIR" in result.line) == (4, True, True)
+    assert not result.loaded_torch
+
+
+def test_a_gpu_that_is_too_small_is_an_error(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ftis_node.memory import placement
+    from ftis_node.models.loading import Accelerator
+
+    monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("a small card", 1 << 30)])
+    monkeypatch.setattr(placement, "pick_device", lambda device: "cuda")
+    assert run(join_arguments(tmp_path / "home", "--model", str(model))) == 3
+    line = error_line(capsys.readouterr().err)
+    assert "does not fit on the GPU" in line
+    assert f"ftis-node doctor --model {model}" in line
+
+
+@pytest.mark.parametrize("option", ["--listen", "--status-port"])
+def test_a_port_in_use_is_an_error(early: EarlyErrors, option: str) -> None:
+    result = early.ends[option]
+    assert result.code == 2
+    assert early.port in result.line
+    assert result.line.endswith(f"choose another with {option}")
+    assert not result.loaded_torch
+
+
+def test_a_home_of_another_run_is_an_error(early: EarlyErrors) -> None:
+    result = early.ends["other run"]
+    assert (result.code, "belongs to run gsm8k-ftis" in result.line, "--home" in result.line) == (2, True, True)
+    assert (early.folder / "other run" / "run.toml").read_text() == load_manifest("gsm8k-ftis").to_toml()
+    assert not result.loaded_torch
+
+
+def test_a_home_of_another_model_is_an_error(early: EarlyErrors) -> None:
+    result = early.ends["other model"]
+    assert result.code == 2
+    assert "trains Qwen2.5-3B, not this tiny-model: give another --home" in result.line
+    assert not result.loaded_torch
+
+
+def small_disk(folder: Path, num_mb: int, *, fill_first: bool) -> tuple[str, ...]:
+    """Return a prefix that gives a command a file system of this size in `folder`, or skip the test.
+
+    A user namespace allows the mount without rights.
+    """
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("the system does not allow `unshare -rm` (user namespaces)")
+    folder.mkdir()
+    fill = f"dd if=/dev/zero of={folder}/others bs=1k status=none 2>/dev/null;" if fill_first else ""
+    script = f'mount -t tmpfs -o size={num_mb}m tmpfs "{folder}" && {{ {fill} exec "$@"; }}'
+    return ("unshare", "-rm", "bash", "-c", script, "bash")
+
+
+@pytest.mark.parametrize("fill_first", [True, False])
+def test_a_disk_that_is_full_at_the_start_is_an_error(tmp_path: Path, model: Path, fill_first: bool) -> None:
+    prefix = small_disk(tmp_path / "disk", 20, fill_first=fill_first)
+    result = result_of(*join_arguments(tmp_path / "disk" / "home", "--model", str(model)), prefix=prefix)
+    assert result.code == 3
+    assert ("the disk is full" if fill_first else "MB are needed") in result.line
+    assert "free disk space" in result.line
+    assert not result.loaded_torch
+
+
+class NodeRun(NamedTuple):
+    """A node from its start to the full disk: its lines, a second start on its home, its status, its end."""
+
+    lines: list[str]
+    second: Ended
+    status: str
+    code: int
+    home: Path
+
+
+class LogReader:
+    """The lines that a process writes to stderr, read in a thread."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
+        self._thread.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            with self._changed:
+                self.lines.append(line.rstrip())
+                self._changed.notify_all()
+
+    def wait_for(self, text: str, limit_s: float = START_S) -> None:
+        with self._changed:
+            seen = self._changed.wait_for(lambda: any(text in line for line in self.lines), limit_s)
+        assert seen, (text, self.lines)
+
+    def end(self) -> None:
+        self._thread.join(5)
+
+
+@pytest.fixture(scope="module")
+def node_run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> NodeRun:
+    """One node: its bootstrap node starts late, its clock is 5 s ahead, and at last its disk becomes full."""
+    folder = tmp_path_factory.mktemp("life")
+    prefix = small_disk(folder / "disk", 48, fill_first=False)
+    home, port = folder / "disk" / "home", free_port()
+    bootstrap_home = folder / "bootstrap_home"
+    bootstrap_home.mkdir()
+    peer = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.load_or_create(bootstrap_home / 'identity.key').peer_id}"
+    arguments = (
+        "join", "--model", str(model), "--task", "arithmetic", "--home", str(home), "--engine", "torch",
+        "--listen", LOOPBACK, "--peers", peer,
+    )  # fmt: skip
+    node = subprocess.Popen(
+        [*prefix, *command(*arguments, machine=WRONG_CLOCK)], stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    others = []
+    try:
+        log = LogReader(node)
+        log.wait_for("no bootstrap peer answers")
+        seen_home = Path(f"/proc/{node.pid}/root{home}")  # only the node's namespace has the file system
+        inside = ("nsenter", "-U", "--preserve-credentials", "-m", "-t", str(node.pid))
+        second = result_of(*arguments, prefix=inside)
+        bootstrap = ("bootstrap", "--home", str(bootstrap_home), "--listen", f"/ip4/127.0.0.1/tcp/{port}")
+        others.append(
+            subprocess.Popen(
+                command(*bootstrap), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+            )
+        )
+        log.wait_for("this machine's clock")
+        status = subprocess.run(
+            [*inside, *command("status", "--home", str(home))],
+            capture_output=True, text=True, env=environment(), check=True,
+        ).stdout  # fmt: skip
+        descriptor = os.open(seen_home, os.O_RDONLY)  # keeps the file system after its last process ended
+        fill_up(seen_home / "others")
+        code = node.wait(START_S)
+        log.end()
+        shutil.copytree(f"/proc/self/fd/{descriptor}", folder / "left", ignore=shutil.ignore_patterns("others", "run"))
+        os.close(descriptor)
+        return NodeRun(log.lines, second, status, code, folder / "left")
+    finally:
+        for process in (node, *others):
+            process.send_signal(signal.SIGKILL if process is node else signal.SIGTERM)
+            process.wait(20)
+        assert node.stderr is not None
+        node.stderr.close()
+
+
+def fill_up(path: Path) -> None:
+    """Fill the file system."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 10):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+def test_the_first_lines_describe_the_start_and_name_the_dashboard(node_run: NodeRun) -> None:
+    text = "\n".join(node_run.lines)
+    for part in ("generates with and trains tiny-model (", "run       arithmetic-ftis (", "no other file leaves"):
+        assert part in text
+    assert "watch     ftis-node dashboard --home" in text
+    assert "ftis_node." not in text, "a line for users has no names of modules"
+
+
+def test_an_unreachable_bootstrap_node_is_reported_and_dialed_again(node_run: NodeRun) -> None:
+    (first, *_) = [line for line in node_run.lines if "no bootstrap peer answers" in line]
+    assert "working alone" in first
+    assert "connection refused" in first
+    assert "ftis-node doctor --peers" in first
+    assert any("1 peer connected, but no member of this run yet" in line for line in node_run.lines)
+
+
+def test_a_wrong_clock_is_reported_in_the_log_and_by_status(node_run: NodeRun) -> None:
+    (line,) = [line for line in node_run.lines if "this machine's clock" in line]
+    off_s = r"(4\.[5-9]|5\.[0-5]) s"  # a late reply on a loaded machine shifts it
+    assert re.search(rf"{off_s} ahead of the peers', they refuse what we send: switch on time synchronization", line)
+    status = " ".join(node_run.status.split())
+    assert re.search(rf"the peers' clocks are -{off_s} off ours: switch on time synchronization", status)
+
+
+def test_a_second_start_on_the_same_home_is_an_error(node_run: NodeRun) -> None:
+    assert node_run.second.code == 2
+    assert "is in use by a running node (pid" in node_run.second.line
+    assert not node_run.second.loaded_torch
+
+
+def test_a_full_disk_ends_the_node_without_loss_of_groups(node_run: NodeRun) -> None:
+    assert node_run.code == 3
+    assert "the disk is full" in error_line("\n".join(node_run.lines))
+    home = Home(node_run.home)
+    events = [json.loads(line) for line in home.events.read_text().splitlines()]
+    admitted = {event["group"] for event in events if event["event"] == "admitted"}
+    assert admitted
+    with sqlite3.connect(home.replay) as buffer:
+        assert buffer.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        kept = {row[0].hex() for row in buffer.execute("SELECT id FROM groups")}
+    assert admitted <= kept
+    assert Identity.load_or_create(home.identity).peer
+    assert home.run_toml.read_text() == load_manifest("arithmetic-ftis").to_toml()

@@ -1,0 +1,32 @@
+"""`ftis-node` collects no garbage while it imports modules, and turns the collector on before a command runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import gc
+from ftis_node.cli import app, pause_collection
+
+@app.app.command("collects")
+def collects():
+    print(gc.isenabled(), gc.get_freeze_count() > 1000)
+
+pause_collection()
+app.run({arguments!r})
+print(gc.isenabled())
+"""
+
+
+def _printed(*arguments: str) -> list[str]:
+    script = SCRIPT.format(arguments=list(arguments))
+    return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_a_command_runs_with_the_collector_on_and_the_modules_frozen() -> None:
+    assert _printed("collects") == ["True", "True", "True"]
+
+
+def test_help_is_printed_with_the_collector_off() -> None:
+    assert _printed("--help")[-1] == "False"

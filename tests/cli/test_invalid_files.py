@@ -1,0 +1,263 @@
+"""A folder, pipe, device, broken link or deep nesting in place of a file gives one line that names the file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.home_files import mark_schema
+from ftis_node.config.manifest import load_manifest
+from ftis_node.errors import FileError, ModelError
+from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text, replace_file
+from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
+from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
+from ftis_node.models import resolve_model
+from ftis_node.models.safetensors_file import read_header
+from ftis_node.report.facts import EventTotals
+from ftis_node.telemetry.history import HistoryReader
+from tests.cli.test_usage_errors import error_of
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DEEP_JSON = b'{"a": ' * 100_000
+DEEP_TOML = b"a = " + b"[" * 100_000
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.root.mkdir()
+    mark_schema(made, 4)
+    made.run_toml.write_text(load_manifest("arithmetic-ftis").to_toml())
+    return made
+
+
+def join(capsys: pytest.CaptureFixture[str], home: Home, model: Path, *arguments: str) -> tuple[int, str]:
+    return error_of(
+        capsys, "join", "--home", str(home.root), "--model", str(model), "--listen", "/ip4/127.0.0.1/tcp/0",
+        "--status-port", "0", *arguments,
+    )  # fmt: skip
+
+
+def broken_link(path: Path) -> None:
+    path.symlink_to(path.with_name("nothing"))
+
+
+def link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+INVALID: dict[str, Callable[[Path], None]] = {
+    "folder": lambda path: path.mkdir(),
+    "pipe": lambda path: os.mkfifo(path),
+    "broken link": broken_link,
+    "device": link_to_device,
+}
+
+
+@pytest.mark.parametrize("kind", INVALID)
+@pytest.mark.parametrize(
+    "name", ["home.json", "node.toml", "run.toml", "identity.key", "replay.sqlite", "peers.sqlite"]
+)
+def test_a_home_file_that_is_no_regular_file_is_an_error(
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str, kind: str
+) -> None:
+    (home.root / name).unlink(missing_ok=True)
+    INVALID[kind](home.root / name)
+    code, line = join(capsys, home, model)
+    assert code == 2, line
+    assert str(home.root / name) in line
+
+
+@pytest.mark.parametrize("name", ["settings.json", "status.json", "control.token"])
+def test_a_folder_in_place_of_a_file_that_a_node_writes_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(FileError, match=f"{name} is a folder"):
+        replace_file(tmp_path / name, b"{}")
+
+
+@pytest.mark.parametrize("name", ["home.json", "node.toml", "run.toml"])
+def test_deep_nesting_in_a_home_is_an_error(
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str
+) -> None:
+    (home.root / name).write_bytes(DEEP_TOML if name.endswith("toml") else DEEP_JSON)
+    code, line = join(capsys, home, model)
+    assert code == 2, line
+    assert str(home.root / name) in line and "nested too deep" in line
+
+
+def test_deep_nesting_in_settings_and_status_is_an_error(capsys: pytest.CaptureFixture[str], home: Home) -> None:
+    for path in (home.settings, home.status):
+        path.write_bytes(DEEP_JSON)
+    code, line = error_of(capsys, "export", "--home", str(home.root), "--out", str(home.root / "out"))
+    assert code == 2 and str(home.settings) in line, line
+    code, line = error_of(capsys, "status", "--home", str(home.root))
+    assert code == 2 and str(home.status) in line, line
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", DEEP_JSON),
+        ("config.json", b'{"a": ' * 70 + b"1" + b"}" * 70),
+        ("model.safetensors", (200_000).to_bytes(8, "little") + b"[" * 200_000),
+        ("model.safetensors", (13).to_bytes(8, "little") + b'{"a": [1, 2]}'),
+        ("model.safetensors.index.json", DEEP_JSON),
+    ],
+)
+def test_deep_nesting_in_a_model_is_an_error(
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    (copy / name).write_bytes(content)
+    code, line = join(capsys, home, copy)
+    assert code == 2, line
+    assert str(copy / name) in line
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_an_invalid_file_of_a_tokenizer_is_an_error(
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    (copy / name).write_bytes(DEEP_JSON)
+    code, line = join(capsys, home, copy)
+    assert code == 2, line
+    assert str(copy) in line
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    with pytest.raises(ModelError, match=name):
+        resolve_model(str(copy))
+
+
+def test_a_header_that_describes_no_tensors_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    for entry in (
+        '{"dtype": 3, "shape": [1], "data_offsets": [0, 4]}',
+        '{"data_offsets": [0, 4]}',
+        '{"data_offsets": 4}',
+    ):
+        header = f'{{"a": {entry}}}'.encode()
+        file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        with pytest.raises(ModelError, match="damaged"):
+            read_header(file)
+
+
+def test_deep_nesting_in_a_checkpoint_is_an_error(tmp_path: Path) -> None:
+    for name in ("checksums.json", STATE_FILE):
+        (tmp_path / name).write_bytes(DEEP_JSON)
+        with pytest.raises(ModelError, match=name):
+            read_checkpoint(tmp_path, owner=None, shapes={})  # type: ignore[arg-type]
+        checksums = f'{{"{STATE_FILE}": "0"}}'
+        (tmp_path / "checksums.json").write_text(checksums)
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "folder", "pipe"])
+def test_an_invalid_file_of_peers_is_an_error(
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, file: str
+) -> None:
+    if file != "/dev/zero":
+        INVALID[file](tmp_path / file)
+    path = tmp_path / file  # an absolute path replaces tmp_path
+    code, line = join(capsys, home, model, "--peers", f"@{path}")
+    assert code == 2
+    assert str(path) in line and len(line) < 400
+
+
+def test_errors_shorten_long_values_and_escape_control_characters(
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path
+) -> None:
+    code, line = join(capsys, home, model, "--peers", "\x1b[31m" + "a" * 50_000)
+    assert code == 2
+    assert len(line) < 1000 and "\x1b" not in line and "aaa" in line
+    code, line = join(capsys, home, model, "--task", "x\x07y" + "b" * 50_000)
+    assert code == 2
+    assert len(line) < 1000 and "\x07" not in line
+
+
+def test_an_event_that_is_nested_too_deep_is_skipped(tmp_path: Path) -> None:
+    deep, too_deep = (b'{"time": 1.0, "event": "pause", "x": ' + b"[" * n + b"]" * n + b"}\n" for n in (50, 100_000))
+    (path := tmp_path / "events.jsonl").write_bytes(deep + too_deep)
+    event_totals = EventTotals()
+    for line, head in (reader := HistoryReader(path)).read_new():
+        if head is not None:
+            event_totals.add(line, head)
+    assert (event_totals.num_events, reader.build().damaged_lines) == (1, 1)
+
+
+def test_the_reader_of_small_files_rejects_invalid_content(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for content, reason in ((b"\xff", "UTF-8"), (b"a" * 11, "larger")):
+        file.write_bytes(content)
+        with pytest.raises(FileError, match=reason):
+            read_text(file, max_bytes=10)
+    for content in (DEEP_JSON, b"[" * 100 + b"]" * 100, b"", b"\xff\xfe", b"nonsense"):
+        file.write_bytes(content)
+        with pytest.raises(FileError, match="file"):
+            read_json(file)
+    with pytest.raises(FileError, match="toml"):
+        parse_toml(DEEP_TOML.decode(), source="a toml")
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "none")
+    for kind, make in INVALID.items():
+        make(tmp_path / kind)
+        with pytest.raises(FileError, match=kind):
+            read_file(tmp_path / kind)
+
+
+def test_a_folder_in_place_of_a_databases_journal_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    sqlite3.connect(path).close()
+    check_database(path)
+    (tmp_path / "replay.sqlite-wal").mkdir()
+    with pytest.raises(FileError, match="replay.sqlite-wal is a folder"):
+        check_database(path)
+
+
+@pytest.mark.parametrize("name", ["lock", "events.jsonl", "status.json.tmp", "worker.log"])
+def test_files_are_not_written_through_links(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.write_text("unchanged")
+    link = tmp_path / "home" / name
+    link.parent.mkdir()
+    link.symlink_to(target)
+    with pytest.raises(FileError, match=f"{name} is a link"):
+        _write(Home(link.parent), name)
+    assert target.read_text() == "unchanged" and link.is_symlink()
+
+
+def _write(home: Home, name: str) -> None:
+    from ftis_node.telemetry.events import EventLog
+
+    if name == "lock":
+        with home.owned():
+            pass
+    elif name == "events.jsonl":
+        EventLog(home.events).close()
+    elif name == "status.json.tmp":
+        replace_file(home.status, b"{}")
+    else:
+        os.close(open_to_write(home.root / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+
+
+def test_a_pipe_is_not_opened_to_write(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(FileError, match="not a regular file"):
+        open_to_write(tmp_path / "pipe", os.O_WRONLY | os.O_CREAT)
+    os.close(reading)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

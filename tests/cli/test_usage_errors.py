@@ -1,0 +1,292 @@
+"""Every invalid use gives one line that says what to do, and the documented exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run a command; return its exit code and its one error line."""
+    capsys.readouterr()
+    code = run(list(arguments))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftis-node: ")]
+    assert len(lines) == 1, lines
+    return code, lines[0]
+
+
+def join(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> tuple[int, str]:
+    return error_of(capsys, "join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
+
+
+def test_a_missing_model_folder_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, line = join(capsys, tmp_path, "--model", str(tmp_path / "nowhere"), "--task", "arithmetic")
+    assert code == 2
+    assert "nowhere" in line
+
+
+def test_a_folder_without_a_tokenizer_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    folder = tmp_path / "half"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        os.link(model / name, folder / name)
+    code, line = join(capsys, tmp_path, "--model", str(folder), "--task", "arithmetic")
+    assert code == 2
+    assert "tokenizer" in line
+
+
+def test_an_unknown_task_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetics")
+    assert code == 2
+    assert "arithmetic" in line
+
+
+def test_the_error_names_an_invalid_line_of_a_data_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps({"question": "1+1?", "answer": "two\n#### 2"}) + '\n{"question": "no answer"}\n')
+    code, line = join(capsys, tmp_path, "--model", str(model), "--task", f"gsm8k:{file}")
+    assert code == 2
+    assert "train.jsonl: row 2" in line
+
+
+def test_an_unknown_manifest_key_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text('name = "x"\ntask = "arithmetic"\n[step]\nown_group = 3\n')
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
+    assert code == 2
+    assert "own_group" in line
+
+
+@pytest.mark.parametrize("task", ["nosuch", "nosuch:../../etc/passwd"])
+def test_a_run_whose_task_is_not_installed_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, task: str
+) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text(f'name = "x"\ntask = "{task}"\n')
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
+    assert code == 2
+    assert "nosuch" in line
+
+
+def test_a_home_in_use_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    with Home(tmp_path / "home").owned():
+        code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic")
+    assert code == 2
+    assert "in use" in line
+    assert str(os.getpid()) in line
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/300.0.0.1/tcp/1/p2p/x"])
+def test_a_malformed_peer_address_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, address: str
+) -> None:
+    code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic", "--peers", address)
+    assert code == 2
+    assert address in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["join"], "--model"),
+        (["join", "--model", "x", "--steps", "0"], "steps"),
+        (["join", "--model", "x", "--gpus", "0"], "gpus"),
+        (["join", "--model", "x", "--tensor-parallel", "2", "--engine", "torch"], "--tensor-parallel needs vLLM"),
+        (["jion"], "jion"),
+        (["join", "--model", "x", "--what"], "--what"),
+        (["join", "--model", "x", "--engine", "jax"], "engine"),
+        (["tiny", "--size", "xl", "--out", "x"], "xl"),
+        (["status", "--home", "/nonexistent/home"], "--home"),
+        (["replay", "list", "--home", "/nonexistent/home"], "replay buffer"),
+        (["export", "--out", "x", "--home", "/nonexistent/home"], "--home"),
+        (["eval", "--model", "/nonexistent/model", "--task", "arithmetic"], "/nonexistent/model"),
+    ],
+)
+def test_invalid_arguments_are_an_error(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    code, line = error_of(capsys, *arguments)
+    assert code == 2
+    assert message in line
+
+
+def test_an_unexpected_exception_is_a_one_line_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftis_node.cli.commands import status
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr(status, "read_status", fail)
+    code, line = error_of(capsys, "status")
+    assert code == 1
+    assert "ZeroDivisionError: two lines" in line
+    assert "--debug" in line
+    with pytest.raises(ZeroDivisionError):
+        run(["--debug", "status"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--pair", "sice"], "size, expertise, peft"),
+        (["--methods", "ppo"], "ftis"),
+        (["--methods", "ftis:capp=2"], "cap"),
+        (["--methods", ","], "at least one"),
+        (["--delay", "later"], "lognormal"),
+        (["--delay", "fixed:two@peer"], "DELAY@peer"),
+        (["--share", "diagonal"], "horizontal"),
+        (["--nodes", "1"], "alone"),
+        (["--nodes", "two"], "2,4,8"),
+        (["--nodes", "5"], "32 prompts"),
+        (["--lies", "murder"], "positives"),
+        (["--kl-estimator", "k9"], "kl_estimator"),
+        (["--task", "math500:nowhere.jsonl"], "nowhere"),
+        (["--pair", "hdee", "--pair", "size"], "a separate experiment"),
+        (["--pair", "hdee", "--lies", "rewards"], "omit --lies"),
+        (["--pair", "hdee", "--delay", "fixed:2"], "omit --delay"),
+        (["--pair", "hdee", "--share", "horizontal"], "omit --share"),
+        (["--pair", "hdee", "--nodes", "4"], "omit --nodes"),
+        (["--pair", "hdee", "--task", "arithmetic"], "omit --task"),
+        (["--pair", "hdee", "--ood-task", "arithmetic"], "omit --ood-task"),
+        (["--pair", "hdee", "--prompts", "9"], "multiple of 6"),
+        (["--pair", "hdee", "--prompts", "32"], "3 nodes cannot share 32 prompts"),
+        (["--pair", "hdee", "--methods", "ppo"], "ftis"),
+    ],
+)
+def test_an_experiment_with_invalid_options_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], hint: str
+) -> None:
+    code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
+    assert code == 2
+    assert hint in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_experiment_with_a_missing_model_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"  # trials run in parallel: either may fail first
+    code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
+    assert code == 2
+    assert "nowhere" in line
+
+
+def test_a_run_id_without_peers_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2)
+    assert code == 2
+    assert "--peers" in line
+
+
+def test_a_run_id_that_no_peer_has_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis_node.node.startup.run_plan.TIMEOUT_S", 2.0)
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2, "--peers", PEER)
+    assert code == 4
+    assert "no manifest of run 0123" in line
+    assert not (tmp_path / "home" / "run.toml").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"schema": 1, "node": {"pe', "[1]", "\x00" * 40])
+def test_a_damaged_last_status_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str) -> None:
+    (tmp_path / "status.json").write_text(content)
+    for command in ("status", "peers"):
+        code, line = error_of(capsys, command, "--home", str(tmp_path))
+        assert code == 2
+        assert "status.json is damaged: remove it" in line
+
+
+@pytest.mark.parametrize("marker", ["", "{}", '{"schema": "4"}', "[4]"])
+def test_a_damaged_home_marker_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, marker: str) -> None:
+    (tmp_path / "home.json").write_text(marker)
+    code, line = error_of(capsys, "status", "--home", str(tmp_path))
+    assert code == 2
+    assert "home.json is damaged" in line
+
+
+def test_every_command_has_the_short_option_h(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["join"], ["replay"], ["replay", "list"]):
+        assert run([*command, "-h"]) == 0
+        short = capsys.readouterr().out
+        assert run([*command, "--help"]) == 0
+        assert capsys.readouterr().out == short and short.startswith("Usage: ftis-node")
+
+
+def test_a_group_of_commands_without_a_command_prints_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["replay"], ["identity"]):
+        assert run(command) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("Usage: ftis-node") and "see --help" not in shown
+
+
+MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "message"),
+    [
+        (
+            MIXED + '[step]\nprompt_sharing = "horizontal"\n',
+            ["--task", "arithmetic:add"],
+            "omit --task arithmetic:add",
+        ),
+        (MIXED + "[step]\nown_domain_fraction = 1.5\n", [], "step.own_domain_fraction"),
+        (
+            MIXED + '[step]\nown_domain_fraction = 1\nprompt_sharing = "horizontal"\n',
+            [],
+            "own_domain_fraction has no effect with",
+        ),
+        (MIXED, ["--task", "arithmetic:add+"], "is not a task"),
+        (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner does not generate"),
+        (MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),
+        (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "remove --steps"),
+        (MIXED, ["--steps", "5", "--role", "exchange"], "an exchange node neither generates nor trains"),
+        (MIXED, ["--learn-tokens", "0"], "learn-tokens"),
+    ],
+)
+def test_domains_and_budgets_that_contradict_other_settings_are_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, run: str, arguments: list[str], message: str
+) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text(run)
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest), *arguments)
+    assert code == 2
+    assert message in line
+
+
+def test_an_invalid_task_or_budget_in_node_toml_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    for text, message in (("[budget]\nlearn_steps = 0\n", "budget.learn_steps"), ('task = "+"\n', "is not a task")):
+        (tmp_path / "home").mkdir(exist_ok=True)
+        (tmp_path / "home" / "node.toml").write_text(text)
+        code, line = join(capsys, tmp_path, "--model", str(model))
+        assert code == 2
+        assert message in line
