@@ -49,7 +49,7 @@ def _trend_of(one: Series, after: float) -> dict[str, Any] | None:
     if known is None:
         return None
     figures = {name: round(float(getattr(known, name)), 3) for name in ("level", "slope", "low", "high")}
-    return {"quantity": one.quantity, "part": one.part, **figures, "verdict": known.word(BOUNDS[one.quantity])}
+    return {"quantity": one.quantity, "part": one.part, **figures, "verdict": known.verdict(BOUNDS[one.quantity])}
 
 
 def summary(
