@@ -191,7 +191,7 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
     assert run(["report", "--home", str(home.root), "--out", str(out)]) == 0
     assert out.stat().st_size < 150_000
     source = Page(out).source
-    assert "4 damaged lines were passed over" in source
+    assert "4 damaged lines were skipped" in source
     assert f"{4_000 - MAX_FIRST - MAX_LAST:,} events in the middle are left out" in source
 
 
