@@ -225,7 +225,7 @@ def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:
     admitted = any(line["event"] == "admitted" for line in lines)
     verdict = "admitted" if admitted or refused is None else "refused"
     steps = [line["step"] for line in lines if line["event"] == "taken"]
-    used = f"taken by step {steps[-1]}" if steps else "unknown: the event trail does not say"
+    used = f"taken by step {steps[-1]}" if steps else "unknown: the event log has no such line"
     return GroupHistory(
         id=str(ids.pop()),
         texts_missing="refused groups are not kept" if verdict == "refused" else "it was pruned from the buffer",

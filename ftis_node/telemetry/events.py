@@ -122,11 +122,16 @@ class EventLog:
         line = json.dumps({"time": round(time.time(), 3), "event": event, **readable}, separators=(",", ":"))
         line = redacted(line)
         with self._lock:
-            stream = self._stream = self._stream or _opened(self._path)  # a late event, after `close`
-            if 0 < (written := stream.tell()) and written + len(line) >= self._max_bytes:
-                stream = self._stream = self._next_file(stream)
-            stream.write(line + "\n")
-            stream.flush()
+            is_late = self._stream is None  # after `close`: the file is open for this event alone
+            stream = self._stream = self._stream or _opened(self._path)
+            try:
+                if 0 < (written := stream.tell()) and written + len(line) >= self._max_bytes:
+                    stream = self._stream = self._next_file(stream)
+                stream.write(line + "\n")
+                stream.flush()
+            finally:
+                if is_late:
+                    self._close()
 
     def _next_file(self, stream: TextIO) -> TextIO:
         """Open the next file before closing the full one; keep the full one if no file can be opened."""
@@ -150,9 +155,12 @@ class EventLog:
 
     def close(self) -> None:
         with self._lock:
-            if self._stream is not None:
-                self._stream.close()
-            self._stream = None
+            self._close()
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
 
 
 def _opened(path: Path) -> TextIO:

@@ -67,7 +67,6 @@ async def honest(victim: Victim, maker: GroupMaker, sockets: Path) -> AsyncItera
 
         await victim.until(trains, within_s=90)
         victim.resident_bytes_before = victim.resident_bytes()
-        victim.step_before = (await victim.status())["learner"]["step"]
         yield member
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
+import os
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from ftis_node.gossip import GossipLimits
+from ftis_node.gossip import MAX_ANSWERS, GossipLimits
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd import session
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.streams import close_server
-from ftis_node.gossip.wire_format import protocol, service_of
+from ftis_node.gossip.wire_format import bucket_key, protocol, service_of
+from ftis_node.records.codec import pack_group
 from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
-from tests.attacks.victim import none_if_unanswered
+from ftis_node.swarm.topology import bucket_of
+from tests.attacks.victim import MAX_ENVELOPE_BYTES, none_if_unanswered
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
 
@@ -44,6 +49,21 @@ def change_completion(group: Group, position: int = 1, **changes: Any) -> Group:
     completions = list(group.completions)
     completions[position] = replace(completions[position], **changes)
     return group.with_completions(completions)
+
+
+def varint(value: int) -> bytes:
+    """Return the protobuf varint of a number."""
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def padded_envelope(group: Group, identity: Identity) -> Envelope:
+    """Return a valid envelope that an unknown field fills almost up to the limit of the run."""
+    size = MAX_ENVELOPE_BYTES - 4096
+    return sign_body(pack_group(group) + b"\xa2\x06" + varint(size) + bytes(size), identity)  # field 100
 
 
 def sign_body(body: bytes, identity: Identity) -> Envelope:
@@ -111,6 +131,18 @@ class Member:
         }
         await self.announce_until_requested(claims, within_s=within_s)
 
+    async def announce_nonexistent(self, count: int, *, num_at_once: int) -> None:
+        """Announce `count` groups without bodies, as fast as p2pd accepts them."""
+
+        async def announce_share() -> None:
+            for _ in range(count // num_at_once):
+                group_id = os.urandom(32)
+                claim = self.claim(group_id, b"", envelope_bytes=100, number=2**62)
+                del self.bodies[group_id]  # no body is sent, because an empty one would ban by itself
+                await self.gossip.announce(claim)
+
+        await asyncio.gather(*(announce_share() for _ in range(num_at_once)))
+
     async def announce_until_requested(self, claims: dict[bytes, bytes], *, within_s: float = 30.0) -> None:
         """Repeat announcements, by group id, until the victim requests each group or bans this member."""
         async with asyncio.timeout(within_s):
@@ -118,6 +150,28 @@ class Member:
                 for group_id in missing:
                     await self.gossip.announce(claims[group_id])
                 await asyncio.sleep(REANNOUNCE_PERIOD_S)
+
+    def answer_with_groups_of(self, senders: Sequence[Identity]) -> None:
+        """Answer questions with announcements of one valid group of each sender, in pages."""
+        claims = []
+        for sender in senders:
+            envelope = seal_group(replace(self.maker.group(sender, 1), created_at=time.time()), sender)
+            claims.append(self.claim(envelope.id, envelope.to_bytes(), sender=sender.peer_id, number=1))
+        pages = (claims[at : at + MAX_ANSWERS] for at in range(0, len(claims), MAX_ANSWERS))
+        self.answers = functools.partial(next, pages, [])
+
+    async def register_invented(self, count: int, *, ttl_s: float) -> int:
+        """Register members that do not exist; return how many entries the directory stored."""
+        run_id, expires_at = self.maker.manifest.run_id, time.time() + ttl_s
+        payload = pack_member(["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWNobody"], num_shards=1)
+        invented = [Identity.generate() for _ in range(count)]
+        stored = await self.link.directory._node.store_many(
+            [bucket_key(run_id, bucket_of(one.peer_id)) for one in invented],
+            [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in invented],
+            expires_at,
+            subkeys=[one.peer_id for one in invented],
+        )
+        return sum(map(bool, stored.values()))
 
     async def keep_sending(self, *, period_s: float = HONEST_PERIOD_S) -> None:
         """Send a valid group every `period_s` until cancelled; a slow machine sends fewer."""

@@ -40,4 +40,4 @@ async def test_the_audit_detects_false_logprobs_under_the_learners_weights(
             await attacker.offer(group.with_completions(plausible))
         await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "logprob_mismatch"))
         await victim.until(lambda: victim.is_banned(attacker.peer_id))
-    assert await victim.refused("logprob_mismatch") >= 1
+    assert await victim.num_refused("logprob_mismatch") >= 1

@@ -13,7 +13,7 @@ import zstandard
 from ftis_node.gossip.wire_format import HEADER, Frame
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group
-from tests.attacks.member import joined, sign_body
+from tests.attacks.member import joined, padded_envelope, sign_body
 from tests.attacks.victim import MAX_ENVELOPE_BYTES
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ async def test_one_body_that_does_not_parse_is_charged_once(victim: Victim, atta
 
 async def test_a_body_above_the_runs_bound_is_not_read_to_its_end(victim: Victim, attacker: Member) -> None:
     """The announced size is too small. A body with its true, large size is not requested."""
-    before = await victim.errors("fetch_errors", "too_large")
+    before = await victim.num_errors("fetch_errors", "too_large")
     group_id, large_id = os.urandom(32), os.urandom(32)
     large = bytes(2 << 20)
     claims = {group_id: attacker.claim(group_id, large, envelope_bytes=100)}
@@ -140,7 +140,7 @@ async def test_a_body_above_the_runs_bound_is_not_read_to_its_end(victim: Victim
     await attacker.announce_until_requested(claims)
 
     async def is_counted() -> bool:
-        return await victim.errors("fetch_errors", "too_large") > before
+        return await victim.num_errors("fetch_errors", "too_large") > before
 
     await victim.until(is_counted)
     assert large_id not in attacker.requested_ids
@@ -148,24 +148,12 @@ async def test_a_body_above_the_runs_bound_is_not_read_to_its_end(victim: Victim
 
 
 async def test_padded_groups_within_the_bound_are_admitted(victim: Victim, attacker: Member) -> None:
-    """An unknown field fills valid groups up to the largest envelope."""
-    padding = MAX_ENVELOPE_BYTES - 4096
-    field = b"\xa2\x06" + _varint(padding) + bytes(padding)  # field 100
-    envelopes = [sign_body(pack_group(attacker.group()) + field, attacker.identity) for _ in range(40)]
-    await attacker.offer(*envelopes)
+    await attacker.offer(*(padded_envelope(attacker.group(), attacker.identity) for _ in range(40)))
 
     async def are_admitted() -> bool:
         return bool((await victim.row(attacker.peer_id))["groups_accepted"] >= 40)
 
     await victim.until(are_admitted)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
 
 
 async def _huge_frame(service: RpcService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,7 +192,7 @@ SERVERS = {
 async def test_an_invalid_stream_ends_while_others_are_pulled(
     victim: Victim, maker: GroupMaker, sockets: Path, honest: Member, script: Callable[..., object], outcome: str
 ) -> None:
-    before = await victim.errors("fetch_errors", outcome)
+    before = await victim.num_errors("fetch_errors", outcome)
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]
     folder = sockets / os.urandom(3).hex()
     async with joined(folder, maker, victim, script=script) as attacker:
@@ -214,7 +202,7 @@ async def test_an_invalid_stream_ends_while_others_are_pulled(
             for _ in range(8):  # more than the node has slots for pulls
                 one = os.urandom(32)
                 await attacker.gossip.announce(attacker.claim(one, b"", envelope_bytes=200))
-            return await victim.errors("fetch_errors", outcome) > before
+            return await victim.num_errors("fetch_errors", outcome) > before
 
         started_at = asyncio.get_running_loop().time()
         await victim.until(is_counted, within_s=40)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import sqlite3
-import time
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip import MAX_ANSWERS
-from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from tests.attacks.member import joined
 from tests.attacks.victim import MAX_READY_GROUPS
@@ -58,14 +53,7 @@ async def test_twenty_thousand_announcements_of_nonexistent_groups_ban(
     first = os.urandom(32)
     await attacker.announce_until_requested({first: attacker.claim(first, b"", envelope_bytes=100)})
 
-    async def announce(count: int) -> None:
-        for _ in range(count):
-            one = os.urandom(32)
-            claim = attacker.claim(one, b"", envelope_bytes=100, number=2**62)
-            del attacker.bodies[one]  # no body is sent, because an empty one would ban by itself
-            await attacker.gossip.announce(claim)
-
-    await asyncio.gather(*(announce(NUM_ANNOUNCEMENTS // NUM_AT_ONCE) for _ in range(NUM_AT_ONCE)))
+    await attacker.announce_nonexistent(NUM_ANNOUNCEMENTS, num_at_once=NUM_AT_ONCE)
     await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "announcement_flood"))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
 
@@ -83,13 +71,7 @@ async def test_a_thousand_identities_of_one_peer_share_one_quota(
     invented = [Identity.generate() for _ in range(NUM_IDENTITIES)]
 
     def prepare(member: Member) -> None:
-        claims = []
-        for one in invented:
-            envelope = seal_group(replace(maker.group(one, 1), created_at=time.time()), one)
-            claims.append(member.claim(envelope.id, envelope.to_bytes(), sender=one.peer_id, number=1))
-        full = (claims[at : at + MAX_ANSWERS] for at in range(0, len(claims), MAX_ANSWERS))
-        pages = itertools.chain(full, itertools.repeat([]))
-        member.answers = lambda: next(pages)
+        member.answer_with_groups_of(invented)
 
     def held() -> Counter[str]:
         with sqlite3.connect(f"file:{victim.node.home}/replay.sqlite?mode=ro", uri=True) as database:

@@ -46,15 +46,9 @@ async def connect(victim: Victim) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return await asyncio.open_connection("127.0.0.1", port)
 
 
-def log_text(victim: Victim) -> str:
-    """Return the logs of the node."""
-    files = [victim.node.log, *victim.node.home.glob("logs/*")]
-    return "".join(file.read_text(errors="replace") for file in files)
-
-
 @pytest.mark.parametrize("request_bytes", list(INVALID_REQUESTS.values()), ids=list(INVALID_REQUESTS))
 async def test_an_invalid_request_is_refused_without_a_traceback(victim: Victim, request_bytes: bytes) -> None:
-    before = log_text(victim).count("Traceback")
+    before = victim.log_text().count("Traceback")
     reader, writer = await connect(victim)
     try:
         writer.write(request_bytes)
@@ -65,18 +59,18 @@ async def test_an_invalid_request_is_refused_without_a_traceback(victim: Victim,
     finally:
         writer.transport.abort()
     assert answer == b"" or answer.startswith(expected(request_bytes)), answer
-    assert log_text(victim).count("Traceback") == before
+    assert victim.log_text().count("Traceback") == before
 
 
 async def test_a_client_of_the_events_may_leave_early(victim: Victim) -> None:
-    before = log_text(victim).count("Traceback")
+    before = victim.log_text().count("Traceback")
     for _ in range(5):
         reader, writer = await connect(victim)
         writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         await reader.readline()
         writer.transport.abort()
     await asyncio.sleep(2.0)  # the node sends a snapshot each second
-    assert log_text(victim).count("Traceback") == before
+    assert victim.log_text().count("Traceback") == before
 
 
 async def test_silent_connections_are_closed_during_training(victim: Victim, honest: Member) -> None:

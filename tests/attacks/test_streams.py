@@ -28,14 +28,14 @@ MALFORMED = {
 
 
 async def test_malformed_frames_are_counted(victim: Victim, attacker: Member) -> None:
-    before = {reason: await victim.errors("serve_errors", reason) for reason in MALFORMED}
+    before = {reason: await victim.num_errors("serve_errors", reason) for reason in MALFORMED}
     for sent in MALFORMED.values():
         async with attacker.stream(RpcService.FETCH) as (reader, writer):
             writer.write(sent)
             assert await asyncio.wait_for(reader.read(), 10) == b""
 
     async def are_counted() -> bool:
-        return all([await victim.errors("serve_errors", reason) > before[reason] for reason in MALFORMED])
+        return all([await victim.num_errors("serve_errors", reason) > before[reason] for reason in MALFORMED])
 
     await victim.until(are_counted)
 
@@ -44,7 +44,7 @@ async def test_malformed_frames_are_counted(victim: Victim, attacker: Member) ->
 async def test_a_malformed_question_is_counted_and_has_no_answer(
     victim: Victim, attacker: Member, question: bytes
 ) -> None:
-    answered = await attacker.gossip.request_backfill(victim_id(attacker), question)
+    answered = await attacker.gossip.request_backfill(attacker.victim_id, question)
     assert answered.bodies == ()
     await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "question_parse"))
 
@@ -53,7 +53,7 @@ async def test_slow_requests_are_ended_while_others_are_served(
     victim: Victim, attacker: Member, honest: Member
 ) -> None:
     """The attacker sends one byte per second on as many streams as a peer may open."""
-    before = await victim.errors("serve_errors", "timed_out")
+    before = await victim.num_errors("serve_errors", "timed_out")
 
     async def send_slowly() -> None:
         async with attacker.stream(RpcService.FETCH) as (reader, writer):
@@ -66,12 +66,12 @@ async def test_slow_requests_are_ended_while_others_are_served(
         raise AssertionError("the victim waited for the whole request")
 
     slow = asyncio.gather(*(send_slowly() for _ in range(4)))
-    fetched = await honest.gossip.fetch(victim_id(honest), [bytes(32)])
+    fetched = await honest.gossip.fetch(honest.victim_id, [bytes(32)])
     assert fetched.outcome == "complete"
     await slow
 
     async def is_counted() -> bool:
-        return await victim.errors("serve_errors", "timed_out") > before
+        return await victim.num_errors("serve_errors", "timed_out") > before
 
     await victim.until(is_counted)
 
@@ -85,29 +85,29 @@ async def test_streams_above_the_limit_of_a_peer_are_refused(victim: Victim, att
 
     held = asyncio.gather(*(hold() for _ in range(40)))
     await asyncio.sleep(0.5)
-    assert (await honest.gossip.fetch(victim_id(honest), [bytes(32)])).outcome == "complete"
+    assert (await honest.gossip.fetch(honest.victim_id, [bytes(32)])).outcome == "complete"
     await held
-    await victim.until(lambda: victim.errors("serve_errors", "flood"))
-    await victim.until(lambda: victim.errors("serve_errors", "busy"))
+    await victim.until(lambda: victim.num_errors("serve_errors", "flood"))
+    await victim.until(lambda: victim.num_errors("serve_errors", "busy"))
 
 
 @pytest.mark.parametrize("service", [RpcService.ASK, RpcService.FETCH])
 async def test_requests_above_the_budget_are_answered_with_busy(
     victim: Victim, attacker: Member, honest: Member, service: RpcService
 ) -> None:
-    before = await victim.errors("serve_errors", "over_requests")
+    before = await victim.num_errors("serve_errors", "over_requests")
     outcomes = set()
     for _ in range(REQUESTS_PER_MINUTE + 60 if service is RpcService.FETCH else REQUESTS_PER_MINUTE // 10 + 20):
         call = attacker.gossip.request_backfill if service is RpcService.ASK else attacker.gossip.fetch
-        answered = await call(victim_id(attacker), b"" if service is RpcService.ASK else [bytes(32)])
+        answered = await call(attacker.victim_id, b"" if service is RpcService.ASK else [bytes(32)])
         outcomes.add(str(answered.outcome))
     assert {"complete", "busy"} <= outcomes
 
     async def is_counted() -> bool:
-        return await victim.errors("serve_errors", "over_requests") > before
+        return await victim.num_errors("serve_errors", "over_requests") > before
 
     await victim.until(is_counted)
-    assert (await honest.gossip.fetch(victim_id(honest), [bytes(32)])).outcome == "complete", (
+    assert (await honest.gossip.fetch(honest.victim_id, [bytes(32)])).outcome == "complete", (
         "each peer has a separate budget"
     )
 
@@ -116,14 +116,10 @@ async def test_a_banned_peer_is_not_served(victim: Victim, attacker: Member) -> 
     bodies = {os.urandom(32): bytes([9]) * 100 for _ in range(12)}
     await attacker.announce_until_requested({one: attacker.claim(one, data) for one, data in bodies.items()})
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
-    before = await victim.errors("serve_errors", "refused")
-    assert (await attacker.gossip.fetch(victim_id(attacker), [bytes(32)])).outcome == "broken"
+    before = await victim.num_errors("serve_errors", "refused")
+    assert (await attacker.gossip.fetch(attacker.victim_id, [bytes(32)])).outcome == "broken"
 
     async def is_counted() -> bool:
-        return await victim.errors("serve_errors", "refused") > before
+        return await victim.num_errors("serve_errors", "refused") > before
 
     await victim.until(is_counted)
-
-
-def victim_id(member: Member) -> str:
-    return member.victim_id

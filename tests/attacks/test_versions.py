@@ -61,7 +61,7 @@ async def test_an_older_peer_is_rejected_by_name_until_it_is_updated(
 
     group = attacker.envelope(attacker.group())
     other = sign_body(stamped(pb.Body(), group.body, OLDER), attacker.identity)
-    before = await victim.refused("version")
+    before = await victim.num_refused("version")
     await attacker.offer(other)  # the announcement has this version, the body the older one
     await victim.until(lambda: _has_more_refusals(victim, before))
     row = await victim.row(attacker.peer_id)
@@ -74,7 +74,7 @@ async def test_an_older_peer_is_rejected_by_name_until_it_is_updated(
 
 
 async def _has_more_refusals(victim: Victim, before: int) -> bool:
-    return await victim.refused("version") > before
+    return await victim.num_refused("version") > before
 
 
 async def _has_accepted(victim: Victim, member: Member) -> bool:

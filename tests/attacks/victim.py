@@ -60,7 +60,6 @@ class Victim:
         self.node = node
         self._home = Home(node.home)
         self.resident_bytes_before = 0  # before the attacks
-        self.step_before = 0
 
     async def status(self) -> dict[str, Any]:
         """Return the document of `status --json`."""
@@ -69,11 +68,11 @@ class Victim:
     async def addresses(self) -> list[str]:
         return list((await self.status())["node"]["addresses"])
 
-    async def refused(self, reason: str) -> int:
+    async def num_refused(self, reason: str) -> int:
         """Return how many groups and announcements were rejected for this reason."""
         return int((await self.status())["swarm"]["groups_refused"].get(reason, 0))
 
-    async def errors(self, kind: str, reason: str) -> int:
+    async def num_errors(self, kind: str, reason: str) -> int:
         """Return a count of `serve_errors` or `fetch_errors`."""
         return int((await self.status())["swarm"][kind].get(reason, 0))
 
@@ -101,6 +100,11 @@ class Victim:
     def resident_bytes(self) -> int:
         """Return the memory of the daemon, without its workers, which hold the model."""
         return int(psutil.Process(self.node.process.pid).memory_info().rss)
+
+    def log_text(self) -> str:
+        """Return the logs of the node."""
+        files = [self.node.log, *sorted(self.node.home.glob("logs/*"))]
+        return "".join(file.read_text(errors="replace") for file in files if file.is_file())
 
     def file_bytes(self, pattern: str) -> int:
         """Return the size of the matching files of the home."""

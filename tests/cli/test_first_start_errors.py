@@ -149,9 +149,9 @@ def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
         taken.listen()
         port = str(taken.getsockname()[1])
         joins = {
-            "misspelt folder": ("--model", str(model.with_name("tiny-modle"))),
+            "misspelled folder": ("--model", str(model.with_name("tiny-modle"))),
             "no model": ("--model", str(folder)),
-            "misspelt run": ("--model", str(model), "--run", "arithmetic-ftsi"),
+            "misspelled run": ("--model", str(model), "--run", "arithmetic-ftsi"),
             "not on the hub": ("--model", "Qwen/Qwen2.5-3BB"),
             "--listen": ("--model", str(model), "--listen", f"/ip4/127.0.0.1/tcp/{port}"),
             "--status-port": ("--model", str(model), "--status-port", port),
@@ -170,27 +170,27 @@ def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
     )
 
 
-def test_a_misspelt_folder(early: EarlyErrors, model: Path) -> None:
-    result = early.ends["misspelt folder"]
+def test_a_misspelled_folder_gets_a_suggestion(early: EarlyErrors, model: Path) -> None:
+    result = early.ends["misspelled folder"]
     assert result.code == 2
     assert f"did you mean --model {model} ?" in result.line
     assert not result.loaded_torch
-    assert not (early.folder / "misspelt folder").exists(), "a failed join creates no home"
+    assert not (early.folder / "misspelled folder").exists(), "a failed join creates no home"
 
 
-def test_a_folder_that_is_no_model(early: EarlyErrors) -> None:
+def test_a_folder_that_is_no_model_is_an_error(early: EarlyErrors) -> None:
     result = early.ends["no model"]
     assert (result.code, "it is not a transformers model" in result.line) == (2, True)
     assert not result.loaded_torch
 
 
-def test_a_misspelt_run(early: EarlyErrors) -> None:
-    result = early.ends["misspelt run"]
+def test_a_misspelled_run_gets_a_suggestion(early: EarlyErrors) -> None:
+    result = early.ends["misspelled run"]
     assert (result.code, result.line.endswith("did you mean arithmetic-ftis ?")) == (2, True)
     assert not result.loaded_torch
 
 
-def test_a_model_that_the_hub_does_not_have(early: EarlyErrors) -> None:
+def test_a_model_that_the_hub_does_not_have_is_an_error(early: EarlyErrors) -> None:
     result = early.ends["not on the hub"]
     assert result.code == 2
     assert "the hub has no model Qwen/Qwen2.5-3BB" in result.line
@@ -198,7 +198,7 @@ def test_a_model_that_the_hub_does_not_have(early: EarlyErrors) -> None:
     assert not result.loaded_torch
 
 
-def test_no_network(tmp_path: Path) -> None:
+def test_a_missing_network_is_an_error(tmp_path: Path) -> None:
     join = join_arguments(tmp_path / "home", "--model", "Qwen/Qwen2.5-3B")
     cache = str(tmp_path / "cache")
     result = result_of(*join, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=cache, HF_HUB_OFFLINE="0")
@@ -206,7 +206,7 @@ def test_no_network(tmp_path: Path) -> None:
     assert not result.loaded_torch
 
 
-def test_a_gpu_that_is_too_small(
+def test_a_gpu_that_is_too_small_is_an_error(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ftis_node.memory import placement
@@ -221,7 +221,7 @@ def test_a_gpu_that_is_too_small(
 
 
 @pytest.mark.parametrize("option", ["--listen", "--status-port"])
-def test_a_port_that_is_taken(early: EarlyErrors, option: str) -> None:
+def test_a_port_in_use_is_an_error(early: EarlyErrors, option: str) -> None:
     result = early.ends[option]
     assert result.code == 2
     assert early.port in result.line
@@ -229,14 +229,14 @@ def test_a_port_that_is_taken(early: EarlyErrors, option: str) -> None:
     assert not result.loaded_torch
 
 
-def test_a_home_of_another_run(early: EarlyErrors) -> None:
+def test_a_home_of_another_run_is_an_error(early: EarlyErrors) -> None:
     result = early.ends["other run"]
     assert (result.code, "belongs to run gsm8k-ftis" in result.line, "--home" in result.line) == (2, True, True)
     assert (early.folder / "other run" / "run.toml").read_text() == load_manifest("gsm8k-ftis").to_toml()
     assert not result.loaded_torch
 
 
-def test_a_home_of_another_model(early: EarlyErrors) -> None:
+def test_a_home_of_another_model_is_an_error(early: EarlyErrors) -> None:
     result = early.ends["other model"]
     assert result.code == 2
     assert "trains Qwen2.5-3B, not this tiny-model: give another --home" in result.line
@@ -257,7 +257,7 @@ def small_disk(folder: Path, num_mb: int, *, fill_first: bool) -> tuple[str, ...
 
 
 @pytest.mark.parametrize("fill_first", [True, False])
-def test_a_disk_that_is_full_at_the_start(tmp_path: Path, model: Path, fill_first: bool) -> None:
+def test_a_disk_that_is_full_at_the_start_is_an_error(tmp_path: Path, model: Path, fill_first: bool) -> None:
     prefix = small_disk(tmp_path / "disk", 20, fill_first=fill_first)
     result = result_of(*join_arguments(tmp_path / "disk" / "home", "--model", str(model)), prefix=prefix)
     assert result.code == 3
@@ -385,7 +385,7 @@ def test_a_wrong_clock_is_reported_in_the_log_and_by_status(node_run: NodeRun) -
     assert re.search(rf"the peers' clocks are -{off_s} off ours: switch on time synchronization", status)
 
 
-def test_a_second_start_on_the_same_home(node_run: NodeRun) -> None:
+def test_a_second_start_on_the_same_home_is_an_error(node_run: NodeRun) -> None:
     assert node_run.second.code == 2
     assert "is in use by a running node (pid" in node_run.second.line
     assert not node_run.second.loaded_torch

@@ -73,7 +73,7 @@ INVALID: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize(
     "name", ["home.json", "node.toml", "run.toml", "identity.key", "replay.sqlite", "peers.sqlite"]
 )
-def test_no_regular_file_in_a_home(
+def test_a_home_file_that_is_no_regular_file_is_an_error(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str, kind: str
 ) -> None:
     (home.root / name).unlink(missing_ok=True)
@@ -84,21 +84,23 @@ def test_no_regular_file_in_a_home(
 
 
 @pytest.mark.parametrize("name", ["settings.json", "status.json", "control.token"])
-def test_a_folder_in_place_of_a_file_that_a_node_writes(tmp_path: Path, name: str) -> None:
+def test_a_folder_in_place_of_a_file_that_a_node_writes_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(FileError, match=f"{name} is a folder"):
         replace_file(tmp_path / name, b"{}")
 
 
 @pytest.mark.parametrize("name", ["home.json", "node.toml", "run.toml"])
-def test_deep_nesting_in_a_home(capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str) -> None:
+def test_deep_nesting_in_a_home_is_an_error(
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str
+) -> None:
     (home.root / name).write_bytes(DEEP_TOML if name.endswith("toml") else DEEP_JSON)
     code, line = join(capsys, home, model)
     assert code == 2, line
     assert str(home.root / name) in line and "nested too deep" in line
 
 
-def test_deep_nesting_in_settings_and_status(capsys: pytest.CaptureFixture[str], home: Home) -> None:
+def test_deep_nesting_in_settings_and_status_is_an_error(capsys: pytest.CaptureFixture[str], home: Home) -> None:
     for path in (home.settings, home.status):
         path.write_bytes(DEEP_JSON)
     code, line = error_of(capsys, "export", "--home", str(home.root), "--out", str(home.root / "out"))
@@ -117,7 +119,7 @@ def test_deep_nesting_in_settings_and_status(capsys: pytest.CaptureFixture[str],
         ("model.safetensors.index.json", DEEP_JSON),
     ],
 )
-def test_deep_nesting_in_a_model(
+def test_deep_nesting_in_a_model_is_an_error(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str, content: bytes
 ) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
@@ -128,7 +130,7 @@ def test_deep_nesting_in_a_model(
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_invalid_files_of_a_tokenizer(
+def test_an_invalid_file_of_a_tokenizer_is_an_error(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str
 ) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
@@ -142,7 +144,7 @@ def test_invalid_files_of_a_tokenizer(
         resolve_model(str(copy))
 
 
-def test_a_header_that_describes_no_tensors(tmp_path: Path) -> None:
+def test_a_header_that_describes_no_tensors_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     for entry in (
         '{"dtype": 3, "shape": [1], "data_offsets": [0, 4]}',
@@ -155,7 +157,7 @@ def test_a_header_that_describes_no_tensors(tmp_path: Path) -> None:
             read_header(file)
 
 
-def test_deep_nesting_in_a_checkpoint(tmp_path: Path) -> None:
+def test_deep_nesting_in_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     for name in ("checksums.json", STATE_FILE):
         (tmp_path / name).write_bytes(DEEP_JSON)
         with pytest.raises(ModelError, match=name):
@@ -165,7 +167,7 @@ def test_deep_nesting_in_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "folder", "pipe"])
-def test_an_invalid_file_of_peers(
+def test_an_invalid_file_of_peers_is_an_error(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, file: str
 ) -> None:
     if file != "/dev/zero":
@@ -176,7 +178,7 @@ def test_an_invalid_file_of_peers(
     assert str(path) in line and len(line) < 400
 
 
-def test_long_values_and_control_characters_in_options(
+def test_errors_shorten_long_values_and_escape_control_characters(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path
 ) -> None:
     code, line = join(capsys, home, model, "--peers", "\x1b[31m" + "a" * 50_000)
@@ -217,7 +219,7 @@ def test_the_reader_of_small_files_rejects_invalid_content(tmp_path: Path) -> No
             read_file(tmp_path / kind)
 
 
-def test_a_folder_in_place_of_a_databases_journal(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_databases_journal_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     sqlite3.connect(path).close()
     check_database(path)

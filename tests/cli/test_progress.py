@@ -17,6 +17,7 @@ import pytest
 from ftis_node.cli.progress import ProgressState, show_fraction
 from ftis_node.models.hub import progress_bar_class
 from ftis_node.telemetry.log import CurrentStderr
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,9 +56,13 @@ def _read_all(descriptor: int) -> bytes:
 def _until(pattern: str, read: Callable[[], str], *, plain: bool = False) -> str:
     """Read until the output contains the pattern, and return it; `plain`: search without escape sequences."""
     output = ""
-    while not re.search(pattern, ESCAPES.sub("", output) if plain else output):
-        time.sleep(PERIOD_S)
+
+    def is_found() -> bool:
+        nonlocal output
         output += read()
+        return bool(re.search(pattern, ESCAPES.sub("", output) if plain else output))
+
+    wait_until(is_found)
     return output
 
 

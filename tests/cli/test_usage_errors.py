@@ -36,13 +36,15 @@ def join(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) ->
     return error_of(capsys, "join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
 
 
-def test_a_missing_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_model_folder_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, line = join(capsys, tmp_path, "--model", str(tmp_path / "nowhere"), "--task", "arithmetic")
     assert code == 2
     assert "nowhere" in line
 
 
-def test_a_folder_without_a_tokenizer(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
     folder = tmp_path / "half"
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -52,13 +54,15 @@ def test_a_folder_without_a_tokenizer(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "tokenizer" in line
 
 
-def test_an_unknown_task(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_an_unknown_task_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetics")
     assert code == 2
     assert "arithmetic" in line
 
 
-def test_a_broken_line_in_a_data_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_the_error_names_an_invalid_line_of_a_data_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text(json.dumps({"question": "1+1?", "answer": "two\n#### 2"}) + '\n{"question": "no answer"}\n')
     code, line = join(capsys, tmp_path, "--model", str(model), "--task", f"gsm8k:{file}")
@@ -66,7 +70,7 @@ def test_a_broken_line_in_a_data_file_is_named(capsys: pytest.CaptureFixture[str
     assert "train.jsonl: row 2" in line
 
 
-def test_an_unknown_manifest_key(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_an_unknown_manifest_key_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     manifest = tmp_path / "run.toml"
     manifest.write_text('name = "x"\ntask = "arithmetic"\n[step]\nown_group = 3\n')
     code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
@@ -75,7 +79,7 @@ def test_an_unknown_manifest_key(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 @pytest.mark.parametrize("task", ["nosuch", "nosuch:../../etc/passwd"])
-def test_a_run_whose_task_is_not_installed(
+def test_a_run_whose_task_is_not_installed_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, task: str
 ) -> None:
     manifest = tmp_path / "run.toml"
@@ -85,7 +89,7 @@ def test_a_run_whose_task_is_not_installed(
     assert "nosuch" in line
 
 
-def test_a_home_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_a_home_in_use_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     with Home(tmp_path / "home").owned():
         code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic")
     assert code == 2
@@ -94,7 +98,7 @@ def test_a_home_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path, model
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/300.0.0.1/tcp/1/p2p/x"])
-def test_a_malformed_peer_address(
+def test_a_malformed_peer_address_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, address: str
 ) -> None:
     code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic", "--peers", address)
@@ -119,7 +123,7 @@ def test_a_malformed_peer_address(
         (["eval", "--model", "/nonexistent/model", "--task", "arithmetic"], "/nonexistent/model"),
     ],
 )
-def test_invalid_arguments(
+def test_invalid_arguments_are_an_error(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -178,7 +182,7 @@ def test_an_unexpected_exception_is_a_one_line_error(
         (["--pair", "hdee", "--methods", "ppo"], "ftis"),
     ],
 )
-def test_an_experiment_with_invalid_options(
+def test_an_experiment_with_invalid_options_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], hint: str
 ) -> None:
     code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
@@ -187,20 +191,20 @@ def test_an_experiment_with_invalid_options(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_experiment_with_a_missing_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_experiment_with_a_missing_model_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"  # trials run in parallel: either may fail first
     code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
     assert code == 2
     assert "nowhere" in line
 
 
-def test_a_run_id_without_peers(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_a_run_id_without_peers_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2)
     assert code == 2
     assert "--peers" in line
 
 
-def test_a_run_id_that_no_peer_has(
+def test_a_run_id_that_no_peer_has_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ftis_node.node.startup.run_plan.TIMEOUT_S", 2.0)
@@ -211,7 +215,7 @@ def test_a_run_id_that_no_peer_has(
 
 
 @pytest.mark.parametrize("content", ["", '{"schema": 1, "node": {"pe', "[1]", "\x00" * 40])
-def test_a_damaged_last_status(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str) -> None:
+def test_a_damaged_last_status_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str) -> None:
     (tmp_path / "status.json").write_text(content)
     for command in ("status", "peers"):
         code, line = error_of(capsys, command, "--home", str(tmp_path))
@@ -220,7 +224,7 @@ def test_a_damaged_last_status(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("marker", ["", "{}", '{"schema": "4"}', "[4]"])
-def test_a_damaged_home_marker(capsys: pytest.CaptureFixture[str], tmp_path: Path, marker: str) -> None:
+def test_a_damaged_home_marker_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, marker: str) -> None:
     (tmp_path / "home.json").write_text(marker)
     code, line = error_of(capsys, "status", "--home", str(tmp_path))
     assert code == 2
@@ -251,7 +255,7 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
         (
             MIXED + '[step]\nprompt_sharing = "horizontal"\n',
             ["--task", "arithmetic:add"],
-            "leave --task arithmetic:add out",
+            "omit --task arithmetic:add",
         ),
         (MIXED + "[step]\nown_domain_fraction = 1.5\n", [], "step.own_domain_fraction"),
         (
@@ -267,7 +271,7 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
         (MIXED, ["--learn-tokens", "0"], "learn-tokens"),
     ],
 )
-def test_domains_and_budgets_that_contradict_other_settings(
+def test_domains_and_budgets_that_contradict_other_settings_are_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, run: str, arguments: list[str], message: str
 ) -> None:
     manifest = tmp_path / "run.toml"
@@ -277,7 +281,7 @@ def test_domains_and_budgets_that_contradict_other_settings(
     assert message in line
 
 
-def test_an_invalid_task_or_budget_in_node_toml(
+def test_an_invalid_task_or_budget_in_node_toml_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
 ) -> None:
     for text, message in (("[budget]\nlearn_steps = 0\n", "budget.learn_steps"), ('task = "+"\n', "is not a task")):

@@ -20,6 +20,7 @@ from ftis_node.dashboard.web import new_token, refusal_of, warning_of
 from tests.dashboard.browser import CHROMIUM, browse
 from tests.dashboard.sample_node import STATUS
 from tests.node.support import free_port
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,13 +52,16 @@ def _served(home: Path, host: str = "127.0.0.1") -> Iterator[str]:
 
 
 async def _page(session: ClientSession, url: str) -> str:
-    for _ in range(200):  # the line is printed before the port opens
+    """Return the page as soon as it is served: the command prints its line before the port opens."""
+
+    async def fetch() -> str | None:
         try:
             async with session.get(url) as response:
                 return await response.text()
         except OSError:
-            await asyncio.sleep(0.05)
-    raise AssertionError("the page is not served")
+            return None
+
+    return str(await eventually(fetch))
 
 
 def test_a_home_without_a_status_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,7 @@ def test_the_command_line_offers_the_existing_checks(tmp_path: Path) -> None:
     assert tuple(check.name for check in checks_of(Home(tmp_path), NodeSettings(model="any"))) == OFFERED
 
 
-def test_answers_of_the_driver() -> None:
+def test_the_answer_of_the_driver_is_read() -> None:
     valid = "580.65.06, NVIDIA L4, 23034, 1\n580.65.06, NVIDIA L4, 23034, 9000\n"
     assert levels(read_driver(0, valid)) == [("gpu.driver", "ok"), ("gpu.memory", "ok"), ("gpu.memory", "warn")]
     assert list(read_driver(0, valid))[1].num_bytes == 23034 << 20
@@ -141,7 +141,9 @@ def test_a_driver_too_old_for_vllms_torch_names_the_needed_version() -> None:
     assert found.advice.startswith("install NVIDIA's driver 580 or newer")
 
 
-def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     crash = doctor_machine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
     assert crash.problem == "ImportError: libcuda.so.1: cannot open"
     assert "signal 11" in doctor_machine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
@@ -158,13 +160,15 @@ def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine(monkeypatc
     assert levels([doctor_machine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
 
 
-def test_a_nearly_full_disk_and_small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nearly_full_disk_and_small_shared_memory_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ftis_node.doctor.machine.free_bytes", lambda path: 64 << 20)
     assert levels(check_disk(tmp_path / "home", tmp_path)) == [("disk.free", "fail"), ("shm.size", "warn")]
     assert levels(check_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
 
 
-def test_ports_in_use(tmp_path: Path) -> None:
+def test_ports_in_use_are_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -191,7 +195,7 @@ def test_a_port_of_the_homes_running_node_is_no_conflict() -> None:
         ("", "", "warn", "no address"),
     ],
 )
-def test_kinds_of_nat(ipv4: str, ipv6: str, level: str, text: str) -> None:
+def test_the_kind_of_nat_is_reported(ipv4: str, ipv6: str, level: str, text: str) -> None:
     kind = nat_kind(ipv4, ipv6)
     assert (kind.level, text in kind.finding) == (level, True)
 
@@ -263,7 +267,9 @@ def test_a_model_of_the_hub_is_planned_without_its_weights(hub: type[Hub], tmp_p
     ("status", "code", "message"),
     [(401, "RepoNotFound", "the hub has no model org/model"), (403, "GatedRepo", "accept its terms on the hub")],
 )
-def test_a_missing_or_gated_model(hub: type[Hub], tmp_path: Path, status: int, code: str, message: str) -> None:
+def test_a_missing_or_gated_model_is_reported(
+    hub: type[Hub], tmp_path: Path, status: int, code: str, message: str
+) -> None:
     hub.status, hub.error_code = status, code
     (finding,) = check_hub_model(tmp_path)
     assert (finding.id, finding.level) == ("hub.reached", "fail")

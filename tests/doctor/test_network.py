@@ -31,7 +31,7 @@ def _levels(*probes: AddressProbe, reachability: Reachability = Reachability.PUB
     ("skew_s", "level", "text"),
     [(0.9, "ok", "+0.90 s"), (-1.5, "warn", "1.5 s ahead of the peers'"), (3.5, "fail", "3.5 s behind the peers'")],
 )
-def test_clocks_that_differ(skew_s: float, level: str, text: str) -> None:
+def test_clocks_that_differ_are_reported(skew_s: float, level: str, text: str) -> None:
     probe = AddressProbe(ADDRESS, is_in_directory=True, clock_skew_s=skew_s)
     (clock,) = [found for found in judge(NetworkProbe((probe,), Reachability.PUBLIC)) if found.id == "clock.peers"]
     assert (clock.level, text in clock.finding, "3 s" in clock.advice) == (level, True, level != "ok")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-DEFAULT = ("ftis_node", "bench", "examples", "proto", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy")
+DEFAULT = tuple("ftis_node tests bench examples proto deploy docs README.md CONTRIBUTING.md CHANGELOG.md".split())
 EXCLUDED = frozenset(("tests/documented/words.py", "tests/documented/test_words.py"))  # they quote banned words
 SUFFIXES = frozenset(".py .md .toml .yaml .yml .service .env .proto .json".split())
 LONGEST = 25

@@ -43,7 +43,6 @@ READER_REASONS = {"size", "parse", "version", "codec", "malformed", "signature"}
 STREAM_REASONS = {"frame_kind", "frame_size", "ids"}
 SENDER = Identity.from_seed(bytes([7]) * 32)
 LIMITS = GossipLimits()
-MAX_MEMORY_BYTES = 1 << 20
 MANIFEST = RunManifest(
     name="fuzz",
     task="arithmetic",

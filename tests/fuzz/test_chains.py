@@ -78,11 +78,10 @@ async def test_the_seeds_of_bodies_reach_the_learner() -> None:
 
 
 async def test_the_seeds_of_announcements_reach_the_pull_queue_and_gaps() -> None:
-    seen: list[Any] = []
     with patch.object(announcements, "_backfill", wraps=announcements._backfill) as backfill:
         await announcements.chain(split(announcements.seeds()[1]))
-        seen = [call.args[0].wiring.announcements for call in backfill.call_args_list]
-    assert any(handler.senders() for handler in seen)
+        handlers = [call.args[0].wiring.announcements for call in backfill.call_args_list]
+    assert any(handler.senders() for handler in handlers)
     assert backfill.call_count == 2
 
 

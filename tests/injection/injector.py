@@ -38,7 +38,6 @@ class Injector:
     def __init__(self) -> None:
         self.marks: set[str | bytes] = set()
         self.armed: dict[str, int] = {}  # how often each point still raises
-        self.raised: list[str] = []
         self._for_all_peers: set[str] = set()
 
     def arm(self, points: Iterable[str], *, times: int = 1, for_all_peers: bool = False) -> None:
@@ -62,7 +61,6 @@ class Injector:
             left = self.armed.pop(point, 0) - 1
             if left > 0:
                 self.armed[point] = left
-            self.raised.append(point)
             raise Unexpected(point)
 
     def _replace_function(self, point: str, stack: ExitStack) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -77,9 +76,6 @@ class LightSwarm:
             yield node
         finally:
             await node.close()
-            for _ in range(20):  # a reply in progress ends, and its event opens the closed log again
-                await asyncio.sleep(0)
-            node.parts.context.events.close()
 
     async def publish(self, node: StubNode, count: int = 1, *, task: str = "", num_tokens: int = 4) -> None:
         """Publish groups of a node, of its `task` if there is one; return when they are announced."""

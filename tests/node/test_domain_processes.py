@@ -61,4 +61,4 @@ def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tin
             started(tmp_path / "learner", "join", "--role", "learner", "--learn-tokens", "1", *common)
         )
         assert kept.wait(timeout_s=START_S) == 0, "its tokens are used up already"
-        assert kept.status()["node"]["domain"] == FAR, "the home keeps it without --task"
+        assert kept.status()["node"]["domain"] == FAR, "the home did not keep the domain"

@@ -171,7 +171,7 @@ def _foreign_tasks(parts: NodeComponents) -> list[Counter[str]]:
     events = parts.home.events
     foreign = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if not event["own"]}
     own = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if event["own"]}
-    assert {prompt.split("/")[0] for prompt in own.values()} == {parts.about.domain}, "it generates for its domain"
+    assert {prompt.split("/")[0] for prompt in own.values()} == {parts.about.domain}, "it generates for another domain"
     steps = [Counter[str]() for _ in range(STEPS)]
     for event in read_events(events, name="taken"):
         if event["group"] in foreign:
@@ -198,5 +198,5 @@ async def test_a_draw_by_signal_keeps_the_share_as_far_as_it_can(
 ) -> None:
     one, other, _ = await _steps(tmp_path / "swarm", tiny_models, 1.0, (NEAR, NEAR, FAR), choice="sapo")
     for step in one + other:
-        assert step[FAR] == 0 or step[NEAR] < 4, "others only if its own domain has too few groups with a signal"
+        assert step[FAR] == 0 or step[NEAR] < 4, "groups of another domain although its domain has enough with a signal"
     assert sum(step[NEAR] for step in one + other) > 0

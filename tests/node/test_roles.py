@@ -95,7 +95,7 @@ def _check_learner(learner: RunningNode) -> None:
     assert status["learner"]["foreign_groups"] >= 2 * GROUPS
     assert status["swarm"]["groups_refused"] == {}
     assert status["swarm"]["weights_bytes_out"] > 3 * 600_000
-    assert status["learner"]["mismatch_kl"] < 1e-6, "the followers' engine computes the learner's log-probs"
+    assert status["learner"]["mismatch_kl"] < 1e-6, "the followers' engine computes other log-probs"
     assert status["eval"] == []
     assert {event["own_groups"] for event in learner.events("step")} == {0}, (
         "own groups are those that this node signed"
@@ -108,7 +108,7 @@ def _check_learner(learner: RunningNode) -> None:
 def _check_generators(prompt: RunningNode, late: RunningNode, *, peer_id: str) -> None:
     for node in (prompt, late):
         versions = _versions(node)
-        assert versions == sorted(set(versions)), "they only rise"
+        assert versions == sorted(set(versions)), "a version fell or was served twice"
         status = node.status()
         assert (status["node"]["role"], status["learner"]["state"]) == ("generator", "off")
         assert status["model"]["parameters"] > 0

@@ -65,7 +65,7 @@ def test_sigterm_at_any_moment_ends_the_node_in_order(
     with started(home, *join, "--steps", str(steps[-1] + 2)) as again:
         assert again.wait(timeout_s=START_S) == 0, again.log.read_text()[-3000:]
     all_steps = [event["step"] for event in again.events("step")]
-    assert all_steps == list(range(1, steps[-1] + 3)), "it resumes at its step, and logs each step once"
+    assert all_steps == list(range(1, steps[-1] + 3)), "did not resume at its step, or logged a step twice"
     evaluated = [event["step"] for event in again.events("eval")]
     assert [step for step, _ in curve(again, "learner/loss")] == all_steps, "the curves miss a step"
     assert [step for step, _ in curve(again, "eval/arithmetic/pass_at_1")] == evaluated
@@ -159,13 +159,13 @@ def test_a_killed_worker_loses_no_group(tmp_path: Path, join: tuple[str, ...]) -
         for worker in workers:
             worker.kill()
         assert node.wait(timeout_s=START_S) == 0, node.log.read_text()[-3000:]
-    assert "the checkpoint of step 6" in node.log.read_text(), "saved before the workers ended"
+    assert "the checkpoint of step 6" in node.log.read_text(), "not saved before the workers ended"
     status = node.status()
     assert status["generation"]["restarts"] == 1
     assert status["learner"]["restarts"] == 1
     assert (status["node"]["state"], status["swarm"]["state"]) == ("stopped", "stopped")
     saved = json.loads((tmp_path / "node" / "status.json").read_text())
-    assert saved["swarm"]["state"] == "standalone", "the saved status has the state of the running node"
+    assert saved["swarm"]["state"] == "standalone", "not the state of the running node"
     assert status["learner"]["step"] == 6
     assert status["learner"]["own_groups"] == 6 * 4
     numbers = [event["number"] for event in node.events("announced")]

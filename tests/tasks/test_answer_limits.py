@@ -16,7 +16,7 @@ import pytest
 from ftis_node.tasks.answers import answers_agree
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
 from ftis_node.tasks.rg import ReasoningGymTask
-from tests.tasks.bombs import BOMBS
+from tests.tasks.completions import COSTLY_ANSWERS
 
 MAX_S = 0.1
 ORDINARY = (
@@ -41,11 +41,11 @@ def test_ordinary_answers_are_within_the_limits(answer: str) -> None:
     assert is_within_limits(answer)
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_costly_answer_is_wrong_without_parsing(bomb: str) -> None:
+@pytest.mark.parametrize("costly", COSTLY_ANSWERS)
+def test_a_costly_answer_is_wrong_without_parsing(costly: str) -> None:
     began = time.process_time()
-    assert not is_within_limits(bomb)
-    for answer in (bomb, f"${bomb}$", f"\\boxed{{{bomb}}}"):
+    assert not is_within_limits(costly)
+    for answer in (costly, f"${costly}$", f"\\boxed{{{costly}}}"):
         assert not answers_agree("72", answer)
         assert not answers_agree("x^2 + 1", answer)
     assert time.process_time() - began < MAX_S

@@ -10,6 +10,7 @@ import pytest
 from ftis_node.tasks import TaskItem, load_task
 from ftis_node.tasks.answers import answer_in, plain_answer
 from ftis_node.tasks.expression_limits import MAX_CHARS
+from tests.tasks.completions import think_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,10 +38,6 @@ def gsm8k(tmp_path: Path) -> Task:
     return load_task(f"gsm8k:{file}", split="test")
 
 
-def completion(answer: str) -> str:
-    return f"<think> so </think> <answer> {answer} </answer>"
-
-
 def test_arithmetic_votes_with_the_text_that_is_scored() -> None:
     task = load_task("arithmetic", split="test")
     assert answer_in(task, task[0], " 42\n") == "42"
@@ -52,8 +49,8 @@ def test_arithmetic_votes_with_the_text_that_is_scored() -> None:
     "text", ["72", " 72 ", "$72$", "\\boxed{72}", "\\(72\\)", "+72", "72.", "72.00", "072", "$ 72 $"]
 )
 def test_forms_of_one_number_are_one_answer(gsm8k: Task, text: str) -> None:
-    assert answer_in(gsm8k, gsm8k[0], completion(text)) == "72"
-    assert gsm8k.score(gsm8k[0], completion(text)) == 1.0, "the reward agrees"
+    assert answer_in(gsm8k, gsm8k[0], think_answer(text)) == "72"
+    assert gsm8k.score(gsm8k[0], think_answer(text)) == 1.0, "the reward agrees"
 
 
 @pytest.mark.parametrize(
@@ -79,13 +76,13 @@ def test_plain_answer_simplifies_only_numbers(text: str, plain: str) -> None:
 
 
 def test_a_completion_without_the_format_has_no_answer(gsm8k: Task) -> None:
-    for text in ("72", "<answer>72</answer>", completion("72") + " indeed", completion("")):
+    for text in ("72", "<answer>72</answer>", think_answer("72") + " indeed", think_answer("")):
         assert answer_in(gsm8k, gsm8k[0], text) is None
 
 
 def test_reasoning_gym_votes_with_the_answer_block() -> None:
     task = load_task("rg:leg_counting", split="test")
-    assert answer_in(task, task[0], completion("14  legs\n")) == "14 legs"
+    assert answer_in(task, task[0], think_answer("14  legs\n")) == "14 legs"
     assert answer_in(task, task[0], "14") is None
 
 
@@ -93,13 +90,13 @@ def test_a_mixture_reads_the_answer_by_the_problems_part(gsm8k: Task, tmp_path: 
     task = load_task(f"arithmetic+gsm8k:{tmp_path / 'test.jsonl'}", split="test")
     by_part = {task[index].ref.task: task[index] for index in range(2)}
     assert answer_in(task, by_part["arithmetic"], "072") == "072"
-    assert answer_in(task, by_part["gsm8k"], completion("072")) == "72"
+    assert answer_in(task, by_part["gsm8k"], think_answer("072")) == "72"
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_text_does_not_raise(gsm8k: Task, text: str) -> None:
     for task in (gsm8k, load_task("arithmetic", split="test"), load_task("rg:leg_counting", split="test")):
-        for each in (text, completion(text)):
+        for each in (text, think_answer(text)):
             answer = answer_in(task, task[0], each)
             assert answer is None or answer
 

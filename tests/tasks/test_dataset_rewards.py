@@ -17,6 +17,7 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.pipeline import REWARD_SLACK
 from tests.conftest import write_distribution
+from tests.tasks.completions import think_answer
 from tests.tasks.test_dataset import QUERY, write
 
 if TYPE_CHECKING:
@@ -44,9 +45,6 @@ async def scores(task: Task, *texts: str) -> list[float | None]:
     return [reward if status is CompletionStatus.SCORED else None for reward, status in scored]
 
 
-THINK = "<think> t </think> <answer>{}</answer>"
-
-
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -60,19 +58,19 @@ THINK = "<think> t </think> <answer>{}</answer>"
     ],
 )
 async def test_the_reward_is_the_weighted_mean(tmp_path: Path, query: str, expected: list[float]) -> None:
-    texts = [THINK.format(" 1/2 "), THINK.format("0.5"), THINK.format("7"), "1/2", ""]
+    texts = [think_answer(" 1/2 "), think_answer("0.5"), think_answer("7"), "1/2", ""]
     assert await scores(task_of(tmp_path, query), *texts) == pytest.approx(expected, abs=1e-12)
 
 
 async def test_the_full_reward_is_exactly_one(tmp_path: Path) -> None:
     """pass@1 counts a completion as right if its reward is at least 1."""
     for weights in ("math:0.1,format:0.2,exact:0.7", "math:7,format:11,exact:13", "math:1,format:0.3,exact:0.25"):
-        assert await scores(task_of(tmp_path, f"&reward={weights}"), THINK.format("1/2")) == [1.0]
+        assert await scores(task_of(tmp_path, f"&reward={weights}"), think_answer("1/2")) == [1.0]
 
 
 async def test_the_smallest_weight_is_larger_than_the_slack_of_validation(tmp_path: Path) -> None:
     """A peer's claimed reward may differ by REWARD_SLACK."""
-    least, other = await scores(task_of(tmp_path, "&reward=math:0.999,format:0.001"), THINK.format("7"), "7")
+    least, other = await scores(task_of(tmp_path, "&reward=math:0.999,format:0.001"), think_answer("7"), "7")
     assert least is not None
     assert other == 0.0
     assert least > 5 * REWARD_SLACK
@@ -113,15 +111,15 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("plugin")
 async def test_a_reward_of_a_plug_in_is_part_of_the_mean(tmp_path: Path) -> None:
-    assert await scores(task_of(tmp_path, "&reward=math:1,half:3"), THINK.format("1/2"), "") == [0.625, 0.375]
-    assert await scores(task_of(tmp_path, "&reward=math:9,five:1"), THINK.format("1/2")) == [None], (
+    assert await scores(task_of(tmp_path, "&reward=math:1,half:3"), think_answer("1/2"), "") == [0.625, 0.375]
+    assert await scores(task_of(tmp_path, "&reward=math:9,five:1"), think_answer("1/2")) == [None], (
         "the plug-in's reward is not in [0, 1]"
     )
 
 
 def test_answers_for_votes_follow_the_style(tmp_path: Path) -> None:
     task = task_of(tmp_path, "&reward=math,format")
-    texts = (THINK.format(" $07$ "), THINK.format(" "), "7")
+    texts = (think_answer(" $07$ "), think_answer(" "), "7")
     assert [answer_in(task, task[0], text) for text in texts] == ["7", None, None]
     plain = task_of(tmp_path, "&reward=exact&style=plain")
     assert [answer_in(plain, plain[0], text) for text in (" a  b ", "")] == ["a b", None]

@@ -75,7 +75,7 @@ def test_the_reward_needs_format_and_answer(task: Task, completion: str, reward:
         ("?!", "?!"),  # a text that the library cannot parse equals itself
     ],
 )
-def test_equal_answers(reference: str, answer: str) -> None:
+def test_equal_answers_agree(reference: str, answer: str) -> None:
     assert answers_agree(reference, answer)
 
 
@@ -94,7 +94,7 @@ def test_equal_answers(reference: str, answer: str) -> None:
         ("72", "72" + " " * 500 + "."),
     ],
 )
-def test_unequal_answers(reference: str, answer: str) -> None:
+def test_unequal_answers_do_not_agree(reference: str, answer: str) -> None:
     assert not answers_agree(reference, answer)
 
 

@@ -14,6 +14,7 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
 from ftis_node.tasks.rg import REFUSED, SPLITS, ReasoningGymTask
+from tests.tasks.completions import think_answer
 
 # Different kinds: text, numbers, boards, code-like answers, partial scores, problems generated at load.
 SAMPLE = [
@@ -38,19 +39,15 @@ SAMPLE = [
 ]
 
 
-def _completion(answer: str) -> str:
-    return f"<think>so it is</think>\n<answer>\n{answer}\n</answer>"
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("generator", SAMPLE)
 def test_the_reference_scores_one_only_in_the_format(generator: str, split: str) -> None:
     task = load_task(f"rg:{generator}", split=split)
     item = task[3]
     assert task.resolve(item.ref) == item
-    assert task.score(item, _completion(item.answer)) == 1.0
+    assert task.score(item, think_answer(item.answer)) == 1.0
     assert task.score(item, item.answer) == 0.0
-    assert task.score(item, _completion("zzz 7 qqq")) < 0.5
+    assert task.score(item, think_answer("zzz 7 qqq")) < 0.5
 
 
 def test_a_prompt_describes_the_format() -> None:
@@ -64,17 +61,17 @@ def test_a_prompt_describes_the_format() -> None:
 def test_partial_scores_are_kept() -> None:
     task = load_task("rg:word_sorting")
     words = task[0].answer.split(", ")
-    assert 0 < task.score(task[0], _completion(", ".join(reversed(words)))) < 1
+    assert 0 < task.score(task[0], think_answer(", ".join(reversed(words)))) < 1
 
 
 def test_a_problem_without_a_reference_is_scored_from_the_problem() -> None:
     task = load_task("rg:graph_color")
     assert task[0].answer == ""
-    assert task.score(task[0], _completion('{"0": 1}')) < 1
+    assert task.score(task[0], think_answer('{"0": 1}')) < 1
 
 
 @pytest.mark.parametrize(
-    "text", ["", "<answer>", _completion("\ud800\x00"), _completion("{" * 30_000), _completion("1e400")]
+    "text", ["", "<answer>", think_answer("\ud800\x00"), think_answer("{" * 30_000), think_answer("1e400")]
 )
 @pytest.mark.parametrize("generator", ["countdown", "spiral_matrix", "graph_color", "complex_arithmetic"])
 def test_malformed_text_does_not_raise(generator: str, text: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ftis_node.tasks import load_task
 from ftis_node.tasks.rg import EVALUATED, PARSED, REFUSED, is_safe_answer
+from tests.tasks.completions import think_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,17 +23,13 @@ HARMLESS = {
 }
 
 
-def _completion(answer: str) -> str:
-    return f"<think></think><answer>{answer}</answer>"
-
-
 @pytest.mark.parametrize("generator", sorted(EVALUATED | PARSED))
 def test_code_in_an_answer_does_not_run(generator: str, tmp_path: Path) -> None:
     task = load_task(f"rg:{generator}")
     mark = tmp_path / "mark"
     for code in (f"open({str(mark)!r}, 'w')", f"__import__('pathlib').Path({str(mark)!r}).touch()"):
         for answer in (code, f"[{code}]", f'sympify("{code}")', f"(lambda: {code})()"):
-            assert task.score(task[0], _completion(answer)) < 0.1
+            assert task.score(task[0], think_answer(answer)) < 0.1
     assert not mark.exists()
 
 

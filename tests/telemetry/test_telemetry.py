@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 import pytest
 
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
@@ -65,6 +67,16 @@ def test_events_of_a_group_are_found_by_its_id(tmp_path: Path) -> None:
     ]
     assert read_events(tmp_path / "events.jsonl", name="taken")[0]["step"] == 1
     assert read_events(tmp_path / "missing.jsonl") == []
+
+
+@pytest.mark.parametrize("max_bytes", [1000, 60], ids=["one file", "rotated"])
+def test_an_event_after_close_is_written_and_leaves_no_open_file(tmp_path: Path, max_bytes: int) -> None:
+    with closing(EventLog(tmp_path / "events.jsonl", max_bytes=max_bytes)) as events:
+        events.write("taken", step=1)
+    events.write("taken", step=2)
+    events.write("taken", step=3)
+    assert read_events(tmp_path / "events.jsonl")[-1]["step"] == 3
+    assert not [file.path for file in psutil.Process().open_files() if file.path.startswith(str(tmp_path))]
 
 
 def test_a_json_log_line_has_null_for_nan_and_infinity() -> None:

@@ -138,7 +138,7 @@ class IntakeLoop:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
-            tasks.create_task(self._judge_all(self._new_peers), name="intake-validate-strangers")
+            tasks.create_task(self._judge_all(self._new_peers), name="intake-validate-new-peers")
             tasks.create_task(self._commit_all(), name="intake-commit")
 
     async def _judge_all(self, lane: _Lane) -> None:

@@ -14,7 +14,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group
 from ftis_node.records.identity import Identity
 from tests.attacks import test_bodies, test_contents
-from tests.attacks.member import sign_body
+from tests.attacks.member import padded_envelope, sign_body
 from tests.attacks.test_weights_claims import UNPUBLISHED_VERSION, with_claimed_weights
 
 if TYPE_CHECKING:
@@ -133,8 +133,6 @@ async def forged_senders(scene: Scene) -> int:
 
 async def padded_groups(scene: Scene) -> int:
     """Send valid groups that are padded to the largest size."""
-    padding = test_bodies.MAX_ENVELOPE_BYTES - 4096
-    field = b"\xa2\x06" + test_bodies._varint(padding) + bytes(padding)
     async with scene.member() as member:
-        envelopes = [sign_body(pack_group(member.group()) + field, member.identity) for _ in range(NUM_PADDED)]
+        envelopes = [padded_envelope(member.group(), member.identity) for _ in range(NUM_PADDED)]
         return await _send(member, _claims(member, envelopes))

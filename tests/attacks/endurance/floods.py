@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import time
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip import MAX_ANSWERS
-from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.gossip.directory.entries import EntryKind, sign_entry
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, bucket_key, record_key
-from ftis_node.records.envelope import seal_group
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, record_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology import bucket_of
 from tests.attacks import test_directory_addresses, test_http, test_numbers, test_streams
 from tests.attacks.test_bodies import SERVERS
 
@@ -45,15 +40,7 @@ async def invalid_server(name: str, scene: Scene) -> int:
 async def nonexistent_groups(scene: Scene) -> int:
     """Announce nonexistent groups as fast as p2pd accepts them."""
     async with scene.member() as member:
-
-        async def announce(count: int) -> None:
-            for _ in range(count):
-                one = os.urandom(32)
-                claim = member.claim(one, b"", envelope_bytes=100, number=2**62)
-                del member.bodies[one]
-                await member.gossip.announce(claim)
-
-        await asyncio.gather(*(announce(NUM_NONEXISTENT // AT_ONCE) for _ in range(AT_ONCE)))
+        await member.announce_nonexistent(NUM_NONEXISTENT, num_at_once=AT_ONCE)
     return NUM_NONEXISTENT
 
 
@@ -166,15 +153,7 @@ async def invalid_addresses(scene: Scene) -> int:
 async def invented_members(scene: Scene) -> int:
     """Register members that do not exist."""
     async with scene.member() as member:
-        run_id, expires_at = member.maker.manifest.run_id, time.time() + 120
-        payload = pack_member(["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWNobody"], num_shards=1)
-        invented = [Identity.generate() for _ in range(NUM_INVENTED)]
-        await member.link.directory._node.store_many(
-            [bucket_key(run_id, bucket_of(one.peer_id)) for one in invented],
-            [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in invented],
-            expires_at,
-            subkeys=[one.peer_id for one in invented],
-        )
+        await member.register_invented(NUM_INVENTED, ttl_s=120)
     return NUM_INVENTED
 
 
@@ -182,12 +161,7 @@ async def relayed_identities(scene: Scene) -> int:
     """Announce and serve valid groups of many invented senders."""
 
     def prepare(member: Member) -> None:
-        claims = []
-        for one in (Identity.generate() for _ in range(NUM_RELAYED)):
-            envelope = seal_group(replace(scene.maker.group(one, 1), created_at=time.time()), one)
-            claims.append(member.claim(envelope.id, envelope.to_bytes(), sender=one.peer_id, number=1))
-        pages = itertools.chain([claims[:MAX_ANSWERS]], itertools.repeat([]))
-        member.answers = lambda: next(pages)
+        member.answer_with_groups_of([Identity.generate() for _ in range(NUM_RELAYED)])
 
     async with scene.member(prepare=prepare) as member:
         await asyncio.sleep(2 * STAY_S)

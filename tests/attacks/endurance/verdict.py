@@ -49,13 +49,7 @@ def _trend_of(one: Series, after: float) -> dict[str, Any] | None:
     if known is None:
         return None
     figures = {name: round(float(getattr(known, name)), 3) for name in ("level", "slope", "low", "high")}
-    return {"quantity": one.quantity, "part": one.part, **figures, "verdict": known.word(BOUNDS[one.quantity])}
-
-
-def log_text(victim: Victim) -> str:
-    """Return the logs of the node."""
-    files = [victim.node.log, *sorted(victim.node.home.glob("logs/*"))]
-    return "".join(file.read_text(errors="replace") for file in files if file.is_file())
+    return {"quantity": one.quantity, "part": one.part, **figures, "verdict": known.verdict(BOUNDS[one.quantity])}
 
 
 def summary(
@@ -91,7 +85,7 @@ def summary(
         "honest_banned": sorted(seen.banned & {one.peer_id for one in honest}),
         "faults": refused.get("fault", 0),
         "fault_events": victim.node.events("peer_fault")[:MAX_FAULT_EVENTS],
-        "tracebacks": log_text(victim).count("Traceback (most recent call last)"),
+        "tracebacks": victim.log_text().count("Traceback (most recent call last)"),
         "unanswered_requests": seen.unanswered,
         "refused": refused,
         "serve_errors": swarm.get("serve_errors"),

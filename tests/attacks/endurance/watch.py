@@ -17,7 +17,7 @@ if BENCH not in sys.path:
 from ftis_node.config.home import Home  # noqa: E402
 from ftis_node.errors import FtisError  # noqa: E402
 from ftis_node.node.http_api.node_client import read_document  # noqa: E402
-from soaking.sampling import Point, Sampler, look_at_machine  # noqa: E402  in the path that is added above
+from soaking.sampling import Point, Sampler, sample_machine  # noqa: E402  in the path that is added above
 from soaking.swarm import Node  # noqa: E402
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Watch:
             writer.writerow(Point._fields)
             while self._victim.node.process.poll() is None:
                 minute = round((time.monotonic() - self._began_at) / 60, 3)
-                points = [*await self._sample(minute), *look_at_machine(minute)]
+                points = [*await self._sample(minute), *sample_machine(minute)]
                 self.seen.points += points
                 writer.writerows(points)
                 file.flush()
@@ -67,7 +67,7 @@ class Watch:
 
     async def _sample(self, minute: float) -> list[Point]:
         try:
-            return await asyncio.to_thread(self._sampler.look, minute)
+            return await asyncio.to_thread(self._sampler.sample, minute)
         except OSError:
             self.seen.unanswered += 1
             return []

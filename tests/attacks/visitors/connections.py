@@ -24,14 +24,14 @@ class ManyStreams(Visitor):
     """A peer that opens streams of the run's services and sends half a request on each."""
 
     name = f"{NUM_STREAMS} streams"
-    num_opened = 0
 
     async def visit(self, target: Target, folder: Path) -> int:
-        limit, before = asyncio.Semaphore(AT_ONCE), self.num_opened
+        limit, num_opened = asyncio.Semaphore(AT_ONCE), 0
         async with host(folder) as visitor, AsyncExitStack() as held:
             await visitor.connect(target)
 
             async def hold(number: int) -> None:
+                nonlocal num_opened
                 name = protocol(target.run_id, list(RpcService)[number % len(RpcService)])
                 async with limit:
                     stream = visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S)
@@ -40,11 +40,11 @@ class ManyStreams(Visitor):
                     except (OSError, EOFError, P2pdError):
                         return  # a limit of libp2p
                 writer.write(HEADER.pack(Frame.REQUEST, 64) + bytes(10))
-                self.num_opened += 1
+                num_opened += 1
 
             await asyncio.gather(*map(hold, range(NUM_STREAMS)))
             await asyncio.sleep(HOLD_S)
-        return self.num_opened - before
+        return num_opened
 
 
 class SilentPeer(Visitor):

@@ -25,6 +25,7 @@ from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2
 from ftis_node.gossip.p2pd.process import P2pdProcess
 from ftis_node.gossip.p2pd.session import CONTROL_NAME, KEY_NAME, clear_sockets, prepare_sockets
 from ftis_node.records.identity import peer_id_from_text
+from tests.attacks.member import varint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,7 +53,7 @@ _CODES = {KeyKind.RSA: 0, KeyKind.ED25519: 1, KeyKind.SECP256K1: 2, KeyKind.ECDS
 def private_key(kind: KeyKind) -> bytes:
     """Return a new key as libp2p's `PrivateKey` protobuf."""
     data = _key_data(kind)
-    return bytes((0x08, _CODES[kind], 0x12)) + _varint(len(data)) + data
+    return bytes((0x08, _CODES[kind], 0x12)) + varint(len(data)) + data
 
 
 def _key_data(kind: KeyKind) -> bytes:
@@ -63,10 +64,6 @@ def _key_data(kind: KeyKind) -> bytes:
         return ec.generate_private_key(ec.SECP256K1()).private_numbers().private_value.to_bytes(32, "big")
     made = rsa.generate_private_key(65537, 2048) if kind is KeyKind.RSA else ec.generate_private_key(ec.SECP256R1())
     return made.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
-
-
-def _varint(value: int) -> bytes:
-    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80, value >> 7])
 
 
 @dataclass(frozen=True, slots=True)

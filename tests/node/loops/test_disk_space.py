@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import subprocess
 import sys
@@ -40,10 +41,10 @@ ANYTHING: Any = None
 def test_a_nearly_full_and_a_full_home() -> None:
     limit = HomeLimit(1600, reserve_bytes=300)  # a margin of 100
     assert limit.missing_bytes(HomeUse(1200, free_bytes=10_000)) == 0
-    assert limit.missing_bytes(HomeUse(1250, free_bytes=10_000)) == 50, "nearly full: files are removed"
-    assert limit.why_full(HomeUse(1300, free_bytes=10_000), was_full=False) == "", "the node still runs"
+    assert limit.missing_bytes(HomeUse(1250, free_bytes=10_000)) == 50, "the margin is not part of the missing bytes"
+    assert limit.why_full(HomeUse(1300, free_bytes=10_000), was_full=False) == "", "a nearly full node paused"
     assert "the home is full: 1.3 kB of 1.6 kB" in limit.why_full(HomeUse(1301, free_bytes=10_000), was_full=False)
-    assert limit.why_full(HomeUse(1260, free_bytes=10_000), was_full=True), "it does not resume for one byte"
+    assert limit.why_full(HomeUse(1260, free_bytes=10_000), was_full=True), "resumed for one byte"
     assert limit.why_full(HomeUse(1250, free_bytes=10_000), was_full=True) == ""
     assert "the disk is full: 299 B are free" in limit.why_full(HomeUse(0, free_bytes=299), was_full=False)
     assert limit.missing_bytes(HomeUse(0, free_bytes=299)) == 101
@@ -115,9 +116,9 @@ def full(tmp_path: Path) -> Iterator[FullHome]:
 
 async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(full: FullHome) -> None:
     assert await full.check(2 * full.used_bytes) == []
-    assert await full.check(full.used_bytes) == ["free pages"], "truncating the journal was enough"
+    assert await full.check(full.used_bytes) == ["free pages"], "truncating the journal was not enough"
     used = full.used_bytes
-    assert await full.check(used) == ["used groups"], "only the margin was missing"
+    assert await full.check(used) == ["used groups"], "not only the margin was removed"
     assert full.used_bytes <= used - used // 16
     assert 0 < full.buffer._db.execute("SELECT count(*) FROM groups WHERE state = 'released'").fetchone()[0] < 200
     await full.check(full.used_bytes - 60 * KB)
@@ -154,7 +155,7 @@ async def test_the_node_pauses_and_resumes_with_one_event_each(full: FullHome) -
 def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home_limit, "checkpoint_bytes", lambda source, settings: 100_000_000)
     monkeypatch.setattr(home_limit, "version_bytes", lambda settings, source: 0)
-    with pytest.raises(ConfigError, match=r"home_bytes is 200 MB, and this model needs 2\d\d MB at least"):
+    with pytest.raises(ConfigError, match=r"home_bytes is 200 MB, and .* at least 2\d\d MB"):
         home_limit.limit_of(NodeSettings(model="m", limits={"home_bytes": 200_000_000}), ANYTHING)
     assert home_limit.limit_of(NodeSettings(model="m", limits={"home_bytes": 300_000_000}), ANYTHING)
     unset = NodeSettings(model="m")
@@ -202,7 +203,8 @@ child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.environ['GOMAXP
 subprocess.run([sys.executable, "-c", child], check=True)
 """
     with limited(1024, 1024) as run:
-        assert run(code).stdout.split() == ["7", "3", "3"]
+        nice = max(7, os.getpriority(os.PRIO_PROCESS, 0))  # a process cannot lower it
+        assert run(code).stdout.split() == [str(nice), "3", "3"]
 
 
 async def test_bodies_in_memory_wait_for_space_and_a_large_body_passes_alone() -> None:
@@ -225,6 +227,6 @@ async def test_bodies_in_memory_wait_for_space_and_a_large_body_passes_alone() -
         first.set()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert inside == ["a", "c"], "a body above the limit waits until memory is empty, then passes"
+        assert inside == ["a", "c"], "a body above the limit did not pass through empty memory"
         others.set()
     assert memory.held_bytes == 0

@@ -316,7 +316,7 @@ async def test_a_validation_that_never_ends_makes_the_node_unhealthy(tmp_path: P
             for _ in range(120):
                 watchdog.board.tick(5.0)
             (problem,) = (await status.refresh()).health.problems
-            assert problem.startswith("the intake-validate-strangers loop is stuck: its own work took 600 s so far")
+            assert problem.startswith("the intake-validate-new-peers loop is stuck: its own work took 600 s so far")
             assert status.problems == [problem], "an idle lane is reported as stuck"
             task.cancel()
 

@@ -83,7 +83,7 @@ async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves
         await eventually(lambda: alice.parts.confirmations.num_confirmed == 1)
         for _ in range(2):
             await alice.publish(stub_group(alice.parts.context.identity, swarm.manifest, RNG, num_tokens=4))
-        assert alice.parts.counters.groups_sent == 1, "two wait for the end of the window"
+        assert alice.parts.counters.groups_sent == 1, "two groups do not wait for the end of the window"
         await serve_last_groups(alice.wiring)
         assert alice.parts.confirmations.num_confirmed == alice.parts.counters.groups_sent == held(bob) == 3
 

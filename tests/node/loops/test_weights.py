@@ -371,7 +371,7 @@ async def test_the_number_of_offered_files_is_bounded_and_an_old_offer_is_withdr
         folder = tmp_path / "learner/weights/offered"
         for version in range(2, 9):
             await pair.offer(version, b"%d" % version)
-        assert len(list(folder.iterdir())) == 4, "at most `max_published_versions`"
+        assert len(list(folder.iterdir())) == 4, "more than `max_published_versions`"
         with pytest.raises(OfferWithdrawnError):
             await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
 

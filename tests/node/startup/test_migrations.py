@@ -115,7 +115,7 @@ def is_upgraded(old: OldHome) -> bool:
         assert buffer.last_number() == LAST_NUMBERS[old.schema]
         assert buffer.reconcile(STEP, [bytes.fromhex(name) for name in found.state.last_groups]) == 0
         taken = buffer.take(STEP + 1, own=NUM_GROUPS, foreign=0).groups
-        assert len(taken) == 2, "the ready groups"
+        assert len(taken) == 2, "not the two ready groups"
         assert all(len(stored.rewards) in (4, 8) and stored.prompt_ids for stored in taken)
     finally:
         buffer.close()
@@ -272,7 +272,7 @@ def test_an_old_home_can_be_read_before_it_is_upgraded(old: OldHome, capsys: pyt
     assert len(groups) == NUM_GROUPS
     for group in groups:
         assert run(["replay", "show", group["id"], *home]) == 0
-    assert database.version_of(old.home.replay) == min(old.schema, 3), "the last version of the buffer"
+    assert database.version_of(old.home.replay) == min(old.schema, 3), "reading changed the buffer"
     migrations.bring_up_to_date(old.home)
     assert is_upgraded(old)
 

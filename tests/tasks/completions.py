@@ -1,8 +1,9 @@
-r"""Answers that keep a computer-algebra system busy; most used up the whole time limit of the scoring process."""
+r"""Completions in the think-answer format, and answers that are too costly for a computer-algebra system."""
 
 from __future__ import annotations
 
-BOMBS = (
+# Most of these used up the whole time limit of the scoring process.
+COSTLY_ANSWERS = (
     r"\sum_{k=1}^{9999}\frac{1}{k}",
     r"99^{999!}",
     r"(x+y+z+w)^{999}",
@@ -51,3 +52,8 @@ BOMBS = (
     "9" * 400,
     "1+" * 5000 + "1",
 )
+
+
+def think_answer(answer: str) -> str:
+    """Return a completion in the format with this answer."""
+    return f"<think> t </think> <answer>{answer}</answer>"
