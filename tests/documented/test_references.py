@@ -14,6 +14,7 @@ from tests.documented.metrics import metrics_table
 from tests.documented.pages import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 DOCS: Path = ROOT / "docs"
@@ -67,3 +68,32 @@ def test_every_preset_is_on_the_page_of_configuration() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    """A cell is `FILE: TEST; FILE: TEST`; a file without a folder is in tests/attacks, a test is a part of its name."""
+    cells = list(_cells_of_tests((DOCS / "develop/threat-model.md").read_text()))
+    assert len(cells) > 60
+    missing = []
+    for cell in cells:
+        source = ""
+        for name in re.split(r"[,;:] ", cell):
+            files = (ROOT / "tests" / f"{name}.py", ROOT / "tests/attacks" / f"test_{name}.py")
+            if found := [file for file in files if file.exists()]:
+                source = found[0].read_text()
+            elif not re.search(rf"def test_\w*{re.escape(name)}", source) and not (ROOT / "tests" / name).is_dir():
+                missing.append(f"{name} in {cell!r}")
+    assert not missing
+
+
+def _cells_of_tests(page: str) -> Iterator[str]:
+    """Yield the last cell of each row of the tables whose last column is "test"."""
+    is_wanted = False
+    for line in page.splitlines():
+        cell = line.removesuffix("|").rpartition("|")[2].strip()
+        if not line.startswith("|"):
+            is_wanted = False
+        elif cell == "test":
+            is_wanted = True
+        elif is_wanted and cell.strip("-"):
+            yield cell
