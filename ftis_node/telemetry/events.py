@@ -158,9 +158,9 @@ class EventLog:
             self._close()
 
     def _close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-        self._stream = None
+        stream, self._stream = self._stream, None  # first: a full disk lets `close` fail, too
+        if stream is not None:
+            stream.close()
 
 
 def _opened(path: Path) -> TextIO:

@@ -113,7 +113,7 @@ async def test_a_node_that_does_not_stop_is_killed(
 ) -> None:
     """A node under SIGSTOP runs no handler: it is killed at the limit, or at once if the caller is cancelled."""
     node = await Node(home=tmp_path / "h", model=tiny_models["s"], run=run, engine="torch").start()
-    await eventually(lambda: _handles_sigterm(node.pid))
+    await eventually(lambda: _handles_sigterm(node.pid), within_s=120)
     os.kill(node.pid, signal.SIGSTOP)
     if not is_cancelled:
         monkeypatch.setattr(node_process, "STOP_LIMIT_S", 0.5)

@@ -149,7 +149,7 @@ class PublishLoop:
 
     async def publish(self, group: Group) -> ValidationResult:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
-        self._num_begun += 1
+        self._num_begun += 1  # until it is announced or rejected
         group = replace(group, number=self.last_number + 1)
         envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)
         data = envelope.to_bytes()

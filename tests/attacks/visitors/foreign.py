@@ -42,14 +42,14 @@ class ForeignAuthor(Visitor):
     """A host that publishes valid announcements, either directly to the target or through a forwarding host."""
 
     def __init__(self, *, is_forwarded: bool = False) -> None:
-        self._by_meeting_point = is_forwarded
+        self._is_forwarded = is_forwarded
         self.name = "rsa author" + (" through a forwarder" if is_forwarded else "")
 
     async def visit(self, target: Target, folder: Path) -> int:
         await asyncio.to_thread(folder.mkdir)
         name = topic(target.run_id, 0)
         async with host(folder / "a", KeyKind.RSA) as author:
-            if not self._by_meeting_point:
+            if not self._is_forwarded:
                 await author.connect(target)
                 return await _publish(author, name, target)
             async with host(folder / "m") as forwarder, forwarder.control.subscribe(name):

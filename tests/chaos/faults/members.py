@@ -192,5 +192,5 @@ FAULTS = (
     _fault("open-streams", "Requests that never end are cut. Others are served meanwhile.", hold_streams,
            "test_streams.py::test_streams_above_the_limit_of_a_peer_are_refused"),
     _fault("invented-members", "Members that do not exist hide no real member.", list_invented_members,
-           "test_invented_members.py::test_a_thousand_invented_members_hide_no_real_one"),
+           "test_unreal_members.py::test_a_thousand_invented_members_hide_no_real_one"),
 )  # fmt: skip

@@ -75,7 +75,7 @@ async def test_simultaneous_confirmations_are_sent_together(
 async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish, "WINDOW_S", 1.0)
+    monkeypatch.setattr(publish, "WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1, shutdown_serve_s=60) as alice, swarm.node(2) as bob:
         alice.gossip.reads_batches = bob.gossip.reads_batches = True

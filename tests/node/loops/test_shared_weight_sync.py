@@ -67,7 +67,7 @@ class _Factory(InProcessNodeFactory):
             if step == 3:
                 assert self._client.pid is not None
                 os.kill(self._client.pid, signal.SIGKILL)
-                await eventually(lambda: (self._client.restarts, self._client.state) == (1, "ready"))
+                await eventually(lambda: (self._client.restarts, self._client.state) == (1, "ready"), within_s=120)
             return await train([half_correct(group) for group in groups], step=step, **options)
 
         learner.train = kill_and_train  # type: ignore[method-assign]

@@ -99,9 +99,7 @@ def test_snapshot_and_tail_give_the_summary_of_the_whole_log(home: Home, num_aft
     EventLogSnapshot(home).renew()
     write_groups(home, range(2000, 2000 + num_after))
     whole = read_event_log_summary(home.events)
-    assert len(event_log_files(home.events)) == (4 if num_after == 9000 else 1 + (num_after > 1)), (
-        "the log did not rotate"
-    )
+    assert len(event_log_files(home.events)) == (4 if num_after == 9000 else 1 + (num_after > 1)), "files of the log"
     assert fields_of(EventLogSnapshot(home).read()) == fields_of(whole)
 
 

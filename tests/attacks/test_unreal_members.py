@@ -1,6 +1,7 @@
 """A thousand invented members in the directory.
 
-This file runs late: a victim in a swarm that looks large pulls only what its learner needs.
+The file's name places it late among the attacks, because a victim in a swarm that looks large pulls only what its
+learner needs.
 """
 
 from __future__ import annotations
