@@ -27,7 +27,9 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     """Run a command; return its exit code and its one error line."""
     capsys.readouterr()
     code = run(list(arguments))
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftis-node: ")]
+    stderr = capsys.readouterr().err
+    assert "Traceback" not in stderr
+    lines = [line for line in stderr.splitlines() if line.startswith("ftis-node: ")]
     assert len(lines) == 1, lines
     return code, lines[0]
 

@@ -54,9 +54,10 @@ def wait_for_end(pid: int) -> None:
     """Return when the process has ended. If it does not end, kill it and raise AssertionError."""
     try:
         wait_until(lambda: has_ended(pid), within_s=20.0)
-    finally:
+    except AssertionError:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        raise
 
 
 def test_a_worker_dies_with_a_killed_daemon(tmp_path: Path) -> None:

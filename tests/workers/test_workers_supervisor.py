@@ -336,7 +336,9 @@ async def test_a_start_beyond_its_grace_counts_as_a_death(make_supervisor: MakeS
         await supervisor.start()
 
 
-async def test_stop_closes_the_worker_and_removes_its_socket(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_stop_closes_the_worker_and_removes_its_socket(
+    make_supervisor: MakeSupervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
     await supervisor.start()
     pid = supervisor.pid
@@ -346,6 +348,7 @@ async def test_stop_closes_the_worker_and_removes_its_socket(make_supervisor: Ma
     await supervisor.stop()
     assert has_ended(pid)
     assert (tmp_path / "closed").exists(), "the worker was killed"
+    assert "does not stop" not in caplog.text
     assert list((tmp_path / "s").iterdir()) == []
     with pytest.raises(WorkerDiedError, match="was stopped"):
         await call
