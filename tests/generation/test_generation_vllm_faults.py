@@ -148,7 +148,7 @@ async def test_a_separate_core_that_is_killed_or_stopped_is_restarted(tmp_path: 
         processes, tasks = processes_of(client), await start_groups(client)
         find_core(client).kill()
         await assert_all_died(tasks, within_s=STALL_S, match="its engine ")
-        assert len(problems) == 1
+        await eventually(lambda: len(problems) == 1)
         assert problems[0].startswith("is started again, because its engine ")
         await assert_ended(processes)
         await assert_serves(client, learner, version=2)

@@ -109,7 +109,9 @@ def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written_unless_a_sec
     log = node.log.read_text()
     assert ("SIGINT: ended without waiting for the checkpoint of step" in log) == has_second_signal
     saved = [path.name for path in (home / "checkpoints").glob("step-*") if is_complete(path)]
-    assert saved == ([] if has_second_signal else [f"step-{steps[-1]:08d}"])
+    # the learner may complete a step whose report no longer reaches the daemon
+    last = [[f"step-{step:08d}"] for step in (steps[-1], steps[-1] + 1)]
+    assert saved == [] if has_second_signal else saved in last
     assert not [line for line in log.splitlines() if "terminating" in line]
 
 
