@@ -10,13 +10,21 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from datetime import date  # noqa: TC003  # pydantic evaluates the annotation
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.renamed_keys import MANIFEST_KEYS, refuse_old_keys, with_new_keys
@@ -128,6 +136,11 @@ class RunManifest(Section):
     """Settings on which all nodes of one swarm agree."""
 
     schema_version: Literal[2] = Field(default=2, description="Schema version of the manifest.")
+    prompt_date: date | None = Field(
+        default=None,
+        description="Date that chat templates see, YYYY-MM-DD, such as the day on which the run begins. Unset: "
+        "2026-01-01. No template reads a clock.",
+    )
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name of the run, for people.")
     task: str = Field(
         min_length=1,
@@ -149,6 +162,12 @@ class RunManifest(Section):
                 f"a group may take {worst} bytes (group_size x tokens x 8), more than wire.max_envelope_bytes"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_unset_date(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave an unset date out, so that it does not change the run id."""
+        document: dict[str, Any] = serialize(self)
+        return {key: value for key, value in document.items() if key != "prompt_date" or value is not None}
 
     @property
     def run_id(self) -> str:

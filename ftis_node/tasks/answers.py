@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.tasks.base import leaves
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
+from ftis_node.tasks.think_block import ANSWER_TAGS
 
 if TYPE_CHECKING:
     from ftis_node.tasks.base import ChatMessage, Task, TaskItem
@@ -46,8 +47,6 @@ SYSTEM_PROMPT = (
     "Write the reasoning inside <think> </think> tags and after it only the final answer inside <answer> </answer> "
     "tags, that is: <think> your reasoning </think> <answer> your final answer </answer>"
 )
-
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 MAX_NUM_REFERENCES_CACHED: Final = 4096
 
@@ -71,7 +70,7 @@ def chat_prompt(problem: str) -> tuple[ChatMessage, ...]:
 
 def final_answer(completion_text: str) -> str | None:
     """Return the stripped content of the answer block; None if the format is broken."""
-    if any(completion_text.count(tag) != 1 for tag in _TAGS):
+    if any(completion_text.count(tag) != 1 for tag in ANSWER_TAGS):
         return None
     before, _, rest = completion_text.partition("<think>")
     _, _, rest = rest.partition("</think>")

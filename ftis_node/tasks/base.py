@@ -131,6 +131,11 @@ def leaves(task: Task) -> tuple[Task, ...]:
     return task.parts if isinstance(task, MixedTask) else (task,)
 
 
+def grader_releases(task: Task) -> str:
+    """Return the releases of the packages that decide the problems and rewards of `task`; "" if there are none."""
+    return ", ".join(sorted({getattr(leaf, "grader", "") for leaf in leaves(task)} - {""}))
+
+
 def _smooth_round(weights: tuple[int, ...]) -> Iterator[_Turn]:
     """Yield one round. Each turn, every part gains its weight; the part with most credit is next and pays the total."""
     balance = [0] * len(weights)

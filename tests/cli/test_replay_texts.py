@@ -14,7 +14,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from ftis_node.models.tokenizer import Decoder
+from ftis_node.models.decoder import Decoder
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import TextCompletion
 from ftis_node.replay.buffer import ReplayBuffer

@@ -52,7 +52,7 @@ def _group(identity: Identity, **changes: Any) -> TextGroup:
     valid = {
         "run_id": MANIFEST.run_id,
         "prompt_ref": ITEM.ref,
-        "prompt_hash": hash_messages(ITEM.prompt),
+        "problem_hash": hash_messages(ITEM.prompt),
         "completions": (_completion("10", reward=1.0), _completion("no, 京 35 ", finish=LENGTH)),
     }
     return make_text_group(identity, **{**valid, **changes})
@@ -109,7 +109,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity: I
         ({"completions": (_completion("10", reward=1.0, mean_logprob=0.1), _completion("1"))}, "logprobs"),
         ({"completions": (_completion("10", reward=1.0, mean_logprob=-1e30), _completion("1"))}, "logprobs"),
         ({"prompt_ref": PromptRef("unknown", "train", 1)}, "prompt_mismatch"),
-        ({"prompt_hash": bytes(16)}, "prompt_mismatch"),
+        ({"problem_hash": bytes(16)}, "prompt_mismatch"),
         ({"completions": (_completion("10", reward=0.0), _completion("1"))}, "reward_mismatch"),
         ({"completions": (_completion("10", reward=1.0), _completion("11", reward=1.0))}, "reward_mismatch"),
     ],
