@@ -167,7 +167,8 @@ class Group(GroupHeader):
 
         The end of an answer is an event. The sender's model has its own ids for it, and the reader's model has others.
         Such an id of the reader stays, so that own samples keep a ratio of 1. Any other one becomes the first of
-        `end_ids`. Its probability is at most that of the event, so a weight is never too large.
+        `end_ids`: its probability is at most that of the event, which is the sum over `end_ids`. So the ratio is exact
+        if both models have one id, and else errs by the share of the other ids (`tests/learner/test_learner_ends.py`).
         """
         ends = self.tokens.ends.tolist()
         stops = [end - 1 for end, reason in zip(ends, self.finish_reasons, strict=True) if reason is FinishReason.STOP]

@@ -166,11 +166,10 @@ def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: Valida
     longest = int(group.tokens.lengths.max())
     if longest <= limit:
         return None
-    is_same_prompt = group.prompt_hash == hash_prompt(prompt_ids)
-    return Refusal(
-        "length" if is_same_prompt else "too_long_here",
-        f"{longest} tokens, at most {limit} after the prompt of {num_prompt_tokens} tokens",
-    )
+    detail = f"{longest} tokens, at most {limit} after the prompt of {num_prompt_tokens} tokens"
+    if group.prompt_hash == hash_prompt(prompt_ids):
+        return Refusal("length", detail)
+    return Refusal("too_long_here", detail)
 
 
 def _rewards_agree(scored: Group, group: Group) -> Refusal | None:

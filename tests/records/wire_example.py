@@ -13,11 +13,12 @@ from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
 from ftis_node.records.peer_messages import BackfillRequest
+from ftis_node.tasks.arithmetic import ArithmeticTask
 
 IDENTITY = Identity.from_seed(bytes(range(32)))
 RUN_ID = "ab" * 16
 PROMPT_IDS = (5, 6, 7)
-PROMPT = ({"role": "user", "content": "2+3="},)
+PROMPT = ArithmeticTask()[5].prompt
 EXPIRES_AT = 1767226200.0
 ADDRESS = "/ip4/203.0.113.7/tcp/4001"
 

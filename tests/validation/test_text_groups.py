@@ -100,7 +100,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity: I
         ({"sampling": SamplingSettings(top_p=0.9)}, "sampling"),
         ({"completions": (_completion("10", reward=1.0, num_tokens=25), _completion("1"))}, "length"),
         ({"completions": (_completion("10", reward=1.0), _completion("x" * (24 * 64 + 1)))}, "length"),
-        ({"completions": (_completion("10", reward=1.0), _completion("京" * 24))}, "length"),
+        ({"completions": (_completion("10", reward=1.0), _completion("京" * 24))}, "too_long_here"),
         ({"completions": (_completion("10", reward=1.0), _completion("", finish=LENGTH))}, "not_encodable"),
         ({"completions": (_completion("10", reward=1.5), _completion("1"))}, "reward_range"),
         ({"completions": (_completion("10", reward=float("nan")), _completion("1"))}, "reward_range"),
