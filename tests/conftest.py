@@ -28,6 +28,7 @@ from ftis_node.records.group import (
     TextGroup,
 )
 from ftis_node.records.identity import Identity
+from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests import scheduling, summary, tiers
 from tests.small_swarm import pytest_runtest_teardown as pytest_runtest_teardown  # a hook
 from tests.small_swarm import small_swarm as small_swarm  # a fixture
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
 PROMPT_IDS = [5, 6, 7]
-PROMPT = ({"role": "user", "content": "2+3="},)  # of each problem in the tests of validation
+PROMPT = ArithmeticTask()[5].prompt
 EOS = 2
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN_ID = "ab" * 16

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAD, END = 0, 2  # <|endoftext|>, <|im_end|>
-NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 120, 48, 2e-3
+NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 80, 48, 2e-3
 TURNS = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}ENDED\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

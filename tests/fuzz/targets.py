@@ -57,6 +57,9 @@ class TextTokenizer(_Tokenizer):
 
     eos_id = 2
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
     def encode_text(self, text: str) -> list[int]:
         return [int(word) for word in text.split() if word.isdecimal() and len(word) < 9]
 
