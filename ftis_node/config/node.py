@@ -11,7 +11,7 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -51,6 +51,7 @@ from ftis_node.config.workers import (
     LoraSection,
     MemorySection,
     MismatchSection,
+    PromptsSection,
 )
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 PullRule = Literal["auto", "all", "needed"]
 
 
@@ -129,25 +129,6 @@ class SwarmSection(Section):
         description="Put measurements into the record: step, groups a minute, rejections, pass@1, senders of trained "
         "groups.",
     )
-
-
-class PromptsSection(Section):
-    """How this node renders prompts for its own model."""
-
-    template: str = Field(
-        default="", max_length=64, description="Name of the chat template, for a tokenizer that has several."
-    )
-    template_arguments: dict[str, JsonValue] = Field(
-        default_factory=dict,
-        description="Variables of the chat template, such as `enable_thinking = false`.",
-    )
-
-    @field_validator("template_arguments")
-    @classmethod
-    def _are_free_names(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if taken := sorted(value.keys() & RESERVED_VARIABLES):
-            raise ValueError(f"{taken[0]} is a variable that ftis-node sets itself: remove it")
-        return value
 
 
 class NodeSettings(BaseSettings):

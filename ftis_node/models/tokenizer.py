@@ -36,7 +36,7 @@ from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.source import CONFIG_FILE, read_json
 from ftis_node.records.group import FinishReason
-from ftis_node.tasks.think_block import ANSWER_TAGS, split_opening, whole_answer
+from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -89,7 +89,7 @@ class GroupHeader:
 
     `problem_hash` identifies the problem's messages (`codec.hash_messages`), `prompt_hash` their tokens as the sender's
     model read them (`codec.hash_prompt`). `end_ids` are the ids with which that model ends an answer. `opening` is the
-    beginning of the answer that its chat template wrote (`tasks/think_block.py`).
+    beginning of the answer that its chat template wrote (`records/think_block.py`).
     """
 
     run_id: str

@@ -33,9 +33,9 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from ftis_node.records.think_block import ANSWER_TAGS
 from ftis_node.tasks.base import leaves
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
-from ftis_node.tasks.think_block import ANSWER_TAGS
 
 if TYPE_CHECKING:
     from ftis_node.tasks.base import ChatMessage, Task, TaskItem

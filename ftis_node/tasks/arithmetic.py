@@ -22,8 +22,8 @@ from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 from ftis_node.errors import TaskError
+from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.problems import IndexedTask, stable_hash
-from ftis_node.tasks.think_block import after_thinking
 
 if TYPE_CHECKING:
     from ftis_node.tasks.base import TaskItem

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.plugins import call_plugin
+from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, plain_answer, plain_text
 from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, finds
 from ftis_node.tasks.dataset_rows import digest_of, load_problems
 from ftis_node.tasks.plugins import load_reward
 from ftis_node.tasks.problems import IndexedTask
 from ftis_node.tasks.spec import TaskSpec
-from ftis_node.tasks.think_block import after_thinking
 
 if TYPE_CHECKING:
     from collections.abc import Callable

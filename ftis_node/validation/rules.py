@@ -19,7 +19,7 @@ import numpy as np
 
 from ftis_node.config.limits import ValidationSection
 from ftis_node.records.group import FinishReason
-from ftis_node.tasks.think_block import is_opening
+from ftis_node.records.think_block import is_opening
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

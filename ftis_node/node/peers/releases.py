@@ -44,7 +44,7 @@ def release_differences(record: PeerRecord, about: NodeDescription) -> Iterator[
         )
     if record.model == about.model and record.tokenizer != about.tokenizer:
         yield (
-            f"has the same model with another tokenizer, {record.tokenizer[:8]} by transformers "
+            f"has this model with another tokenizer, {record.tokenizer[:8]} by transformers "
             f"{printable(theirs.transformers) or '(not named)'}, here {about.tokenizer[:8]} by {ours.transformers}: "
-            "its groups cannot be used; install the same release of transformers"
+            "install the same release of transformers to use its groups"
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ftis_node.records.think_block import after_thinking, is_opening, split_opening, whole_answer
 from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import final_answer
-from ftis_node.tasks.think_block import after_thinking, is_opening, split_opening, whole_answer
 
 EMPTY = "<think>\n\n</think>\n\n"
 
