@@ -3,7 +3,7 @@
 Tokenizer: sha256 over the vocabulary with its ids, the merges, the special tokens, and the token ids of a few awkward
 texts. The texts cover the normalizer and the splitting rules: releases of the libraries write those rules differently
 but split alike. Two nodes with one fingerprint read each other's ids. It leaves out the chat template and the end
-tokens, because related models with the same ids differ in them: a base model and its chat model.
+tokens. Related models with the same ids differ in them, such as a base model and its chat model.
 
 Model: sha256 over the configuration, the tensors' names, types and shapes, and a sample of each weight file's bytes. It
 reads a few hundred kilobytes of a model of any size. It distinguishes models, but does not prove that no bit changed.
