@@ -46,7 +46,7 @@ class ModelError(UsageError):
 
 
 class MachineError(FtisError):
-    """This machine lacks memory, an engine or disk space."""
+    """This machine lacks memory, an engine, disk space or a working package."""
 
     exit_code = 3
 

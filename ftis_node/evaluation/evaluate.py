@@ -73,7 +73,7 @@ async def _evaluate(
     tokenizer = load_tokenizer(source, prompts=PromptSettings())
     settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
     on_progress(None, f"loading {source.name} into the engine")
-    async with serving(open_engine, source, settings) as opened, IsolatedScorer(problems) as scorer:
+    async with IsolatedScorer(problems) as scorer, serving(open_engine, source, settings) as opened:
         return await evaluate(
             opened,
             problems,

@@ -1,8 +1,8 @@
 """Think blocks at the border between a model's prompt and its answer.
 
 Some chat templates write the beginning of the answer themselves. It is `<think>` for a model that always reasons, or an
-empty block for one that must not. The completion then lacks these tags. So the score is that of the *opening*, which is what
-the template wrote, and the completion together. A group carries its sender's opening, and a learner trains on the
+empty block for one that must not. The completion then lacks these tags. So the score is that of the *opening*, which is
+what the template wrote, and the completion together. A group carries its sender's opening, and a learner trains on the
 completion after its own prompt with that opening.
 """
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftis_node.errors import TaskError
 from ftis_node.plugins import call_plugin
 from ftis_node.records.think_block import after_thinking
-from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, plain_answer, plain_text
+from ftis_node.tasks.answers import (
+    answers_agree,
+    chat_prompt,
+    check_math,
+    final_answer,
+    math_releases,
+    plain_answer,
+    plain_text,
+)
 from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, finds
 from ftis_node.tasks.dataset_rows import digest_of, load_problems
 from ftis_node.tasks.plugins import load_reward
@@ -83,11 +91,11 @@ class DatasetTask(IndexedTask):
     The scoring process gets one problem alone, to warm up: a score needs only its item.
     """
 
-    def __init__(self, part: TaskPart, split: str) -> None:
-        """Read the problems. Raises TaskError, also if the training problems do not have the run's digest; and
-        NetworkError if the hub cannot be reached.
+    def __init__(self, part: TaskPart, split: str, *, problems: tuple[Problem, ...] | None = None) -> None:
+        """Read the problems, unless they are given. Raises TaskError, also if the training problems do not have the
+        run's digest; and NetworkError if the hub cannot be reached.
         """
-        problems = load_problems(part, split)
+        problems = problems or load_problems(part, split)
         assert part.rows is not None
         check_digest(part, problems, split)
         self._set_up(part.problems, split, part.rows, problems)
@@ -127,6 +135,17 @@ class DatasetTask(IndexedTask):
         answer = self._final_answer(completion_text)
         is_math = any(name == "math" for name, _ in self._query.reward)
         return plain_answer(answer) if answer and is_math else plain_text(answer or "")
+
+    @property
+    def grader(self) -> str:
+        names = [name for name, _ in self._query.reward]
+        plugins = [load_reward(name)[0].release for name in names if name not in BUILT_IN_REWARDS]
+        return ", ".join([math_releases()] * ("math" in names) + plugins)
+
+    def check_grader(self) -> None:
+        """Raise MachineError if the packages of the reward `math` do not work here."""
+        if any(name == "math" for name, _ in self._query.reward):
+            check_math()
 
     def _final_answer(self, completion_text: str) -> str | None:
         if self._is_plain:

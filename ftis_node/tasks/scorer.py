@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from pebble import ProcessExpired, ProcessPool
 
-from ftis_node.errors import TaskError, WorkerDiedError
+from ftis_node.errors import MachineError, TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks.base import leaves
 from ftis_node.tasks.scoring_worker import (
     ScoringCost,
     ScoringReply,
+    check_in_worker,
     checked_score,
     resolve_in_worker,
     score_in_worker,
@@ -101,7 +102,13 @@ class IsolatedScorer:
         self._closed = False
 
     async def __aenter__(self) -> Self:
+        """Start, and check the graders. Raises MachineError, WorkerDiedError."""
         await self.start()
+        try:
+            await self.check()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,6 +124,23 @@ class IsolatedScorer:
                 await self._running_pool()
             except BrokenProcessPool as error:
                 raise WorkerDiedError(f"the scoring process cannot be started: {error}") from error
+
+    async def check(self) -> None:
+        """Let the tasks check their graders in the scoring process, because an honest peer would be blamed for a broken
+        one. Raises MachineError, and WorkerDiedError if no scoring process stays up.
+        """
+        for task in self._isolated:
+            cost = ScoringCost()
+            try:
+                async with self._free_workers:
+                    fault = await self._ask_worker(check_in_worker, task.name, task.split, cost=cost)
+            except (TimeoutError, ProcessExpired) as error:
+                fault = f"{task.name}: its grader was not checked: {self._note_end(error, cost)}"
+                if not cost.num_stopped:
+                    log.warning("%s", fault)
+                    continue
+            if fault:
+                raise MachineError(str(fault))
 
     async def resolve(self, ref: PromptRef, *, cost: ScoringCost | None = None) -> TaskItem:
         """Return the problem that `ref` names, made in the scoring process if the task declares this slow.

@@ -215,6 +215,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     async with asyncio.TaskGroup() as tasks:
         for name, part in components.items():
             tasks.create_task(start(name, part), name=f"start-{name}")
+        tasks.create_task(parts.scorer.check(), name="check-graders")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
     if settings.learns:
