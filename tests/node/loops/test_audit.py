@@ -93,6 +93,7 @@ class Rig:
             counters=node.counters,
             guard=node.gossip.guard,
             takes_turns=False,
+            end_ids=(),
             dice=dice or random.SystemRandom(),
         )
 

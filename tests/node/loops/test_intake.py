@@ -35,11 +35,12 @@ from tests.validation.test_pipeline import MANIFEST, _context, _Scorer, _Tokeniz
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.loops.intake import IntakeLoop
+    from ftis_node.records.token_batch import TokenBatch
 
 
 class GatedDisk(DiskThread):
@@ -243,8 +244,8 @@ class _HostileTokenizer(_Tokenizer):
     """A tokenizer with which a completion that ends with 99 never finishes scoring, and one that begins with 10 is
     correct."""
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return "stuck" if ids[-1] == STUCK else str(float(ids[0] == 10))
+    def answer_texts(self, tokens: TokenBatch, finish_reasons: object, *, opening: str = "") -> list[str]:
+        return ["stuck" if ids[-1] == STUCK else str(float(ids[0] == 10)) for ids in tokens.ids_of_each()]
 
 
 STUCK = 99
