@@ -20,7 +20,7 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread, to_the_end
 from ftis_node.node.supervision.task_monitor import AT_WORK
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.records.codec import unpack_group
+from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
@@ -253,7 +253,14 @@ LIMITS = ScoringLimits(time_limit_s=2.0, start_limit_s=60, memory_limit_bytes=1 
 
 
 def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
-    group = make_group(sender, number=number, run_id=MANIFEST.run_id, prompt_ref=HostileTask()[0].ref)
+    problem = HostileTask()[0]
+    group = make_group(
+        sender,
+        number=number,
+        run_id=MANIFEST.run_id,
+        prompt_ref=problem.ref,
+        problem_hash=hash_messages(problem.prompt),
+    )
     if is_bomb:
         group = group.with_completions((make_completion(12, STUCK), make_completion(13, STUCK)))
     return seal_group(group, sender).to_bytes()
