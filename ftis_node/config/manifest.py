@@ -192,8 +192,8 @@ def _run_id(manifest: RunManifest) -> str:
     return hashlib.sha256(manifest.canonical()).hexdigest()[:RUN_ID_HEX]
 
 
-def parse_manifest(text: str, *, source: str, upgrade: bool = False) -> RunManifest:
-    """Return the manifest in TOML text; `source` names it in errors.
+def parse_manifest(text: str, *, source: str, upgrade: bool = False, task: str | None = None) -> RunManifest:
+    """Return the manifest in TOML text; `source` names it in errors. `task` is the SPEC of a text that has none.
 
     With `upgrade` keys of schema 1 are renamed, else refused with their new names. Raises ConfigError in one line.
     """
@@ -201,6 +201,10 @@ def parse_manifest(text: str, *, source: str, upgrade: bool = False) -> RunManif
     if upgrade and tables.get("schema_version", 1) == 1:
         tables = with_new_keys(tables, MANIFEST_KEYS) | {"schema_version": SCHEMA_VERSION}
     refuse_old_keys(tables, MANIFEST_KEYS, source=source)
+    if task is not None:
+        tables.setdefault("task", task)
+    if "task" not in tables:
+        raise ConfigError(f'{source} names no task: write task = "SPEC" into it, or give --task SPEC')
     try:
         return RunManifest.model_validate(tables)
     except ValidationError as error:
@@ -221,8 +225,11 @@ def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:
         raise ConfigError(f"{source} {cause} ({first_problem(error)})") from None
 
 
-def load_manifest(name_or_path: str) -> RunManifest:
-    """Return the preset of that name, or the manifest in that file. Raises ConfigError."""
+def load_manifest(name_or_path: str, *, task: str | None = None) -> RunManifest:
+    """Return the preset of that name, or the manifest in that file. `task` is for a file that has none.
+
+    Raises ConfigError.
+    """
     if name_or_path in PRESETS:
         text = resources.files("ftis_node.config").joinpath("presets", f"{name_or_path}.toml").read_text()
         return parse_manifest(text, source=f"preset {name_or_path}")
@@ -231,7 +238,7 @@ def load_manifest(name_or_path: str) -> RunManifest:
         close = difflib.get_close_matches(name_or_path, PRESETS, n=1)
         hint = f"; did you mean {close[0]} ?" if close else ""
         raise ConfigError(f"no run {name_or_path!r}: give one of {', '.join(PRESETS)} or a TOML file{hint}")
-    return parse_manifest(read_text(path), source=str(path))
+    return parse_manifest(read_text(path), source=str(path), task=task)
 
 
 def preset_for_task(task: str) -> str:
