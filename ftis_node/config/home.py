@@ -37,18 +37,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import disk_full, is_disk_full
-from ftis_node.errors import ConfigError, FtisError, HomeInUseError
+from ftis_node.errors import ConfigError, FtisError, HomeInUseError, MachineError
 from ftis_node.files import make_folder, open_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_NAME_BYTES = 255  # of a file or folder
 LOCK_TRIES = 3
 LOCK_PAUSE_S = 0.05
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 MAX_SOCKETS_PATH = 70  # the sockets' names need the rest
 SOCKETS_PREFIX = "ftis-"
 TOKEN_HEADER = "X-Ftis-Token"  # of HTTP requests that carry the token of `control_token`
+NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "drvfs", "fuse.sshfs"})
+
+
+def network_filesystem(path: Path) -> str | None:
+    """Return the type of the file system of an existing `path` if SQLite cannot lock files there, else None.
+
+    `9p` and `drvfs` are the Windows drives of WSL.
+    """
+    import psutil
+
+    place = path.resolve()
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    kind = next((mounts[folder] for folder in (place, *place.parents) if folder in mounts), "")
+    return kind if kind in NETWORK_FILESYSTEMS else None
 
 
 def default_home() -> Path:
@@ -69,9 +84,16 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Paths in a node's home, as at the top of this file. The constructor reads and writes nothing."""
+    """Paths in a node's home, as at the top of this file. The constructor reads and writes nothing.
+
+    Raises ConfigError for a path that no file system takes.
+    """
 
     root: Path
+
+    def __post_init__(self) -> None:
+        if (longest := max(map(len, map(os.fsencode, self.root.parts)), default=0)) > MAX_NAME_BYTES:
+            raise ConfigError(f"--home has a name of {longest} bytes, at most {MAX_NAME_BYTES}: give a shorter one")
 
     identity = _Inside("identity.key")
     marker = _Inside("home.json")
@@ -149,6 +171,8 @@ class Home:
     def _locked(self) -> Iterator[None]:
         try:
             make_folder(self.root)
+            if (kind := network_filesystem(self.root)) is not None:
+                raise MachineError(f"{self.root} is on a network file system ({kind}): give a local folder with --home")
             descriptor = open_to_write(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._unusable(error) from None
