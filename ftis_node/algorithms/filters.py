@@ -24,6 +24,8 @@ The share is of the completions with A < 0 in one batch; those with A = 0 teach 
 own completions (sender id 0) are kept, whatever their distance. With `rank_own` they count as one more sender:
 completions of old weights may be as far from the learner as a peer's.
 
+With several updates on one batch, all rules see the log-probs of the first pass, so each update has the same rows.
+
 M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
 tokens take part, not only those that PPO's clip could affect. If even the smallest square is not below tau, no token
 remains; some implementations keep one.
@@ -129,7 +131,11 @@ def second_moment_mask(batch: Batch, threshold: float) -> Tensor:
 
 
 def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[Tensor, Tensor]:
-    """Return KL_i `[N]` by the chosen estimator, and bool `[N]`, true for kept completions; all if not `filtered`."""
+    """Return KL_i `[N]` by the chosen estimator, and bool `[N]`, true for kept completions; all if not `filtered`.
+
+    Both are of the first pass.
+    """
+    batch = batch.at_first_pass()
     kl = sequence_kl(batch, settings.kl_estimator)
     if not filtered:
         return kl, torch.ones_like(kl, dtype=torch.bool)

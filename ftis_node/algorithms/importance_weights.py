@@ -3,7 +3,11 @@
     token      rho_t = exp(lp_t - lg_t)                                F-TIS, arXiv 2605.22537; GRPO, arXiv 2402.03300
     sequence   s_i = exp(mean_t(lp_t - lg_t))                          GSPO, arXiv 2507.18071
     group      w_i = p_i / E_q, the generator's mean over one group    GEPO, arXiv 2508.17850
-    step       R_t = exp(lp_t - anchor_t), 1 at the first pass         PPO's ratio: the change since the first pass
+    step       R_t = exp(lp_t - lp0_t), 1 at the first pass            PPO's ratio: the change since the first pass
+
+lp0 is the learner's log-prob at the first pass over a batch. With several updates on one batch, a weight without
+gradient that multiplies R takes lp0 for lp (`Batch.at_first_pass`): rho R then is exp(lp - lg). So do decoupled PPO
+(arXiv 2110.00641) and TRL. With lp the move since the first pass would count twice, exp(2 lp - lp0 - lg).
 
 Every function is also defined at padding, where rho = 1, so `aggregate` can apply the mask once.
 
@@ -75,8 +79,8 @@ def token_ratio(batch: Batch) -> Tensor:
 
 
 def step_ratio(batch: Batch) -> Tensor:
-    """Return R = exp(lp - anchor), `[N, T]`: 1 at the first pass over a batch, where R only carries the gradient."""
-    moved = batch.learner_logprobs - batch.anchor_logprobs
+    """Return R = exp(lp - lp0), `[N, T]`: 1 at the first pass over a batch, where R only carries the gradient."""
+    moved = batch.learner_logprobs - batch.first_pass_logprobs
     return torch.exp(moved.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT))
 
 

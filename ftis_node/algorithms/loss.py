@@ -120,11 +120,12 @@ def policy_loss(
     `learner_logprobs` and `behaviour_logprobs` are `[N, T]`, `mask` bool `[N, T]`, `advantages` `[N]`, `group_ids`
     integers `[N]` in any order. Floats are float32 or float64. Padding may hold anything and gets exactly zero
     gradient. `method_parameters(method)` lists `params` with the method's own defaults; `settings.py` explains each.
-    With several updates on one batch, `anchor_logprobs` `[N, T]` holds the learner's log-probs of the first pass.
+    With several updates on one batch, `first_pass_logprobs` `[N, T]` holds the learner's log-probs of the first pass:
+    they give the weights (`methods.py`). None: this is the first pass.
     Filters that compare the completions of a sender read `sender_ids`, integers `[N]`: 0 is this node. If None, each
     group counts as a separate sender.
 
-    Returns the scalar loss and the metrics, plain floats:
+    Returns the scalar loss and the metrics, plain floats, with the ratios of the first pass if it is given:
         kept_fraction       completions that the filter kept, of all N (1 for methods without a filter)
         truncated_fraction  tokens with rho > cap, of all tokens
         mean_kl             mean over completions with tokens of the chosen estimator's mean over tokens
@@ -155,7 +156,7 @@ def policy_loss(
 
 def _metrics(batch: Batch, kl: Tensor, keep: Tensor, cap: float) -> dict[str, float]:
     """Return the metrics, each 0 if there is nothing to count. They leave the device in one transfer."""
-    is_truncated = (token_ratio(batch).detach() > cap) & batch.mask
+    is_truncated = (token_ratio(batch.at_first_pass()) > cap) & batch.mask
     has_tokens = batch.num_tokens > 0
     figures = {
         "kept_fraction": _share(keep.sum(), keep.numel()),

@@ -4,6 +4,14 @@ An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. No
 advantage, rho the ratio of learner to generator. R is the ratio to the learner at the first pass over the batch, and
 sg[.] stops the gradient.
 
+With several updates on one batch, some ratios keep the value of the first pass (rho0), the others follow the learner:
+
+    of the first pass   the weights of `tis`, `ftis` and `mis`, because R carries the move since then; all filters, so
+                        that each update has the same completions
+    current             R and its clip; the ratios that carry the gradient (`vis`, `f-vis`, `grpo`, `dr_grpo`, `dapo`,
+                        `gspo`, `gepo`, `m2po`) with their clip or mask, the bound of the move; the weights of `topr`
+                        and `cispo`, which multiply A lp and have no R
+
 Departures. `nois`, `tis`, `ftis` and `mis` are written with R (value A at R = 1), `topr` and `cispo` with log-probs
 (value A lp). The gradients are the same. `dr_grpo` and `gepo` expect advantages of scale `mean`. No method has a KL
 term to a reference model. `gspo`'s narrow clip suits on-policy samples; for foreign samples widen it. `m2po` averages
@@ -61,17 +69,19 @@ def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
 
 
 def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
-    """Return the objective of `tis`: the surrogate times sg[min(rho, C)].
+    """Return the objective of `tis`: the surrogate times sg[min(rho0, C)].
 
     If A > 0 the weight is at least `floor`, beyond the paper: a right answer teaches, however unlikely it is.
     """
     floor = settings.floor * (batch.advantages > 0).double()[:, None]
-    return truncated(token_ratio(batch), settings.cap).clamp(min=floor) * unweighted(batch, settings)
+    weight = truncated(token_ratio(batch.at_first_pass()), settings.cap).clamp(min=floor)
+    return weight * unweighted(batch, settings)
 
 
 def masked_weight(batch: Batch, settings: Settings) -> Tensor:
     """Return the objective of `mis`: as `tis`, with weight 0 outside [mis_low, mis_high]."""
-    return masked_outside(token_ratio(batch), settings.mis_low, settings.mis_high) * unweighted(batch, settings)
+    ratio = token_ratio(batch.at_first_pass())
+    return masked_outside(ratio, settings.mis_low, settings.mis_high) * unweighted(batch, settings)
 
 
 def sequence_clipped(batch: Batch, settings: Settings) -> Tensor:

@@ -40,13 +40,30 @@ BATCH: dict[str, Any] = {
     "group_ids": [4, 4, 4, 9, 9, 9],
 }
 
+# The learner's log-probs before earlier updates on the batch.
+FIRST_PASS: dict[str, Any] = {
+    "first_pass_logprobs": [
+        [-0.16, -1.2, -0.05, -2.3],
+        [-0.6, -1.0, -2.9, 0.0],
+        [-0.35, -0.02, -0.8, -0.4],
+        [-2.7, -7.0, -0.25, -6.0],
+        [-1.5, -0.9, -5.0, -3.6],
+        [-4.4, 0.0, 0.0, 0.0],
+    ]
+}
+
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "tis": [{"floor": 0.5}],
+    "nois": [FIRST_PASS],
+    "tis": [{"floor": 0.5}, FIRST_PASS],
+    "f-vis": [FIRST_PASS | {"kl_threshold": 5.0}],
+    "mis": [FIRST_PASS],
     "ftis": [
         {"kl_estimator": "rkl_iw", "kl_threshold": 0.1, "denominator": "kept"},
         {"kl_threshold": 5.0},
         {"filter": "quantile", "keep_share": 0.5, "floor": 0.25},
         {"filter": "ess"},
+        FIRST_PASS,
+        FIRST_PASS | {"filter": "ess"},
     ],
     "dr_grpo": [{"max_completion_length": 12}],
     "gspo": [{"eps_low": 0.2, "eps_high": 0.28}],

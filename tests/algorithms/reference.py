@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "filter": "kl",
     "keep_share": 0.3,
     "rank_own": False,
-    "anchor_logprobs": None,
+    "first_pass_logprobs": None,
     "sender_ids": None,
 }
 
@@ -68,7 +68,7 @@ class Row:
 
     lp: list[float]
     lg: list[float]
-    anchor: list[float] | None
+    first_pass: list[float] | None
     columns: list[int]
     advantage: float
     group: int
@@ -80,8 +80,12 @@ class Row:
         return len(self.lp)
 
     @property
-    def mean_difference(self) -> float:
-        return sum(a - b for a, b in zip(self.lp, self.lg, strict=True)) / self.length
+    def first(self) -> list[float]:
+        """Return the learner's log-probs at the first pass; without them this is the first pass."""
+        return self.lp if self.first_pass is None else self.first_pass
+
+    def mean_difference(self, lp: list[float] | None = None) -> float:
+        return sum(a - b for a, b in zip(lp or self.lp, self.lg, strict=True)) / self.length
 
 
 @dataclass
@@ -133,21 +137,22 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
     lp, lg, advantage = row.lp[t], row.lg[t], row.advantage
     rho, rho_slope = rho_and_slope(lp, lg)
     low, high = 1 - p["eps_low"], 1 + p["eps_high"]
-    step, step_slope = (1.0, 1.0) if row.anchor is None else rho_and_slope(lp, row.anchor[t])
+    step, step_slope = rho_and_slope(lp, row.first[t])
+    first_rho, _ = rho_and_slope(row.first[t], lg)
     if method in ("nois", "f-nois", "swarm_sapo"):
         return surrogate(step, step_slope, advantage, low, high)
     if method in ("vis", "f-vis", "grpo", "dr_grpo", "dapo"):
         return surrogate(rho, rho_slope, advantage, low, high)
     if method in ("tis", "ftis", "mis"):
-        weight = min(rho, p["cap"])
+        weight = min(first_rho, p["cap"])
         if method == "mis":
-            weight = rho if p["mis_low"] <= rho <= p["mis_high"] else 0.0
+            weight = first_rho if p["mis_low"] <= first_rho <= p["mis_high"] else 0.0
         elif advantage > 0:
             weight = max(weight, p["floor"])
         value, slope = surrogate(step, step_slope, advantage, low, high)
         return weight * value, weight * slope
     if method in ("gspo", "gspo_token"):
-        ratio = math.exp(row.mean_difference)
+        ratio = math.exp(row.mean_difference())
         return surrogate(ratio, ratio, advantage, low, high)
     if method == "gepo":
         weight = math.exp(sum(row.lp) / row.length) / row.denominator
@@ -159,8 +164,8 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
     if method == "topr":
         weight = 1.0
         if advantage < 0:
-            total = row.mean_difference * row.length
-            taper = {"seq_mean": row.mean_difference, "seq_sum": total, "token": math.log(rho)}[p["topr_level"]]
+            total = row.mean_difference() * row.length
+            taper = {"seq_mean": row.mean_difference(), "seq_sum": total, "token": math.log(rho)}[p["topr_level"]]
             weight = math.exp(min(0.0, taper))
         return weight * advantage * lp, weight * advantage
     if method == "cispo":
@@ -192,7 +197,7 @@ def set_trusted_tokens(rows: list[Row], threshold: float) -> None:
 
 
 def effective_share(rows: list[Row]) -> float:
-    weights = [min(1.0, math.exp(max(-80.0, row.mean_difference))) if row.length else 1.0 for row in rows]
+    weights = [min(1.0, math.exp(max(-80.0, row.mean_difference(row.first)))) if row.length else 1.0 for row in rows]
     kish = sum(weights) ** 2 / sum(weight**2 for weight in weights)
     return kish / len(rows) * (sum(weights) / len(rows))
 
@@ -217,7 +222,7 @@ def read_rows(
     mask: list[list[bool]],
     advantages: list[float],
     group_ids: list[int],
-    anchor: list[list[float]] | None,
+    first_pass: list[list[float]] | None,
 ) -> list[Row]:
     rows = []
     for i, marks in enumerate(mask):
@@ -226,7 +231,7 @@ def read_rows(
             Row(
                 lp=[lp[i][t] for t in columns],
                 lg=[lg[i][t] for t in columns],
-                anchor=None if anchor is None else [anchor[i][t] for t in columns],
+                first_pass=None if first_pass is None else [first_pass[i][t] for t in columns],
                 columns=columns,
                 advantage=advantages[i],
                 group=group_ids[i],
@@ -245,13 +250,13 @@ def reference_loss(
     **params: Any,
 ) -> Result:
     p = {**DEFAULTS, **METHOD_DEFAULTS[method], **params}
-    rows = read_rows(lp, lg, mask, advantages, group_ids, p["anchor_logprobs"])
+    rows = read_rows(lp, lg, mask, advantages, group_ids, p["first_pass_logprobs"])
     set_group_denominators(rows, p["alpha"])
     set_trusted_tokens(rows, p["m2_threshold"])
 
     kl, keep = [], []
     for row in rows:
-        values = [kl_token(p["kl_estimator"], a, b) for a, b in zip(row.lp, row.lg, strict=True)]
+        values = [kl_token(p["kl_estimator"], a, b) for a, b in zip(row.first, row.lg, strict=True)]
         kl.append(sum(values) / len(values) if values else 0.0)
         keep.append(method not in FILTERED or row.advantage > 0 or kl[-1] < p["kl_threshold"])
     if method in FILTERED and p["filter"] != "kl":
@@ -276,7 +281,8 @@ def reference_loss(
             gradient[i][column] -= share(row) * slope
 
     num_tokens = sum(row.length for row in rows)
-    num_truncated = sum(rho_and_slope(a, b)[0] > p["cap"] for row in rows for a, b in zip(row.lp, row.lg, strict=True))
+    pairs = [pair for row in rows for pair in zip(row.first, row.lg, strict=True)]
+    num_truncated = sum(rho_and_slope(a, b)[0] > p["cap"] for a, b in pairs)
     with_tokens = [value for row, value in zip(rows, kl, strict=True) if row.length]
     return Result(
         loss=-total,

@@ -41,7 +41,10 @@ def test_loss_gradient_and_metrics_equal_the_file(entry: dict[str, Any], dtype: 
         torch.tensor(batch["mask"]),
         torch.tensor(batch["advantages"], dtype=dtype),
         torch.tensor(batch["group_ids"]),
-        **entry["params"],
+        **{
+            name: torch.tensor(value, dtype=dtype) if isinstance(value, list) else value
+            for name, value in entry["params"].items()
+        },
     )
     loss.backward()
     assert learner.grad is not None

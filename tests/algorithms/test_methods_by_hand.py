@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from ftis_node.algorithms.methods import METHODS
+
 from .by_hand import evaluate, padded_logs, rows
 
 # Two tokens with rho 2 and 1, and one token with rho 1/2.
@@ -233,17 +235,49 @@ def test_m2po_may_drop_everything() -> None:
 
 
 @pytest.mark.parametrize("method", ["nois", "tis", "ftis", "f-nois", "mis", "swarm_sapo"])
-def test_the_anchor_bounds_the_second_update(method: str) -> None:
-    # The learner has moved from 0.2 to 0.3 since the first update: R = 1.5, beyond any clip. rho = 1.
-    batch = rows([[0.3], [0.3]], [[0.3], [0.3]], [1.0, -1.0])
-    value, gradient, _ = evaluate(method, batch, anchor_logprobs=padded_logs([[0.2], [0.2]]))
+def test_the_first_pass_bounds_the_second_update(method: str) -> None:
+    # The learner has moved from 0.2 to 0.3 since the first update: R = 1.5, beyond any clip. rho0 = 1.
+    batch = rows([[0.3], [0.3]], [[0.2], [0.2]], [1.0, -1.0])
+    value, gradient, _ = evaluate(method, batch, first_pass_logprobs=padded_logs([[0.2], [0.2]]))
     bound = 1.28 if method == "swarm_sapo" else 1.2
     assert value == pytest.approx((bound - 1.5) / 2)
     assert gradient[0] == [0.0]
     assert gradient[1][0] == pytest.approx(-1.5 / 2)
 
 
-def test_the_truncated_weight_follows_the_current_policy() -> None:
-    batch = rows([[0.3]], [[0.2]], [1.0])
-    value, _, _ = evaluate("tis", batch, anchor_logprobs=padded_logs([[0.3]]))
-    assert value == pytest.approx(1.5)  # rho = 0.3 / 0.2, R = 1
+@pytest.mark.parametrize(
+    ("method", "factor"),
+    [
+        *((method, 1.1052) for method in ("nois", "tis", "ftis", "f-nois", "mis", "swarm_sapo")),  # R alone
+        *((method, 1.1052) for method in ("vis", "f-vis", "grpo", "dapo", "m2po", "cispo")),  # rho alone
+        ("topr", 1.0),  # a positive has full weight at any distance
+    ],
+)
+def test_a_move_since_the_first_pass_counts_once(method: str, factor: float) -> None:
+    """An own token has rho0 = 1. Its log-prob has moved by 0.10, so its gradient has the factor exp(0.10)."""
+    batch = rows([[0.2 * math.exp(0.10)]], [[0.2]], [1.0])
+    first = {"first_pass_logprobs": padded_logs([[0.2]])} if "first_pass_logprobs" in METHODS[method].takes else {}
+    _, gradient, _ = evaluate(method, batch, **first)
+    assert gradient[0][0] == pytest.approx(factor, abs=1e-4)
+
+
+def test_weights_and_metrics_are_of_the_first_pass() -> None:
+    # rho0 = 0.6 / 0.2 = 3 and 0.1 / 0.2 = 0.5; now rho = 1.25 and 2.5; R = 0.4167 and 5, beyond its clip.
+    batch = rows([[0.25, 0.5]], [[0.2, 0.2]], [1.0])
+    first = {"first_pass_logprobs": padded_logs([[0.6, 0.1]])}
+    value, gradient, metrics = evaluate("tis", batch, **first)
+    assert value == pytest.approx((2 * 0.25 / 0.6 + 0.5 * 1.2) / 2)
+    assert gradient[0] == pytest.approx([2 * 0.25 / 0.6 / 2, 0.0])
+    assert metrics["truncated_fraction"] == 0.5
+    assert evaluate("mis", batch, mis_low=0.4, **first)[1][0] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("method", ["f-nois", "f-vis", "ftis"])
+def test_the_filter_keeps_the_completions_of_the_first_pass(method: str) -> None:
+    # Log-ratios of the two negatives: log 2 and 0 at the first pass, 0 and log 2 now.
+    batch = rows([[0.2], [0.2]], [[0.2], [0.1]], [-1.0, -1.0])
+    params = {"kl_estimator": "k1_fwd", "kl_threshold": 0.1, "first_pass_logprobs": padded_logs([[0.1], [0.1]])}
+    _, gradient, metrics = evaluate(method, batch, **params)
+    assert gradient[0] == [0.0] and gradient[1][0] != 0.0
+    assert metrics["kept_fraction"] == 0.5
+    assert metrics["mean_kl"] == pytest.approx(math.log(2) / 2)

@@ -21,7 +21,7 @@ from tests.trained_models import trained_model
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TRL warns about each newer release of vLLM
-    from trl import GRPOConfig
+    from trl import GRPOConfig, GRPOTrainer
 
     from ftis_node.integrations.trl import SwarmGRPOTrainer
 
@@ -117,10 +117,45 @@ def test_a_real_step_minimizes_the_loss_of_the_method(
     assert "kept_fraction" in trainer.state.log_history[0]
 
 
-def test_a_method_without_an_anchor_makes_several_updates_per_batch(tmp_path: Path) -> None:
+def test_a_method_without_a_first_pass_makes_several_updates_per_batch(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, method="cispo", grpo={"num_iterations": 2, "max_steps": 2})
     trainer.train()
     assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize(("method", "mode"), [("tis", "token_truncate"), ("mis", "token_mask")])
+def test_several_updates_have_the_weights_of_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, mode: str
+) -> None:
+    """TRL weighs by the first pass over the batch: exp(old - sampling), times PPO's ratio to `old`."""
+    numbers = torch.Generator().manual_seed(7)
+    shape = (2 * GROUP_SIZE, LENGTH)
+    first, sampling = (-4 * torch.rand(shape, generator=numbers, dtype=torch.float64) for _ in range(2))
+    learner = (first + 0.3 * torch.randn(shape, generator=numbers, dtype=torch.float64)).requires_grad_()
+    mask = torch.rand(shape, generator=numbers) < 0.8
+    advantages = torch.randn(len(mask), generator=numbers, dtype=torch.float64)
+    weight = torch.exp((first - sampling) * mask)
+    masked = weight.masked_fill((weight < 0.5) | (weight > 2.0), 0.0)
+    inputs = {
+        **dict.fromkeys(("prompt_ids", "prompt_mask", "completion_ids"), torch.zeros(shape, dtype=torch.int64)),
+        "completion_mask": mask.long(),
+        "advantages": advantages,
+        "old_per_token_logps": first,
+        "importance_sampling_ratio": weight.clamp(max=2.0) if mode == "token_truncate" else masked,
+    }
+    trainer = make_trainer(tmp_path, grpo={"loss_type": "grpo"})
+    trainer.model.eval()
+    for name in ("use_vllm", "vllm_importance_sampling_correction"):
+        monkeypatch.setattr(trainer, name, True)
+    passed = (learner, torch.zeros(shape), None)
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: passed)
+    theirs = GRPOTrainer._compute_loss(trainer, None, inputs)
+    (their_gradient,) = torch.autograd.grad(theirs, learner)
+    group_ids = torch.arange(len(mask)) // GROUP_SIZE
+    ours, _ = policy_loss(method, learner, sampling, mask, advantages, group_ids, first_pass_logprobs=first)
+    (our_gradient,) = torch.autograd.grad(ours, learner)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(our_gradient, their_gradient)
 
 
 def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:

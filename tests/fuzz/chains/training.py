@@ -129,7 +129,7 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
     torch.manual_seed(0)
     logprobs = (-torch.rand(batch.mask.shape)).requires_grad_()
     objective = make_objective(method, _parameters(method), max_logprob_gap_nats=8.0)
-    loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), anchor=None)
+    loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), first_pass=None)
     loss.backward()
     assert bool(torch.isfinite(loss)), (method, loss)
     assert logprobs.grad is None or bool(torch.isfinite(logprobs.grad).all()), method

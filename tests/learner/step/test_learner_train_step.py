@@ -255,12 +255,12 @@ def test_a_step_stopped_between_micro_batches_changes_nothing(model, stop_after)
     assert_unchanged(model, optimizer, before)
 
 
-@pytest.mark.parametrize(("method", "uses_anchor"), [("ftis", True), ("grpo", False)])
-def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatch, method, uses_anchor):
+@pytest.mark.parametrize(("method", "uses_first_pass"), [("ftis", True), ("grpo", False)])
+def test_several_updates_are_weighted_by_the_first_pass(model, batch, monkeypatch, method, uses_first_pass):
     given = []
 
     def spy(*arguments, **params):
-        given.append((arguments[1].detach().clone(), params.get("anchor_logprobs")))
+        given.append((arguments[1].detach().clone(), params.get("first_pass_logprobs")))
         return policy_loss(*arguments, **params)
 
     optimizer = optimizer_of(model)
@@ -271,11 +271,11 @@ def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatc
     assert outcome.num_updates == 3
     calls_per_update = len(micro_batches) + 1  # one for each, and one for the figures
     assert len(given) == 3 * calls_per_update
-    assert all(anchor is None for _, anchor in given[:calls_per_update])
+    assert all(first_pass is None for _, first_pass in given[:calls_per_update])
     first, *later = given[calls_per_update - 1 :: calls_per_update]
-    for logprobs, anchor in later:
+    for logprobs, first_pass in later:
         assert not torch.equal(logprobs, first[0])  # the model has changed
-        assert (anchor is None) if not uses_anchor else torch.equal(anchor, first[0])
+        assert (first_pass is None) if not uses_first_pass else torch.equal(first_pass, first[0])
 
 
 def test_gradients_do_not_accumulate_over_updates(model, batch):
