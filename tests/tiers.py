@@ -43,6 +43,7 @@ SCENARIOS: Final = (
     "tests/node/test_limits.py::test_a_full_home_pauses_the_node_until_there_is_space",
     "tests/node/test_poisoned.py",
     "tests/node/test_roles.py",
+    "tests/node/test_siblings.py",
     "tests/node/test_stop.py",
 )
 SMOKE: Final = (
@@ -65,6 +66,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_vllm_parts.py::test_vllm_knows_every_variable_that_is_set_for_it",
         "tests/generation/test_generation_vllm_parts.py::test_vllm_divides_the_model_by_the_options",
         "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
+        "tests/node/test_siblings.py::test_every_sibling_trains_on_groups_of_every_other[vllm]",
         "tests/node/test_vllm_node.py",
     ),
     "root": ("tests/network", "tests/learner/distributed/test_learner_hosts.py"),

@@ -2,9 +2,8 @@
 
 Tokenizer: sha256 over the vocabulary with its ids, the merges, the special tokens, and the token ids of a few awkward
 texts. The texts cover the normalizer and the splitting rules: releases of the libraries write those rules differently
-but split alike. Two nodes with one fingerprint read each other's ids. The chat template is not included, because
-related models with the same ids differ in it, for example in a default system prompt. Validation compares prompts one
-by one.
+but split alike. Two nodes with one fingerprint read each other's ids. It leaves out the chat template and the end
+tokens. Related models with the same ids differ in them, such as a base model and its chat model.
 
 Model: sha256 over the configuration, the tensors' names, types and shapes, and a sample of each weight file's bytes. It
 reads a few hundred kilobytes of a model of any size. It distinguishes models, but does not prove that no bit changed.
@@ -47,7 +46,6 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
             "vocabulary": sorted(tokenizer.get_vocab().items()),
             "merges": _merges(tokenizer),
             "special": [[token, added.content] for token, added in added_tokens if added.special],
-            "ends": [tokenizer.bos_token_id, tokenizer.eos_token_id],
             "probes": [tokenizer.encode(text, add_special_tokens=False) for text in PROBE_TEXTS],
         }
     )

@@ -33,6 +33,7 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from ftis_node.records.think_block import ANSWER_TAGS
 from ftis_node.tasks.base import broken_grader, leaves, release_of
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
 
@@ -46,8 +47,6 @@ SYSTEM_PROMPT = (
     "Write the reasoning inside <think> </think> tags and after it only the final answer inside <answer> </answer> "
     "tags, that is: <think> your reasoning </think> <answer> your final answer </answer>"
 )
-
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 MAX_NUM_REFERENCES_CACHED: Final = 4096
 GRADER_PACKAGES: Final = ("latex2sympy2-extended", "math-verify", "sympy")
@@ -73,7 +72,7 @@ def chat_prompt(problem: str) -> tuple[ChatMessage, ...]:
 
 def final_answer(completion_text: str) -> str | None:
     """Return the stripped content of the answer block; None if the format is broken."""
-    if any(completion_text.count(tag) != 1 for tag in _TAGS):
+    if any(completion_text.count(tag) != 1 for tag in ANSWER_TAGS):
         return None
     before, _, rest = completion_text.partition("<think>")
     _, _, rest = rest.partition("</think>")

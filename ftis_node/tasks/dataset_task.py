@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.plugins import call_plugin
+from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.answers import (
     answers_agree,
     chat_prompt,
@@ -120,11 +121,12 @@ class DatasetTask(IndexedTask):
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self._problems[index]
         plain: Prompt = ({"role": "user", "content": problem.question},)
-        return plain if self._query.style == "plain" else chat_prompt(problem.question), problem.answer
+        return plain if self._is_plain else chat_prompt(problem.question), problem.answer
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         """Return the weighted mean of the rewards. Raises TaskError if a plug-in fails."""
-        scored = Scored(item, completion_text, self._final_answer(completion_text))
+        text = after_thinking(completion_text) if self._is_plain else completion_text
+        scored = Scored(item, text, self._final_answer(completion_text))
         total = sum(weight for _, weight in self._rewards)
         return sum(weight * reward(scored) for reward, weight in self._rewards) / total
 
@@ -146,8 +148,13 @@ class DatasetTask(IndexedTask):
             check_math()
 
     def _final_answer(self, completion_text: str) -> str | None:
-        is_plain = self._query.style == "plain"
-        return (completion_text.strip() if is_plain else final_answer(completion_text)) or None
+        if self._is_plain:
+            return after_thinking(completion_text).strip() or None
+        return final_answer(completion_text) or None
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._query.style == "plain"
 
 
 def check_digest(part: TaskPart, problems: tuple[Problem, ...], split: str) -> None:

@@ -19,7 +19,7 @@ import signal
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -62,6 +62,22 @@ class ScoringLimits:
     start_limit_s: float = 60.0  # wall time for a process to start and load its tasks
     memory_limit_bytes: int = 1 << 30  # address space of one process; honest answers need at most a quarter
     num_workers: int = 1
+
+
+class Scorer(Protocol):
+    """Scorer of completion texts. A text whose scoring fails or takes too long is UNSCORED with reward 0."""
+
+    async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
+        """Return one reward and status for each text, in order. Adds the scoring time to `cost`."""
+        ...
+
+
+async def score_answers(
+    scorer: Scorer, item: TaskItem, texts: Sequence[str | None], *, cost: ScoringCost | None = None
+) -> list[Score]:
+    """Return the score of each text of `PromptTokenizer.answer_texts`; the reward 0 for None."""
+    scores = iter(await scorer.score(item, [text for text in texts if text is not None], cost=cost))
+    return [(0.0, CompletionStatus.SCORED) if text is None else next(scores) for text in texts]
 
 
 class IsolatedScorer:
