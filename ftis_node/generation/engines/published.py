@@ -19,6 +19,7 @@ from ftis_node.models.loading import tied_names
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.models.source import read_json
 from ftis_node.workers.durable import is_complete
+from ftis_node.workers.hub_names import hub_tensors
 from ftis_node.workers.tensor_file import checksums_of, read_tensors
 from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
@@ -63,9 +64,10 @@ def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeight
 
 
 def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
-    """Return the model's tensors by name, and the omitted names of tied ones."""
+    """Return the model's tensors by the hub's names, as views, and the omitted names of tied ones."""
     tied = set(tied_names(model))
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}, tied
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    return hub_tensors(model, own), tied
 
 
 def _shapes(own: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -27,6 +27,7 @@ from ftis_node.learner.model.policy import ADAPTER, adapter_alone, adapter_merge
 from ftis_node.models.loading import check_export_folder, export_adapter, export_model
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
 from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
@@ -145,8 +146,8 @@ class WeightPublication:
             raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
             raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
-        checksums = checksums_of(tensors)
-        shared = self._exporter.share(tensors)
+        named = hub_tensors(policy.causal_lm, tensors)
+        checksums, shared = checksums_of(named), self._exporter.share(named)
         return PublishedWeights(
             version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, way="ipc", shared=shared
         )
@@ -157,7 +158,12 @@ def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
     if form == "adapter":
         tensors, _ = adapter_alone(policy)
         return TensorGatherer(tensors, dtype=policy.compute_dtype)
-    return TensorGatherer(own_tensors(policy), dtype=policy.compute_dtype, change=adapter_merger(policy))
+    return TensorGatherer(
+        own_tensors(policy),
+        dtype=policy.compute_dtype,
+        change=adapter_merger(policy),
+        split=partial(hub_parts, policy.causal_lm),
+    )
 
 
 def proof_of(policy: Policy, *, version: int) -> WeightProof:

@@ -217,12 +217,34 @@ def add_adapter(causal_lm: Any, lora: LoraSection) -> Any:
         from peft import LoraConfig, get_peft_model
 
         config = LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=ADAPTED_LAYERS, task_type="CAUSAL_LM"
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=0.0,
+            target_modules=_outside_of_experts(causal_lm) or ADAPTED_LAYERS,
+            task_type="CAUSAL_LM",
         )
         try:
             return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()
         except ValueError as error:
             raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
+
+
+def _outside_of_experts(causal_lm: Any) -> list[str]:
+    """Return the names of linear layers outside of the blocks with experts; none for a model without experts.
+
+    Adapters of fused experts have names that vLLM and older releases of peft do not know.
+    """
+    fused = [name for name, value in causal_lm.named_parameters() if ".experts." in name and value.ndim > 2]
+    if not fused:
+        return []
+    blocks = {name.partition(".experts.")[0].rpartition(".")[2] for name in fused}
+    head = causal_lm.get_output_embeddings()
+    linear = [
+        name for name, module in causal_lm.named_modules() if isinstance(module, nn.Linear) and module is not head
+    ]
+    names = {name.rpartition(".")[2] for name in linear if not blocks & set(name.split("."))}
+    log.info("the adapter changes the layers %s, and no experts", ", ".join(sorted(names)))
+    return sorted(names)
 
 
 def lora_layers(causal_lm: Any) -> dict[str, Any]:
