@@ -149,7 +149,7 @@ async def evaluate_ensemble(
 def _load_experts(members: list[Member], on_progress: OnProgress) -> list[Expert]:
     experts = []
     for member in members:
-        source = resolve_model(member.model, on_progress=on_progress)
+        source = resolve_model(member.model, trains=False, on_progress=on_progress)
         experts.append(Expert(member, replace(source, name=member.name), load_tokenizer(source)))
     return experts
 

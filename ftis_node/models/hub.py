@@ -27,8 +27,16 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.log import OnProgress
 
 T = TypeVar("T")
-# Weights as safetensors, configuration and tokenizer; no code, no sub-folders.
-WANTED_FILES = ("model*.safetensors", "*.json", "tokenizer.model", "merges.txt", "vocab.txt", "chat_template.jinja")
+# Weights or an adapter as safetensors, configuration and tokenizer; no code, no sub-folders.
+WANTED_FILES = (
+    "model*.safetensors",
+    "adapter_model.safetensors",
+    "*.json",
+    "tokenizer.model",
+    "merges.txt",
+    "vocab.txt",
+    "chat_template.jinja",
+)
 UNWANTED_FILES = ("*/*",)
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 

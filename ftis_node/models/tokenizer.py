@@ -19,6 +19,7 @@ transformers, `AutoTokenizer` chooses.
 from __future__ import annotations
 
 import json
+import logging
 from functools import cached_property
 from importlib import import_module, metadata
 from pathlib import Path
@@ -27,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import read_object
 from ftis_node.models.fingerprint import tokenizer_fingerprint
+from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.models.source import CONFIG_FILE, read_json
+from ftis_node.models.source import CONFIG_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.models.source import ModelSource
 
+log = logging.getLogger(__name__)
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_REMEMBERED_PROMPTS = 4096
+MAX_IDS = 1 << 31
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."
 QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
@@ -124,17 +128,22 @@ def _folder_of(model: str) -> Path | None:
 class PromptTokenizer:
     """One model's tokenizer. `fingerprint` is the same on every node that tokenizes alike."""
 
-    def __init__(self, tokenizer: Any, *, name: str, extra_eos_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, *, name: str, extra_eos_ids: Sequence[int] = (), num_rows: int | None = None
+    ) -> None:
+        """Wrap a transformers tokenizer. `num_rows` is the number of the model's embeddings, None if unknown."""
         self._tokenizer = tokenizer
         self._encoded: dict[str, tuple[int, ...]] = {}
         self.name = name
-        self.eos_id: int | None = tokenizer.eos_token_id  # the id that ends a turn; generation may stop at others
-        self.eos_ids: tuple[int, ...] = tuple(
-            sorted({int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None})
-        )
-        # Number of the tokenizer's ids. The model's embedding has more rows, because it is padded.
-        # Equal to len(tokenizer) unless the vocabulary has holes.
-        self.vocab_size: int = max(tokenizer.get_vocab().values()) + 1
+        # Ids from here on are no tokens: the tokenizer does not have them, or the model no embedding of them. Most
+        # embeddings are padded to more rows. The first bound is len(tokenizer) unless the vocabulary has holes.
+        self.vocab_size: int = min(max(tokenizer.get_vocab().values()) + 1, num_rows or MAX_IDS)
+        ends = {int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None}
+        self.eos_ids: tuple[int, ...] = tuple(sorted(eos for eos in ends if 0 <= eos < self.vocab_size))
+        # The id that ends a turn; generation may stop at others.
+        self.eos_id: int | None = tokenizer.eos_token_id if tokenizer.eos_token_id in self.eos_ids else None
+        if left_out := sorted(ends.difference(self.eos_ids)):
+            log.warning("%s names the end tokens %s, which it does not have: they are left out", name, left_out)
         self.fingerprint: str = tokenizer_fingerprint(tokenizer)
 
     def encode_prompt(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
@@ -145,6 +154,12 @@ class PromptTokenizer:
         key = json.dumps(messages, sort_keys=True)
         if (known := self._encoded.get(key)) is None:
             known = self._encoded[key] = tuple(self._encode(messages))
+            if known and max(known) >= self.vocab_size:
+                del self._encoded[key]
+                raise ModelError(
+                    f"the prompts of {self.name} have the id {max(known)}, but the model has {self.vocab_size} "
+                    "embeddings: resize them, or use the tokenizer that belongs to the model"
+                )
             if len(self._encoded) > MAX_REMEMBERED_PROMPTS:
                 del self._encoded[next(iter(self._encoded))]
         return list(known)
@@ -190,11 +205,16 @@ def load_tokenizer(source: ModelSource) -> PromptTokenizer:
     """Return the tokenizer of `source`. Raises ModelError if its files are damaged."""
     with quiet_library_logging():
         try:
-            chosen = tokenizer_class(source.folder)
-            tokenizer = chosen.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+            chosen = tokenizer_class(source.folder, source.tokenizer_folder)
+            tokenizer = chosen.from_pretrained(source.tokenizer_folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:
-            raise ModelError(f"the tokenizer in {source.folder} cannot be read: {error}") from error
-    return PromptTokenizer(tokenizer, name=source.name, extra_eos_ids=_generation_eos_ids(source.folder))
+            raise ModelError(f"the tokenizer in {source.tokenizer_folder} cannot be read: {error}") from error
+    return PromptTokenizer(
+        tokenizer,
+        name=source.name,
+        extra_eos_ids=_generation_eos_ids(source.folder),
+        num_rows=source.num_embedding_rows,
+    )
 
 
 def _generation_eos_ids(folder: Path) -> list[int]:
@@ -208,12 +228,13 @@ def _generation_eos_ids(folder: Path) -> list[int]:
     return [token for token in eos if isinstance(token, int)] if isinstance(eos, list) else []
 
 
-def tokenizer_class(folder: Path) -> Any:
-    """Return the transformers class whose `from_pretrained(folder)` AutoTokenizer would call, or AutoTokenizer.
+def tokenizer_class(folder: Path, tokenizer_folder: Path | None = None) -> Any:
+    """Return the transformers class whose `from_pretrained` AutoTokenizer would call, or AutoTokenizer itself.
 
-    Raises ModelError for a damaged config.json or tokenizer_config.json.
+    `folder` has the model's configuration, and the tokenizer's unless `tokenizer_folder` has it. Raises ModelError for
+    a damaged config.json or tokenizer_config.json.
     """
-    path = folder / TOKENIZER_CONFIG_FILE
+    path = (tokenizer_folder or folder) / TOKENIZER_CONFIG_FILE
     if path.is_file() and metadata.version("transformers").startswith(KNOWN_RELEASE):
         config = read_json(path)
         kind = str(read_json(folder / CONFIG_FILE).get("model_type")), str(config.get("tokenizer_class"))

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
 
 from ftis_node.errors import ModelError
-from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
+from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, resolve_model
 
 MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What is 12 + 30?"}]
 
@@ -137,6 +137,37 @@ def test_the_fingerprint_depends_on_special_tokens_but_not_on_the_template(token
     other_end = make_tokenizer()
     other_end.eos_token = "<|endoftext|>"
     assert PromptTokenizer(other_end, name="x").fingerprint != tokenizer.fingerprint
+
+
+def with_rows(folder, to, num_rows, **generation):
+    """Copy a model whose configuration names `num_rows` embeddings."""
+    shutil.copytree(folder, to)
+    for name, changes in (("config.json", {"vocab_size": num_rows}), ("generation_config.json", generation)):
+        (to / name).write_text(json.dumps(json.loads((to / name).read_text()) | changes))
+    return load_tokenizer(ModelSource("cut", to))
+
+
+def test_ids_without_an_embedding_are_no_tokens(folder, tmp_path):
+    """Gemma 3's tokenizer has one id more than its model has embeddings."""
+    tokenizer = with_rows(folder, tmp_path / "cut", VOCAB_SIZE - 1)
+    assert tokenizer.vocab_size == VOCAB_SIZE - 1
+    assert tokenizer.encode_prompt(MESSAGES)
+    assert tokenizer.eos_ids == (0, 2)
+
+
+def test_a_prompt_with_such_an_id_is_refused_with_the_cause(folder, tmp_path):
+    ids = load_tokenizer(resolve_model(str(folder))).encode_prompt(MESSAGES)
+    tokenizer = with_rows(folder, tmp_path / "cut", max(ids))
+    for _ in range(2):
+        with pytest.raises(ModelError, match=rf"the id {max(ids)}, but the model has {max(ids)} embeddings: resize"):
+            tokenizer.encode_prompt(MESSAGES)
+
+
+def test_end_tokens_outside_of_the_vocabulary_are_left_out(folder, tmp_path, caplog):
+    tokenizer = with_rows(folder, tmp_path / "cut", 320, eos_token_id=[2, 99999, -1, VOCAB_SIZE])
+    assert tokenizer.eos_ids == (2,)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"cut names the end tokens [-1, {VOCAB_SIZE}, 99999], which it does not have")
 
 
 def test_a_damaged_tokenizer_is_a_model_error(folder, tmp_path):

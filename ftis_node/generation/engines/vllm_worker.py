@@ -237,8 +237,8 @@ def _reload(
 def _forget_packed_experts(model: Any) -> None:
     """Make the next reload pack fused experts again: vLLM packs them for a CPU only once, at the first load (0.32)."""
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
+        method: Any = getattr(module, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
             method.moe_kernel = None
 
 
