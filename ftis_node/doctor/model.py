@@ -33,6 +33,7 @@ from ftis_node.models import read_shape, resolve_model, shape_of
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.hub import ask_about, cached_snapshot
 from ftis_node.models.json_file import read_json
+from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE
 from ftis_node.models.source import check_name
 from ftis_node.telemetry.terminal_text import GIB, in_gib
 
@@ -60,7 +61,6 @@ PLACES = {
 LICENCE = re.compile(r"^license:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 CARD = "README.md"
 CARD_HEAD_CHARACTERS = 10_000
-TEMPLATE_FILE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def tokenizer_of(folder: Path) -> CheckResult:
 
 def has_template(folder: Path) -> bool:
     """Return whether the folder has a chat template, in a separate file or in the tokenizer's settings."""
-    if (folder / TEMPLATE_FILE).is_file():
+    if (folder / CHAT_TEMPLATE_FILE).is_file():
         return True
     try:
         return bool(read_json(folder / "tokenizer_config.json").get("chat_template"))

@@ -151,7 +151,7 @@ class WeightRows:
         path, entry = self._where[name]
         with safe_open(path, framework="pt") as file:
             found: torch.Tensor = file.get_slice(name)[start:end] if entry["shape"] else file.get_tensor(name)
-            _check_finite(name, found, path)
+            check_finite(name, found, path)
             return found.clone()
 
 
@@ -188,10 +188,10 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
     model = model.to(target)
-    for name, value in model.state_dict().items():
-        _check_finite(name, value, source.folder)
     if source.adapter is not None:
         model = _merged(model, source.adapter)
+    for name, value in model.named_parameters():
+        check_finite(name, value.detach(), source.path)
     return model.eval()
 
 
@@ -200,14 +200,14 @@ def _reason(error: Exception) -> str:
     return "it needs code from its folder, which is never run" if is_custom else first_line(error)
 
 
-def _check_finite(name: str, value: torch.Tensor, where: Path) -> None:
+def check_finite(name: str, value: torch.Tensor, where: Path) -> None:
     """Raise ModelError for NaN or infinite weights. The sum is finite unless one is, or all are absurdly large."""
     import torch
 
-    is_suspect = (
-        value.is_floating_point() and not value.sum(dtype=torch.promote_types(value.dtype, torch.float32)).isfinite()
-    )
-    if is_suspect and not value.isfinite().all():
+    if not value.is_floating_point():
+        return
+    total = value.sum(dtype=torch.promote_types(value.dtype, torch.float32))
+    if not total.isfinite() and not value.isfinite().all():
         raise ModelError(f"{where}: the tensor {name} has NaN or infinite weights: get the model again")
 
 

@@ -30,6 +30,7 @@ from ftis_node.files import read_object
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
 from ftis_node.models.source import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -169,7 +170,10 @@ class PromptTokenizer:
 
         if self._tokenizer.chat_template is None:
             turns = [f"{str(message['role']).capitalize()}: {message['content']}" for message in messages]
-            return list(self._tokenizer.encode("\n\n".join([*turns, "Assistant:"])))
+            ids = [int(token) for token in self._tokenizer.encode("\n\n".join([*turns, "Assistant:"]))]
+            while ids and ids[-1] in self.eos_ids:  # `add_eos_token`: for training texts
+                ids.pop()
+            return ids
         try:
             return self._render(messages)
         except TemplateError as error:
@@ -191,8 +195,14 @@ class PromptTokenizer:
         return str(decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files in the hub's format."""
+        """Write the tokenizer's files in the hub's format, and the template of plain lines if it has none."""
         self._tokenizer.save_pretrained(folder)
+        if self._tokenizer.chat_template is None:
+            template = plain_template(self._tokenizer, self.encode_prompt)
+            if template:
+                (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+            else:
+                log.warning("no chat template gives the ids of the prompts of %s: the model card shows one", self.name)
 
     def _render(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         ids = self._tokenizer.apply_chat_template(

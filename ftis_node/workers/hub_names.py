@@ -1,8 +1,8 @@
 """The hub's names of a model's tensors, under which weights are published and exported.
 
 In memory, transformers fuses the experts of a layer and renames some tensors. Other readers, such as vLLM, know only
-the names of the hub's files. The conversion is that of transformers' `save_pretrained`, but as views: nothing is copied,
-and a write to a part changes the model.
+the names of the hub's files. The conversion is that of transformers' `save_pretrained`, but as views. Nothing is
+copied, and a write to a part changes the model.
 """
 
 from __future__ import annotations

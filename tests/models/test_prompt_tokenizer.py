@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
+from transformers import AutoTokenizer, LlamaTokenizer
 
 from ftis_node.errors import ModelError
 from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, resolve_model
@@ -64,6 +65,51 @@ def test_without_a_chat_template_a_prompt_is_plain_lines():
     assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == (
         "System: Answer.\n\nUser: What is 12 + 30?\n\nAssistant:"
     )
+
+
+def llama_tokenizer(**options):
+    """Return a tokenizer that begins a text with a space and a start token."""
+    letters = sorted(set("▁SystemAnswer.UAssistantWhat is12+30?:naïve42 in tags\n"))
+    vocab = {token: index for index, token in enumerate(["<unk>", "<s>", "</s>", *letters])}
+    return LlamaTokenizer(vocab=vocab, merges=[], **options)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        make_tokenizer(chat_template=None),
+        llama_tokenizer(add_bos_token=True, add_eos_token=True),
+        llama_tokenizer(add_bos_token=True),
+        llama_tokenizer(add_bos_token=False, add_eos_token=True),
+    ],
+    ids=["none", "both", "start", "end"],
+)
+def test_a_saved_tokenizer_renders_the_plain_lines_of_its_prompts(made, tmp_path):
+    """Other programs prompt an exported model by its chat template."""
+    tokenizer = PromptTokenizer(made, name="base")
+    tokenizer.save(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    for messages in (MESSAGES, MESSAGES[1:]):
+        ids = again.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert ids == tokenizer.encode_prompt(messages)
+        assert ids[-1] != tokenizer.eos_id, "the prompt does not end the text"
+        assert PromptTokenizer(again, name="again").encode_prompt(messages) == ids
+    if made.bos_token_id is not None:
+        assert ids.count(made.bos_token_id) == made.add_bos_token
+
+
+def test_a_tokenizer_whose_prompts_no_template_renders_is_saved_without_one(tmp_path, caplog, monkeypatch):
+    tokenizer = PromptTokenizer(make_tokenizer(chat_template=None), name="base")
+    monkeypatch.setattr(tokenizer, "encode_prompt", lambda messages: [5, 6, 7])
+    tokenizer.save(tmp_path)
+    assert not (tmp_path / "chat_template.jinja").exists()
+    assert "no chat template gives the ids of the prompts of base" in caplog.text
+
+
+def test_a_saved_chat_template_stays(tmp_path):
+    made = make_tokenizer()
+    PromptTokenizer(made, name="chat").save(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == made.chat_template
 
 
 NO_SYSTEM = (

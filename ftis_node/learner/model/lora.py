@@ -13,6 +13,7 @@ from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.distributed.sharded_tensors import is_sharded
 from ftis_node.models.adapter_folder import ADAPTER_FILE, read_adapter
 from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.models.loading import check_finite
 from ftis_node.workers.tensor_file import read_tensors
 
 if TYPE_CHECKING:
@@ -97,7 +98,10 @@ def read_start(adapted: Any, start: Path) -> None:
     """Set the weights of a new adapter to those in the folder `start`. Raises ModelError if they do not fit."""
     from peft import set_peft_model_state_dict
 
-    report = set_peft_model_state_dict(adapted, read_tensors(start / ADAPTER_FILE), adapter_name=ADAPTER)
+    tensors = read_tensors(start / ADAPTER_FILE)
+    for name, value in tensors.items():
+        check_finite(name, value, start)
+    report = set_peft_model_state_dict(adapted, tensors, adapter_name=ADAPTER)
     missing = [name for name in report.missing_keys if ".lora_" in name]
     if missing or report.unexpected_keys:
         raise ModelError(f"the adapter in {start} does not fit its base: {(missing or report.unexpected_keys)[0]}")

@@ -10,7 +10,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.models import resolve_model
+from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.migrations import bring_up_to_date
@@ -57,5 +57,5 @@ def export_model_of(
         config = read_object(adapter) | {"base_model_name_or_path": base or source.base.name}
         adapter.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
     record = read_run_record(home, base=base or source.name, step=step)
-    write_model_card(folder, record, is_adapter=is_adapter, license=license)
+    write_model_card(folder, record, is_adapter=is_adapter, tokenizer=load_tokenizer(source), license=license)
     return step
