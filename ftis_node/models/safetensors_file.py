@@ -44,6 +44,8 @@ def read_header(path: Path) -> SafetensorsHeader:
         num_data_bytes = max((_end_of(entry) for entry in header.values()), default=0)
     except FileError as error:
         raise ModelError(str(error)) from None
+    except PermissionError as error:
+        raise ModelError(f"weight file {path} cannot be read ({error.strerror})") from None
     except RecursionError:
         raise ModelError(f"weight file {path} is damaged: its header is nested too deep") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
