@@ -157,8 +157,8 @@ def hub_cache_problem(error: Exception) -> str:
     if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         return ""
     return (
-        f"this user may not use the hub's cache at {error.filename} ({error.strerror}): set HF_HOME to a folder of "
-        "this user, or let the owner of the cache complete it"
+        f"this user may not use the hub's cache at {error.filename} ({error.strerror}): "
+        "set HF_HOME to another folder, or complete the cache as its owner"
     )
 
 

@@ -96,7 +96,7 @@ def test_a_part_that_is_missing_there_is_no_network_error(tmp_path: Path) -> Non
     done = read("task", DATASET, tmp_path / "hf", tmp_path)
     lock = tmp_path / "hf" / "datasets"
     assert f"TaskError: o/n (train): this user may not use the hub's cache at {lock}" in done.stderr
-    assert "(Permission denied): set HF_HOME to a folder of this user" in done.stderr
+    assert "(Permission denied): set HF_HOME to another folder" in done.stderr
 
 
 def test_a_download_into_a_cache_of_another_user_names_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
