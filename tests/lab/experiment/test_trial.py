@@ -24,6 +24,7 @@ from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
+from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.training import step_gate
@@ -101,6 +102,22 @@ def test_a_trial_is_reproducible(experiment: Experiment) -> None:
         assert one.steps["reward_mean"] == other.steps["reward_mean"]
     another = run_trial(only(experiment, steps=2, seeds=range(1, 2)))
     assert another.members[0].steps["reward_mean"] != first.members[0].steps["reward_mean"]
+
+
+def test_two_updates_weigh_by_the_first_pass(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def noted(*args: Any, **how: Any) -> Any:
+        found = compute_gradients(*args, **how)
+        seen.append((how["first_pass"], found.learner_logprobs))
+        return found
+
+    monkeypatch.setattr("ftis_node.learner.step.train_step.compute_gradients", noted)
+    optimizer = experiment.base.optimizer.model_copy(update={"updates_per_batch": 2})
+    run_trial(only(experiment, base=experiment.base.model_copy(update={"optimizer": optimizer}), steps=1))
+    assert len(seen) == 4
+    for (none, first), (given, later) in zip(seen[::2], seen[1::2], strict=True):
+        assert none is None and given is first and not (later == first).all()
 
 
 def test_a_member_that_evaluates_slowly_takes_the_same_groups(
