@@ -4,8 +4,8 @@ F-TIS (arXiv 2605.22537) keeps a completion if A > 0 or KL < g. A negative gradi
 would hardly sample moves its probability to arbitrary others. A positive gradient on a good answer helps at any
 distance.
 
-The KL is estimated from the tokens that the generator sampled. rho = exp(lp - lg) is that of the first pass over the
-batch, so several updates keep the same completions:
+The KL is estimated from the tokens that the generator sampled, with rho = exp(lp - lg) at the first pass. So several
+updates of one batch keep the same completions:
 
     author_k3   1/rho + log rho - 1     chi2(gen||learner) - KL(gen||learner), heavy tailed; used by the F-TIS authors'
                                         code, so the scale of the paper's thresholds (5 to 100)

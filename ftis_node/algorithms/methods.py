@@ -1,7 +1,7 @@
 """Objectives of the methods, per token. `config/method_table.py` has their constants and sources.
 
 An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. Notation as in the papers: A is the
-advantage, rho the ratio of learner to generator. rho0 is rho at the first pass over the batch, R the ratio to the
+advantage, rho the ratio of learner to generator. rho0 is rho at the first pass over the batch. R is the ratio to the
 learner there, and sg[.] stops the gradient.
 
 Several updates on one batch. No objective counts the change since the first pass twice; rho = rho0 R:
