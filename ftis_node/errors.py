@@ -45,6 +45,10 @@ class ModelError(UsageError):
     """A model folder is missing or incomplete."""
 
 
+class UntrainableModelError(ModelError):
+    """A model is complete, and of a kind that cannot be trained."""
+
+
 class MachineError(FtisError):
     """This machine lacks memory, an engine, disk space or a working package."""
 

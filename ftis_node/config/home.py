@@ -18,6 +18,7 @@
     logs/          the workers' output
     backups/       the state before an upgrade
     damaged/       corrupt databases as they were found, the newest two of each
+    user/          caches of libraries, if the user has no home folder that can be written
     lock           held while a node runs, with its pid and the address of its status port
 
 The folder's mode is 0700 and that of the files 0600, for any umask.
@@ -28,6 +29,7 @@ Sockets are in a separate folder: the path of a unix socket has at most 107 char
 from __future__ import annotations
 
 import fcntl
+import getpass
 import os
 import stat
 import time
@@ -67,9 +69,30 @@ def network_filesystem(path: Path) -> str | None:
 
 
 def default_home() -> Path:
+    """Return the home of a command without `--home`. Raises ConfigError for a user without a home folder."""
     import platformdirs  # slow to import: most commands get --home
 
+    if not os.path.isabs(os.path.expanduser("~")):  # as in a container whose user id has no name
+        raise ConfigError("this user has no home folder: give --home, or set HOME")
     return Path(platformdirs.user_data_dir("ftis-node"))
+
+
+def give_user_folder(folder: Path) -> None:
+    """Make `folder` the home folder of a user who cannot write to one, for the caches and settings of libraries.
+
+    A cache of the hub in a home folder that can only be read stays in use.
+    """
+    usual = os.path.expanduser("~")
+    if os.path.isabs(usual) and os.access(usual, os.W_OK):
+        return
+    hub_cache = os.path.join(usual, ".cache", "huggingface")
+    if os.path.isabs(usual) and os.path.isdir(hub_cache) and not os.environ.keys() & {"HF_HOME", "XDG_CACHE_HOME"}:
+        os.environ["HF_HOME"] = hub_cache
+    os.environ["HOME"] = str(folder.absolute())
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # torch names a folder after the user
+        os.environ["USER"] = f"uid-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +135,7 @@ class Home:
     event_log_snapshot = _Inside("events.snapshot")
     status = _Inside("status.json")
     logs = _Inside("logs")
+    user = _Inside("user")
     lock = _Inside("lock")
 
     @property

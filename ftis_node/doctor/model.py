@@ -30,6 +30,7 @@ from ftis_node.memory.choice import (
 from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, plan
 from ftis_node.models import PromptSettings, load_tokenizer, read_shape, resolve_model, shape_of
+from ftis_node.models.adapter_folder import continued
 from ftis_node.models.chat_template import EXAMPLES
 from ftis_node.models.hub import ask_about, cached_snapshot
 from ftis_node.models.source import check_name
@@ -194,6 +195,7 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
         yield CheckResult("model.found", "fail", str(error), "correct --model, or complete the folder")
         return
     if source is not None:
+        question = replace(question, settings=continued(question.settings, source.adapter))
         yield from _files(source)
         yield from _planned(question, partial(read_shape, source))
         return
@@ -226,9 +228,10 @@ def _on_this_machine(model: str) -> ModelSource | None:
 
 def _files(source: ModelSource) -> Iterator[CheckResult]:
     num_bytes = sum(path.stat().st_size for path in source.weights_files)
-    yield CheckResult("model.found", "ok", f"{source.folder} is complete, {num_bytes / 1e9:.2f} GB of weights")
+    what = "" if source.adapter is None else f", the base of the adapter {source.adapter}"
+    yield CheckResult("model.found", "ok", f"{source.folder}{what} is complete, {num_bytes / 1e9:.2f} GB of weights")
     yield tokenizer_of(source)
-    if licence := _licence_in(source.folder / CARD):
+    if licence := _licence_in(source.path / CARD):
         yield CheckResult("model.licence", "ok", f"its card names the license {licence}")
 
 

@@ -157,10 +157,9 @@ async def evaluate_ensemble(
 def _load_experts(members: list[Member], on_progress: OnProgress) -> list[Expert]:
     experts = []
     for member in members:
-        source = resolve_model(member.model, on_progress=on_progress)
-        experts.append(
-            Expert(member, replace(source, name=member.name), load_tokenizer(source, prompts=PromptSettings()))
-        )
+        source = resolve_model(member.model, trains=False, on_progress=on_progress)
+        tokenizer = load_tokenizer(source, prompts=PromptSettings())
+        experts.append(Expert(member, replace(source, name=member.name), tokenizer))
     return experts
 
 

@@ -66,7 +66,7 @@ async def _evaluate(
     model: str, task: str, engine: Any, max_tokens: int, *, on_progress: OnProgress, **options: Any
 ) -> EvalResult:
     open_engine = choose_engine(engine)
-    source = resolve_model(model, on_progress=on_progress)
+    source = resolve_model(model, trains=False, on_progress=on_progress)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     on_progress(None, "loading the tokenizer")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,8 +34,10 @@ import numpy as np
 from ftis_node.errors import ModelError
 from ftis_node.models.chat_template import RUN_DATE, ChatTemplate, check_template
 from ftis_node.models.fingerprint import tokenizer_fingerprint
+from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.models.source import CONFIG_FILE, read_json
+from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
+from ftis_node.models.source import CONFIG_FILE
 from ftis_node.records.group import FinishReason
 from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer
 
@@ -48,8 +51,10 @@ if TYPE_CHECKING:
     from ftis_node.models.source import ModelSource
     from ftis_node.records.token_batch import TokenBatch
 
+log = logging.getLogger(__name__)
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_REMEMBERED_PROMPTS = 4096
+MAX_IDS = 1 << 31
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."
 QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
@@ -103,18 +108,21 @@ class PromptTokenizer:
         *,
         name: str,
         extra_eos_ids: Sequence[int] = (),
+        num_rows: int | None = None,
         prompts: PromptSettings = PromptSettings(),
     ) -> None:
+        """Wrap a transformers tokenizer. `num_rows` is the number of the model's embeddings, None if unknown."""
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._rendered: dict[str, RenderedPrompt] = {}
         self.name = name
-        self.eos_ids: tuple[int, ...] = tuple(
-            sorted({int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None})
-        )
-        # Number of the tokenizer's ids. The model's embedding has more rows, because it is padded.
-        # Equal to len(tokenizer) unless the vocabulary has holes.
-        self.vocab_size: int = max(tokenizer.get_vocab().values()) + 1
+        # Ids from here on are no tokens: the tokenizer does not have them, or the model no embedding of them. Most
+        # embeddings are padded to more rows. The first bound is len(tokenizer) unless the vocabulary has holes.
+        self.vocab_size: int = min(max(tokenizer.get_vocab().values()) + 1, num_rows or MAX_IDS)
+        ends = {int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None}
+        self.eos_ids: tuple[int, ...] = tuple(sorted(eos for eos in ends if 0 <= eos < self.vocab_size))
+        if left_out := sorted(ends.difference(self.eos_ids)):
+            log.warning("%s names the end tokens %s, which it does not have: they are left out", name, left_out)
         self.fingerprint: str = tokenizer_fingerprint(tokenizer)
 
     @cached_property
@@ -123,7 +131,7 @@ class PromptTokenizer:
 
         It is the one that the chat template writes after an answer, else the tokenizer's.
         """
-        first = self._tokenizer.eos_token_id
+        first = self._tokenizer.eos_token_id if self._tokenizer.eos_token_id in self.eos_ids else None
         if self.template is not None and len(self.eos_ids) > 1:
             turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
             with suppress(jinja2.TemplateError):
@@ -139,11 +147,13 @@ class PromptTokenizer:
 
     @cached_property
     def hidden_ids(self) -> NDArray[np.int32]:
-        """The special ids that no answer may contain, ascending: all but those of the answer format's tags."""
+        """The ids of special tokens that no answer may contain, ascending; the tags of the answer format are allowed.
+
+        Nodes with one fingerprint have the same ones.
+        """
         added = self._tokenizer.added_tokens_decoder.items()
-        special = {int(token) for token, each in added if each.special} | set(self._tokenizer.all_special_ids)
-        tags = {token for token, each in added if each.content in ANSWER_TAGS}
-        return np.array(sorted(special - tags), dtype=np.int32)
+        hidden = [int(token) for token, each in added if each.special and each.content not in ANSWER_TAGS]
+        return np.array(sorted(hidden), dtype=np.int32)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -175,7 +185,13 @@ class PromptTokenizer:
         key = json.dumps(messages, sort_keys=True)
         if (known := self._rendered.get(key)) is None:
             text = self._prompt_text(messages)
-            known = self._rendered[key] = RenderedPrompt(*split_opening(text), tuple(self._encode(text)))
+            known = RenderedPrompt(*split_opening(text), tuple(self._encode(text)))
+            if known.token_ids and max(known.token_ids) >= self.vocab_size:
+                raise ModelError(
+                    f"the prompts of {self.name} have the id {max(known.token_ids)}, but the model has "
+                    f"{self.vocab_size} embeddings: resize them, or use the tokenizer that belongs to the model"
+                )
+            self._rendered[key] = known
             if len(self._rendered) > MAX_REMEMBERED_PROMPTS:
                 del self._rendered[next(iter(self._rendered))]
         return known
@@ -227,8 +243,14 @@ class PromptTokenizer:
         return texts
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files in the hub's format."""
+        """Write the tokenizer's files in the hub's format, and the template of plain lines if it has none."""
         self._tokenizer.save_pretrained(folder)
+        if self._tokenizer.chat_template is None:
+            template = plain_template(self._tokenizer, self.encode_prompt)
+            if template:
+                (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+            else:
+                log.warning("no chat template gives the ids of the prompts of %s: the model card shows one", self.name)
 
 
 def _chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatTemplate | None:
@@ -258,14 +280,15 @@ def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None
     """
     with quiet_library_logging():
         try:
-            chosen = tokenizer_class(source.folder)
-            tokenizer = chosen.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+            chosen = tokenizer_class(source.folder, source.tokenizer_folder)
+            tokenizer = chosen.from_pretrained(source.tokenizer_folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:
-            raise ModelError(f"the tokenizer in {source.folder} cannot be read: {error}") from error
+            raise ModelError(f"the tokenizer in {source.tokenizer_folder} cannot be read: {error}") from error
     made = PromptTokenizer(
         tokenizer,
         name=source.name,
         extra_eos_ids=_generation_eos_ids(source.folder),
+        num_rows=source.num_embedding_rows,
         prompts=prompts or PromptSettings(),
     )
     if prompts is not None and made.template is not None and (reason := check_template(made.template)):
@@ -284,12 +307,13 @@ def _generation_eos_ids(folder: Path) -> list[int]:
     return [token for token in eos if isinstance(token, int)] if isinstance(eos, list) else []
 
 
-def tokenizer_class(folder: Path) -> Any:
-    """Return the transformers class whose `from_pretrained(folder)` AutoTokenizer would call, or AutoTokenizer.
+def tokenizer_class(folder: Path, tokenizer_folder: Path | None = None) -> Any:
+    """Return the transformers class whose `from_pretrained` AutoTokenizer would call, or AutoTokenizer itself.
 
-    Raises ModelError for a damaged config.json or tokenizer_config.json.
+    `folder` has the model's configuration, and the tokenizer's unless `tokenizer_folder` has it. Raises ModelError for
+    a damaged config.json or tokenizer_config.json.
     """
-    path = folder / TOKENIZER_CONFIG_FILE
+    path = (tokenizer_folder or folder) / TOKENIZER_CONFIG_FILE
     if path.is_file() and metadata.version("transformers").startswith(KNOWN_RELEASE):
         config = read_json(path)
         kind = str(read_json(folder / CONFIG_FILE).get("model_type")), str(config.get("tokenizer_class"))

@@ -115,8 +115,13 @@ class Directory:
 
         It is None with fewer than two peers, because either of two clocks may be the wrong one.
         """
+        return majority_skew(self.skews_s)
+
+    @property
+    def skews_s(self) -> list[float]:
+        """Return the clock offsets of recent peers in seconds (peer minus local)."""
         ours = time.time() - time.monotonic()  # computed now, so that a clock change is visible at once
-        return majority_skew([skew_s - ours for skew_s in self._skews_s.values()])
+        return [clock_s - ours for clock_s in self._skews_s.values()]
 
     def _note_clock(self, peer_id: str, clock_s: float) -> None:
         """Note a peer's clock minus our monotonic clock. Log once if it differs from this machine's, or from most."""
