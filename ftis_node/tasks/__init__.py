@@ -13,6 +13,7 @@ dataset_rows.py       rows of a file or of the hub, read in a child process; pro
 dataset_task.py       the task; its rewards: format, exact, math, regex, those of plug-ins; digest of a run's data sets
 rg.py                 reasoning-gym's generators; no answer is run as code
 answers.py            chat format of reasoning tasks, equality of answers, the answer in a completion for votes
+number_answers.py     answers that are plain numbers
 expression_limits.py  limits on answers that a parser reads
 scorer.py             scores from a separate process, under limits
 scoring_worker.py     that process

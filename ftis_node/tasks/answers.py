@@ -7,12 +7,15 @@ one answer block and white space, because models learn to write whatever a loose
     <think> 48 / 2 = 24 clips in May, 48 + 24 = 72 together. </think>
     <answer> 72 </answer>
 
-**Equality** of two mathematical answers: `math-verify` with limits for untrusted text. An answer block is read in one
-of three ways:
+**Equality** of two mathematical answers. If the reference is a plain number, `number_answers.py` reads the answer. Any
+other reference needs `math-verify`, with limits for untrusted text. The library reads an answer in one of three ways:
 
 * LaTeX with its delimiters or \boxed, inside a sentence or not: the library finds it.
 * A sentence or a unit around a plain number ("72 clips", "The answer is 5"): the library takes the last number.
 * Bare LaTeX or a bare expression ("(3, \frac{\pi}{2})", "x^2 + 1"): read as a whole, in dollar signs for the library.
+
+An answer has one line and at most one \boxed. A percent sign does not count. In an equation without a list, all sides
+must be equal: the library would take the last one alone.
 
 A dozen characters keep a LaTeX parser busy for hours (`9^{9^{9^9}}`, `\sum_{k=1}^{10^9} 1/k`), inside C code that no
 Python limit interrupts. The library's own time limits use SIGALRM, which needs the main thread, so they are off. An
@@ -36,8 +39,11 @@ from typing import TYPE_CHECKING, Any, Final
 from ftis_node.records.think_block import ANSWER_TAGS
 from ftis_node.tasks.base import broken_grader, leaves, release_of
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
+from ftis_node.tasks.number_answers import cleaned, is_expression, number_in, plain_number, sides_of, without_vulgar
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from ftis_node.tasks.base import ChatMessage, Task, TaskItem
 
 log = logging.getLogger(__name__)
@@ -50,7 +56,7 @@ SYSTEM_PROMPT = (
 
 MAX_NUM_REFERENCES_CACHED: Final = 4096
 GRADER_PACKAGES: Final = ("latex2sympy2-extended", "math-verify", "sympy")
-PROBES: Final = ((r"\frac{1}{2}", r"\boxed{\frac{2}{4}}", True), ("72", "72.0 clips", True), ("72", "$73$", False))
+PROBES: Final = ((r"\frac{1}{2}", r"\boxed{\frac{2}{4}}", True), ("72", "72.0 clips", True), ("x + 1", "$x$", False))
 
 _NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?")
 _DRESS = re.compile(r"\\boxed\{([^{}]*)\}|\$([^$]*)\$|\\\(([^()]*)\\\)")
@@ -59,6 +65,9 @@ _DELIMITED = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed", re.DOTALL)
 _COMMAND = re.compile(r"\\(?:text|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|\{[a-z]*matrix\}")
 _PROSE = re.compile(r"(?<![A-Za-z])(?!(?:sqrt|frac|sin|cos|tan|log|exp|and)\b)[A-Za-z]{3,}")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,?\\[,!;: ]|\{,\})(?=\d{3})")
+_PERCENT = re.compile(r"\\?%")
+_ENVIRONMENT = re.compile(r"\\begin\{.*?\\end\{", re.DOTALL)
+_LIST = re.compile(r",|;|\\cup|\\text|\b(?:and|or)\b")
 _COMMAS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -87,14 +96,54 @@ def answers_agree(reference: str, answer: str) -> bool:
     """Return whether `answer` equals `reference`. Never raises; unreadable text does not agree."""
     if answer == reference:
         return True
-    if not is_within_limits(answer):
+    if not is_within_limits(answer) or answer.count("\\boxed") > 1:
         return False
     try:
-        return bool(_library().verify(_parse_reference(reference), _parse(answer), timeout_seconds=None))
+        number = _plain_reference(reference)
+        return _is_math(reference, answer) if number is None else _is_number(number, answer)
     except Exception:
         # Third-party parsers on untrusted text may raise any exception. Then the answer gets no reward.
         log.debug("an answer could not be read", exc_info=True)
         return False
+
+
+def _is_number(reference: Fraction, answer: str) -> bool:
+    """Return whether the answer is this number, and so are the other sides of its equations."""
+    sides, last = sides_of(cleaned(answer))
+    if not is_expression(last) and number_in(last) is None:
+        return False
+    return all(_side_equals(reference, side) for side in (*sides, last))
+
+
+def _side_equals(reference: Fraction, side: str) -> bool:
+    number = number_in(side)
+    return _equal(_parse_reference(str(reference)), _parse(side)) if number is None else number == reference
+
+
+def _is_math(reference: str, answer: str) -> bool:
+    reference, answer = (_PERCENT.sub("", without_vulgar(text)).rstrip(" .") for text in (reference, answer))
+    if len(_lines(answer)) > 1:
+        return False
+    answer = " ".join(answer.split())
+    sides, last = sides_of(answer)
+    if (
+        "=" not in reference
+        and not _LIST.search(answer)
+        and any(not _equal(_parse(last), _parse(side)) for side in sides)
+    ):
+        return False
+    return _equal(_parse_reference(reference), _parse(answer))
+
+
+def _equal(reference: Any, answer: Any) -> bool:
+    """Return whether the library finds two readings equal. Raises any exception."""
+    return bool(_library().verify(reference, answer, timeout_seconds=None))
+
+
+def _lines(answer: str) -> list[str]:
+    """Return the lines with text. An environment, such as a matrix, is one line."""
+    flat = _ENVIRONMENT.sub(lambda found: found[0].replace("\n", " "), answer)
+    return [line for line in flat.splitlines() if line.strip(" \t$\\[]")]
 
 
 def math_releases() -> str:
@@ -149,6 +198,7 @@ def _parse(text: str) -> Any:
 
 
 _parse_reference = lru_cache(maxsize=MAX_NUM_REFERENCES_CACHED)(_parse)
+_plain_reference = lru_cache(maxsize=MAX_NUM_REFERENCES_CACHED)(plain_number)
 
 
 def _is_prose_with_number(text: str) -> bool:

@@ -1,8 +1,15 @@
-"""Mathematical answers: equal and unequal ones, a costly one in the scoring process, and the think-answer format."""
+r"""Mathematical answers: equal and unequal ones, a costly one in the scoring process, and the think-answer format.
+
+Spellings of a number. Each reference of a data set agrees with itself in several spellings: `REFERENCES` is a sample of
+GSM8K and MATH-500; `python -m tests.tasks.test_math_answers FILE...` checks whole files.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +19,12 @@ from hypothesis import strategies as st
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answers_agree, final_answer
+from ftis_node.tasks.number_answers import cleaned, is_expression, number_in, plain_number, sides_of
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.tasks.scoring_worker import ScoringCost
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from ftis_node.tasks import Task
 
@@ -103,7 +111,7 @@ def test_an_answer_on_which_the_parser_raises_is_wrong(monkeypatch: pytest.Monke
         raise ZeroDivisionError
 
     monkeypatch.setattr("math_verify.verify", fail)
-    assert not answers_agree("72", "72.0")
+    assert not answers_agree("\\frac{1}{2}", "0.5")
 
 
 async def test_a_costly_answer_is_scored_at_once_and_does_not_affect_others(task: Task) -> None:
@@ -171,3 +179,124 @@ def test_an_answer_is_found_only_if_the_whole_text_can_be_parsed(text: str) -> N
         thought, _, rest = text.strip().removeprefix("<think>").partition("</think>")
         assert rest.lstrip().removeprefix("<answer>").removesuffix("</answer>").strip() == answer
         assert "<" not in thought + answer
+
+
+HALF, HALF_PI = r"\frac{1}{2}", r"\frac{\pi}{2}"
+RIGHT = {
+    "1234": ("1,234", "$1,234.00", "1 234", "1\u00a0234", "1\u202f234", "1{,}234", r"1\,234", "1.234e3"),
+    "20": ("€20", "20€", "20 dollars", "US$20", r"\$20", "$20$", "20kg", "20 m/s", "20 cm^2", "20 m²", "+20"),
+    "18": ("18.", "**18**", "**18.**", "`18`", r"\boxed{18}", "$$\n18\n$$", r"\text{18 apples}", "18 eggs are left!"),
+    "5": ("x = 5", "x=5", "f(2) = 5", "x_1 = 5", "Total: 5", "total cost = $5", "10/2", r"\frac{10}{2} = 5", "(5)"),
+    "-3": ("\u22123", "- 3", "(-3)", "$-3$", "-$3"),
+    "0.5": (".5", "0.50", "1/2", r"\frac12", r"\dfrac{1}{2}", "½", "5e-1"),
+    "2.5": ("2.5 hours (150 minutes)", "2½", "2 1/2", r"2\frac{1}{2}", r"2\frac12", "5/2"),
+    "1200": ("1.2e3", r"1.2 \times 10^3", "1,200"),
+    "12": ("12 of the 15 apples", "12 out of 15"),
+    "42": ("6*7 = 42", "6 × 7 = 42 apples", "x = 6*7 = 42", "40 + 2 =\n42", r"\sqrt{1764}", "84 ÷ 2 = 42", "2*21"),
+    "50": ("50%", r"50\%", "50 percent"),
+    r"90^\circ": ("90", "90°", r"90^{\circ}", r"\boxed{90^\circ}", "90 degrees"),
+    r"15\mbox{ cm}^2": ("15", "15 square centimeters"),
+    HALF: ("½", "0.5", r"\frac12", "x = 1/2", r"\frac{2}{4} = \frac{1}{2}", "1/2."),
+    HALF_PI: (r"x = \frac{\pi}{2}", "\\[\n\\frac{\\pi}{2}\n\\]", r"\boxed{\frac{\pi}{2}}."),
+    "2,3": ("x = 2, x = 3", "x = 2 or x = 3"),
+    r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}",),
+}
+WRONG = {
+    "42": (
+        *("41=42", "42 = 41", "41 = x = 42", "x = 41, x = 42", r"\boxed{41, \boxed{42}}", r"\boxed{41} \boxed{42}"),
+        *(r"41 \cup 42", "41\n42", "41, 42", "41; 42", "41 or 42", "41 42", "$41$ $42$", "[41,42]", r"\{42\}", "|42|"),
+        *(r"42 \mod 100", r"4200\%", "42,000", "42 million", "42 and a half", "42x", r"42\pi", "42i", "x - 42"),
+        *("x > 42", "between 41 and 42", "41-42", "41/42", "A42", "1,42", "42_8", "forty-two", "42^1000", "42/0", ""),
+    ),
+    "0.5": ("50%", r"50\%", "5.0"),
+    HALF: ("50%", "0.4 = 0.5", "1\n1/2"),
+    "50": ("0.5", "5000%"),
+    "10": ("20% of 50",),
+    "150": ("2.5 hours (150 minutes)",),
+    "15": ("12 of the 15 apples",),
+    HALF_PI: (r"41 = \frac{\pi}{2}", "\\pi\n\\frac{\\pi}{2}", r"\boxed{1, \boxed{\frac{\pi}{2}}}"),
+}
+REFERENCES = (
+    *("18", "70000", "1,450", "-12", "9.5", "0", ".0000672", "0.15", "58,500", r"10,\!080", r"\$18.90", r"\$32,\!348"),
+    *(r"11,\! 111,\! 111,\! 100", r"90^\circ", r"864 \mbox{ inches}^2", r"5.4 \text{ cents}", HALF, r"\frac43"),
+    *(r"\left( 3, \frac{\pi}{2} \right)", "p - q", r"\text{Evelyn}", r"3\sqrt{13}", "6 - 5i", "3, 5, 7"),
+    *(r"1 \pm \sqrt{19}", "5x - 7y + 11z + 4 = 0", r"(2,\infty)", r"\text{(C)}", r"1\frac{4}{5}", "2516_8", "x=5"),
+)  # fmt: skip
+PARTS = (
+    "1",
+    "12",
+    ",",
+    ".",
+    " ",
+    "-",
+    "(",
+    ")",
+    "=",
+    "**",
+    r"\frac",
+    "{",
+    "}",
+    "$",
+    r"\boxed{",
+    " of the 15",
+    "½",
+    "\n",
+)
+
+
+def spellings(reference: str) -> Iterator[str]:
+    """Yield texts that give this answer."""
+    yield from (reference, f"{reference}.", f"${reference}$", rf"\({reference}\)", rf"\boxed{{{reference}}}")
+    yield from (f"The answer is ${reference}$.", rf"$\boxed{{{reference}}}$")
+    if "=" not in reference and "," not in reference and not reference.startswith(r"\text"):
+        yield f"x = {reference}"
+    number = plain_number(reference)
+    if number is None or not re.fullmatch(r"[-\d.,]+", reference):
+        return
+    yield from (f"**{reference}**", f"${reference}", f"{reference} apples", f"Answer: {reference} apples.")
+    if number.denominator == 1:
+        whole = int(number)
+        yield from (f"{whole}.00", f"{whole:,}", f"{whole:,}".replace(",", "\u202f"), f"{whole - 1} + 1 = {whole}")
+
+
+def disagreeing(reference: str) -> list[str]:
+    return [text for text in spellings(reference) if not answers_agree(reference, text)]
+
+
+@pytest.mark.parametrize("reference", RIGHT)
+def test_spellings_of_the_right_answer_agree(reference: str) -> None:
+    assert [text for text in RIGHT[reference] if not answers_agree(reference, text)] == []
+
+
+@pytest.mark.parametrize("reference", WRONG)
+def test_other_answers_and_several_answers_do_not_agree(reference: str) -> None:
+    assert [text for text in WRONG[reference] if answers_agree(reference, text)] == []
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_a_reference_agrees_with_itself(reference: str) -> None:
+    assert disagreeing(reference) == []
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=60).map("".join))
+def test_no_text_raises_an_error(text: str) -> None:
+    plain_number(text)
+    number_in(cleaned(text))
+    is_expression(sides_of(cleaned(text))[1])
+
+
+def _check(files: list[str]) -> int:
+    """Print each spelling of a reference that does not agree with it, and return their number."""
+    num_texts, wrong = 0, []
+    rows = [json.loads(line)["answer"] for file in files for line in Path(file).read_text().splitlines()]
+    for reference in sorted({row.rpartition("####")[2].strip() for row in rows}):
+        num_texts += sum(1 for _ in spellings(reference))
+        wrong += [(reference, text) for text in disagreeing(reference)]
+    for reference, text in wrong:
+        sys.stdout.write(f"{reference!r} does not agree with {text!r}\n")
+    sys.stdout.write(f"{len(rows)} references, {num_texts} spellings, {len(wrong)} disagree\n")
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(_check(sys.argv[1:]) > 0)
