@@ -148,7 +148,8 @@ def join(cache: Any, mask: Tensor, other: Any, other_mask: Tensor) -> Tensor:
             )
         else:
             for states, new_states in zip(_states(layer), _states(new), strict=True):
-                states |= {number: torch.cat([state, new_states[number]]) for number, state in _present(states)}
+                present, new_present = _present(states), dict(_present(new_states))
+                states |= {number: torch.cat([state, new_present[number]]) for number, state in present}
     return torch.cat([pad(each, (width - each.shape[1], 0)) for each in (mask, other_mask)])
 
 

@@ -31,6 +31,7 @@ from ftis_node.errors import (
     FtisError,
     OutOfMemoryError,
     UnknownArchitectureError,
+    WorkerTaskError,
     first_line,
     says_out_of_memory,
 )
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 POLL_EVERY_S = 0.5
+START_LENGTHS = (2, 19, 40)  # tokens of the first texts
 SEED_BITS = 31
 CPU_CACHE_SHARE = 0.25  # at most this share of the free memory
 MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM requires one block more than the longest sequence
@@ -191,7 +193,13 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
         open_core = partial(_open_core, source, settings, device)
         await asyncio.wrap_future(driver.thread.submit(driver.open, open_core))
         engine = VllmEngine(driver, settings, source, log)
-        await engine.probe((0, 0))  # the first step compiles and allocates: within the start's grace, not a request's
+        # The first step compiles and allocates: within the start's grace, not a request's. It also finds faults of
+        # vLLM with a model, which several texts at once show.
+        texts = [(0,) * min(length, driver.max_model_len - 1) for length in START_LENGTHS]
+        probes = await asyncio.wrap_future(driver.call(lambda: [driver.probe(text) for text in texts]))
+        await asyncio.gather(*map(asyncio.wrap_future, probes))
+    except WorkerTaskError as error:
+        raise explained(RuntimeError(await engine.wait_broken()), source.name, log) from error
     except FtisError:
         raise
     except Exception as error:

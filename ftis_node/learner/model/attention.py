@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ATTENTION = "ftis_packed"
-UNSUPPORTED = {"s_aux": "attention sinks", "position_bias": "a position bias"}  # terms that other models add
+UNSUPPORTED = {"s_aux": "sinks", "position_bias": "a position bias"}  # terms that other models add
 MAX_SCORES = 1 << 25  # of soft-capped attention at once, in all heads: 128 MiB in float32, about five times
 MIN_LENGTH = 16  # tokens: all shorter texts share one bucket
 MAX_PADDING = 1.25  # columns of a merged bucket relative to its tokens: memory grows with the columns
@@ -152,7 +152,7 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, terms: AttentionTerms) -> Tensor:
     """Map `[N, h, T, D]` queries and `[N, k, T, D]` keys and values of N causal texts to `[N, h, T, D]`."""
-    (num_texts, num_heads, length, _), num_key_heads = query.shape, key.shape[1]
+    (_, num_heads, length, _), num_key_heads = query.shape, key.shape[1]
     scale, window, soft_cap = terms
     crosses_window = window is not None and window < length
     if soft_cap is None and not crosses_window:
@@ -166,10 +166,10 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, terms: AttentionTerms) ->
     if soft_cap is None:
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    parts = zip(*(each.split(max(1, MAX_SCORES // (num_heads * length**2))) for each in (query, key, value)), strict=True)
+    at_once = max(1, MAX_SCORES // (num_heads * length**2))
     outputs = [
         checkpoint(_soft_capped, *part, mask, scale, soft_cap, use_reentrant=False, preserve_rng_state=False)
-        for part in parts
+        for part in zip(*(torch.split(each, at_once) for each in (query, key, value)), strict=True)
     ]
     return torch.cat(outputs)
 

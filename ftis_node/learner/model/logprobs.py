@@ -135,7 +135,7 @@ def head_logprobs(
     hidden: Tensor,
     target_ids: Tensor,
     *,
-    processing: LogitsProcessing = LogitsProcessing(),  # noqa: B008  it is immutable
+    processing: LogitsProcessing,
     chunk_tokens: int = HEAD_CHUNK_TOKENS,
     entropies: EntropyMeter | None = None,
 ) -> Tensor:
