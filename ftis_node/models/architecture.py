@@ -20,3 +20,8 @@ def is_recurrent(causal_lm: Any) -> bool:
     """Return whether a layer of a transformers model has a state that depends on all tokens before."""
     layer_types = getattr(causal_lm.config.get_text_config(decoder=True), "layer_types", None) or ()
     return bool(causal_lm._is_stateful or RECURRENT_LAYERS & set(layer_types))
+
+
+def has_experts(causal_lm: Any) -> bool:
+    """Return whether a transformers model is a mixture of experts, whose weights it holds as one tensor a layer."""
+    return any(name.endswith("experts") for name, _ in causal_lm.named_modules())

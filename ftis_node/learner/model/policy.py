@@ -30,6 +30,7 @@ from ftis_node.learner.batch import MicroBatch, make_micro_batches, make_packed_
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, plain_name
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
+from ftis_node.models.architecture import has_experts
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.loading import tied_names
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
@@ -216,13 +217,25 @@ def add_adapter(causal_lm: Any, lora: LoraSection) -> Any:
     with quiet_library_logging():
         from peft import LoraConfig, get_peft_model
 
+        layers = _attention_layers(causal_lm) if has_experts(causal_lm) else ADAPTED_LAYERS
         config = LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=ADAPTED_LAYERS, task_type="CAUSAL_LM"
+            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=layers, task_type="CAUSAL_LM"
         )
         try:
             return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()
         except ValueError as error:
-            raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
+            raise ConfigError(f"a LoRA adapter does not fit the model: train all of it with --full ({error})") from error
+
+
+def _attention_layers(causal_lm: Any) -> list[str]:
+    """Return the names of all linear layers outside of feed-forward blocks, except the output head.
+
+    peft's adapter of the experts would compute the change of all their weights in each pass.
+    """
+    head = causal_lm.get_output_embeddings()
+    blocks = [f"{name}." for name, module in causal_lm.named_modules() if all(hasattr(module, part) for part in PARTS)]
+    linear = [name for name, each in causal_lm.named_modules() if type(each) is nn.Linear and each is not head]
+    return [name for name in linear if not name.startswith(tuple(blocks))]
 
 
 def lora_layers(causal_lm: Any) -> dict[str, Any]:
