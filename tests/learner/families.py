@@ -82,9 +82,7 @@ FAMILIES = (
     Family("OLMo 2", "Olmo2"),
     Family("OLMo 3", "Olmo3", WINDOWED, notes="sliding windows"),
     Family("GLM-4", "Glm4", OWN_HEADS),
-    Family(
-        "LFM2", "Lfm2", CONVOLUTIONS, packs=False, vllm="differs from the learner", notes="hybrid of convolutions"
-    ),
+    Family("LFM2", "Lfm2", CONVOLUTIONS, packs=False, vllm="differs from the learner", notes="hybrid of convolutions"),
     Family(
         "Qwen3-Next",
         "Qwen3Next",

@@ -35,6 +35,7 @@ from ftis_node.errors import (
     first_line,
     says_out_of_memory,
 )
+from ftis_node.generation.engines import USE_TORCH
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCore, VllmJob
 from ftis_node.generation.engines.vllm_options import (
@@ -249,7 +250,7 @@ def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
     if isinstance(error, MemoryError) or says_out_of_memory(text) or "memory" in text.lower():
         return OutOfMemoryError(f"{name} does not fit into memory for generation ({text}): see `ftis-node doctor`")
     kind = UnknownArchitectureError if UNKNOWN_ARCHITECTURE.search(text) else EngineError
-    return kind(f"vLLM cannot serve {name}: {text} (use --engine torch, or see the worker's log)")
+    return kind(f"vLLM cannot serve {name}: {text}{USE_TORCH}")
 
 
 def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tuple[Any, int]:

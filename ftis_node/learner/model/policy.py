@@ -224,7 +224,7 @@ def add_adapter(causal_lm: Any, lora: LoraSection) -> Any:
         try:
             return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()
         except ValueError as error:
-            raise ConfigError(f"a LoRA adapter does not fit the model: train all of it with --full ({error})") from error
+            raise ConfigError(f"a LoRA adapter does not fit the model: use --full instead ({error})") from error
 
 
 def _attention_layers(causal_lm: Any) -> list[str]:

@@ -135,6 +135,8 @@ class TrainLoop:
         with waiting_for("the learner worker"):  # its supervisor has time limits
             state = await self.learner.start()
         await self.resume(state)
+        if state.weights is None:
+            await self._check_start(state.proof)
         await self._evaluate_if_due()
         while not self._is_done():
             with waiting_for(f"the groups of step {self.step + 1}"):
@@ -226,8 +228,6 @@ class TrainLoop:
         if state.weights is not None:
             with waiting_for(f"weights {state.policy_version} in the generator"):
                 await self.deliver(state.weights, state.proof)
-        else:
-            await self._check_start(state.proof)
 
     async def _check_start(self, proof: WeightProof) -> None:
         """Compare the starting model of learner and generator. Raises EngineError if they differ."""
