@@ -19,9 +19,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
+from ftis_node.errors import EngineError, FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation import messages
 from ftis_node.generation.time_limits import Throughput, TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, known
@@ -214,6 +215,15 @@ class GenerationClient(WorkerClient):
             if is_trial:
                 raise ModelError(f"weights {weights.version} are rejected, because the worker {problem}")
 
+    async def check_start(self, proof: WeightProof) -> None:
+        """Compare the starting model with the learner's. Raises EngineError if their log-probs differ.
+
+        An engine may implement an architecture in another way, or wrongly.
+        """
+        probe = partial(self._supervisor.call, messages.Probe(token_ids=proof.probe_ids), messages.Probed)
+        if (problem := await self._loader.find_difference(probe, proof)) is not None:
+            raise EngineError(f"the engine {self.engine} {problem}: use another one with --engine")
+
     async def sleep(self, *, discard: bool = False) -> None:
         """Return when the worker has finished its requests and freed its memory. Requests wait from now on.
 
@@ -266,7 +276,8 @@ class GenerationClient(WorkerClient):
                 self._loader.newest = None
             return
         if problem is not None:
-            raise WorkerTaskError(f"generation: {problem}")  # an error of the worker: restart it
+            # Another process may succeed, so the worker is restarted a few times.
+            raise EngineError(f"the engine {self.engine} {problem}: use another one with --engine")
 
     async def _serve_again(self) -> None:
         """Wake the worker with the newest weights, which it may have discarded. After a failure, restart it."""

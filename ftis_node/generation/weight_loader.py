@@ -146,7 +146,7 @@ class WeightLoader:
                 problem = f"says it serves version {loaded.version}"
             proof = await asyncio.shield(to_come)
             if problem is None and proof is not None:
-                problem = await self._find_difference(partial(call, Probe(token_ids=proof.probe_ids), Probed), proof)
+                problem = await self.find_difference(partial(call, Probe(token_ids=proof.probe_ids), Probed), proof)
             if problem is None:
                 self.served_version = weights.version
                 return None
@@ -154,7 +154,8 @@ class WeightLoader:
             self.report(problem)
         return problem
 
-    async def _find_difference(self, probe: Callable[[], Awaitable[Probed]], proof: WeightProof) -> str | None:
+    async def find_difference(self, probe: Callable[[], Awaitable[Probed]], proof: WeightProof) -> str | None:
+        """Return how the worker's log-probs differ from the proof, in words; None if they do not."""
         difference = proof.rms_difference((await probe()).logprobs)
         if difference <= self._proof_tolerance:
             return None

@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.errors import ConfigError, MachineError, ModelError, first_line
+from ftis_node.models.architecture import attention_of
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.safetensors_file import read_header
 
@@ -103,7 +104,7 @@ def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
             with init_empty_weights(include_buffers=False):
                 model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+                    config, dtype=dtype, attn_implementation=attention_of(config), trust_remote_code=False
                 )
             model.tie_weights()
             if (source.folder / GENERATION_CONFIG_FILE).exists():
@@ -156,22 +157,24 @@ class WeightRows:
 
 
 def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu") -> Any:
-    """Return the model of `source` as a transformers model in eval mode, with scaled-dot-product attention.
+    """Return the model of `source` as a transformers model in eval mode, with the attention of `attention_of`.
 
     An adapter is merged. `dtype` "auto" keeps the type of the saved weights. Raises ModelError if the weights are
     damaged, not finite, or do not fit the configuration. Raises MachineError if `device` is "cuda" and there is none.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
     target = pick_device(device)
     with quiet_library_logging():
         disable_progress_bar()
         try:
+            config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
             model, report = AutoModelForCausalLM.from_pretrained(
                 source.folder,
+                config=config,
                 dtype=dtype,
-                attn_implementation="sdpa",
+                attn_implementation=attention_of(config),
                 trust_remote_code=False,
                 local_files_only=True,
                 use_safetensors=True,

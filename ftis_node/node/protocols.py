@@ -86,7 +86,7 @@ class NullGeneration:
     async def _do_nothing(self, *args: Any, **options: Any) -> None:
         """Do nothing: there is no worker to supervise, no GPU memory to free and no engine to update."""
 
-    start = run = stop = sleep = wake = update_weights = try_weights = _do_nothing
+    start = run = stop = sleep = wake = check_start = update_weights = try_weights = _do_nothing
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Raise FtisError: the generate loop does not run in this role."""
@@ -177,6 +177,7 @@ class Generation(Generator, Protocol):
     async def stop(self) -> None: ...
     async def sleep(self, *, discard: bool = False) -> None: ...
     async def wake(self) -> None: ...
+    async def check_start(self, proof: WeightProof) -> None: ...
     async def update_weights(
         self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None
     ) -> None: ...

@@ -56,7 +56,7 @@ def _end_after(owner_pid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """The back-off between restarts, and the limits of quick deaths and of memory shortages in a row.
+    """The back-off between restarts, and the limits of quick deaths, equal first starts and memory shortages in a row.
 
     A worker that served for a while is restarted almost at once. After each death soon after its start the delay
     doubles. After a few of them no restart follows: another start does not remove the cause, which the worker's log
@@ -66,6 +66,7 @@ class RestartPolicy:
     backoff: ExponentialBackoff = ExponentialBackoff(first_s=0.5, ceiling_s=60.0)
     quick_death_s: float = 30.0
     max_quick_deaths: int = 5
+    max_same_starts: int = 3
     max_shortages: int = 20
 
 

@@ -6,9 +6,10 @@
                               +------ after a delay ---- BACKING_OFF --too many quick deaths--> FAILED
                                                         (an error that no restart can fix --> FAILED)
 
-An error of the user, the machine or the engine at the first start is final. A worker that has served before may lack
-memory for a while, because other processes use it. It then waits longer each time, `free_memory` is awaited, and it
-starts again. An engine that cannot be loaded again is restarted as after any quick death.
+An error of the user, the machine or the engine at the first start is final. So is any error that a few starts in a row
+repeat before the worker has served: the machine cannot run it. A worker that has served before may lack memory for a
+while, because other processes use it. It then waits longer each time, `free_memory` is awaited, and it starts again. An
+engine that cannot be loaded again is restarted as after any quick death.
 
 A call waits while the worker starts, then goes to the process that is READY, and never moves to another. A call that a
 death interrupts raises WorkerDiedError, and the caller decides whether to repeat it. Before any call reaches a new
@@ -193,18 +194,22 @@ class Supervisor:
         """Start the worker, wait for its death, wait for the back-off, and restart it, until the policy ends the
         restarts.
         """
-        restarts = RestartCounter(self._restart_policy)
+        restarts, num_same = RestartCounter(self._restart_policy), 0
         while True:
+            before = self._last_error
             served_s = await self._live_once()
             error = self._last_error
             assert error is not None
+            num_same = num_same + 1 if str(error) == str(before) else 1
             is_quick = served_s < self._restart_policy.quick_death_s
             is_short = self._has_served and is_quick and _is_shortage(error)
             if not is_short and not isinstance(error, WorkerError | EngineError if self._has_served else WorkerError):
                 return self._fail(error)
             delay_s = restarts.next_delay_s(served_s=served_s, is_short=is_short)
-            if delay_s is None:
-                kind = type(error) if isinstance(error, MachineError) else WorkerDiedError
+            is_hopeless = num_same >= self._restart_policy.max_same_starts and not self._has_served
+            if delay_s is None or is_hopeless:
+                lost = WorkerDiedError if self._has_served else MachineError
+                kind = type(error) if isinstance(error, MachineError) else lost
                 message = f"the {self.name} worker died {restarts.num_deaths} times in a row; the last time: "
                 return self._fail(kind(message + str(error)))
             self._state = WorkerState.BACKING_OFF

@@ -8,6 +8,7 @@ one after the other and has the methods of `base.Engine`. `make_client` starts t
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,8 @@ class EngineHost:
         await self.close()
         source = resolve_model(request.model)
         self._engine = await choose_engine("vllm")(source, request.settings, self._emit.progress)
+        # vLLM inspects each further architecture in a process of its own, which takes 20 s and protects only a GPU.
+        sys.modules["vllm.model_executor.models.registry"]._run_in_subprocess = lambda inspect: inspect()
         return EngineState()
 
     async def close(self) -> None:

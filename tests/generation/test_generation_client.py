@@ -15,9 +15,9 @@ import pytest
 from generation_fake_worker import UNANSWERED
 from generation_support import EOS_ID, PYTHON_PATH, MakeClient, generate_group, proof, publish
 
-from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
+from ftis_node.errors import EngineError, ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerationResult
-from ftis_node.generation.messages import Generated
+from ftis_node.generation.messages import Generated, Probe, Probed
 from ftis_node.generation.time_limits import Throughput
 from ftis_node.records.group import Completion, FinishReason
 from ftis_node.workers.supervisor import WorkerState
@@ -155,10 +155,19 @@ async def test_a_worker_that_fails_every_proof_is_given_up(make_client: MakeClie
     client = make_client()
     await client.start()
     (tmp_path / "stale-weights").write_text("1000")
-    with pytest.raises(WorkerDiedError, match=r"3 times in a row.*differs from the learner by 3.5 nats"):
+    with pytest.raises(EngineError, match=r"3 times in a row.*differs from the learner by 3.5 nats.*: use another one"):
         await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
     assert client.state is WorkerState.FAILED
     assert not client.is_alive
+
+
+async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(make_client: MakeClient) -> None:
+    client = make_client()
+    await client.start()
+    probed = (await client._supervisor.call(Probe(token_ids=(1, 2, 3)), Probed)).logprobs
+    await client.check_start(proof(0, probed[0]))
+    with pytest.raises(EngineError, match=r"^the engine .* differs from the learner by 2 nats .*: use another one"):
+        await client.check_start(proof(0, probed[0] - 2))
 
 
 async def test_a_proof_passes_within_its_tolerance(make_client: MakeClient, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from generation_support import EMBEDDING_ROWS, file_tensors, fresh_logprobs, save_model, tiny_model
 from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
-from ftis_node.errors import OutOfMemoryError, WorkerDiedError, WorkerError
+from ftis_node.errors import EngineError, OutOfMemoryError, WorkerDiedError, WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.supervisor import WorkerState
@@ -192,7 +192,7 @@ async def test_a_core_inside_the_worker_restarts_and_is_given_up_over_nan_weight
         broken, proof = tiny_model(seed=2, **VLLM_MODEL), prove(learner, version=2, vocab_size=EMBEDDING_ROWS)
         broken.model.norm.weight.data.fill_(float("nan"))
         published, _ = publish(tmp_path, broken, version=2)
-        with pytest.raises(WorkerDiedError, match=r"2 times in a row.*differs from the learner by inf nats"):
+        with pytest.raises(EngineError, match=r"2 times in a row.*differs from the learner by inf nats"):
             await client.update_weights(published, proof)
         assert len(problems) == 2
         assert all(problem.startswith("differs from the learner by inf nats") for problem in problems)

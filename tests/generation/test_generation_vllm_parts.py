@@ -328,7 +328,7 @@ class FakeVllmWorker(WorkerExtension):
     def __init__(self, device: str) -> None:
         self.calls: list[Any] = []
         self.ftis_direct = RecordingLoader(self.calls) if device == "cpu" else None
-        self.model_runner = SimpleNamespace(get_model=SimpleNamespace, device=torch.device(device))
+        self.model_runner = SimpleNamespace(get_model=torch.nn.Module, device=torch.device(device))
 
     def reload_weights(self, *, weights_iterator: Any) -> None:  # type: ignore[override]
         self.calls.append({name: tensor.tolist() for name, tensor in weights_iterator})

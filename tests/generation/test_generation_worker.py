@@ -21,6 +21,7 @@ from ftis_node.generation import engines
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
+from ftis_node.models import ModelSource
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.supervisor import WorkerState
@@ -156,3 +157,19 @@ async def test_auto_chooses_the_engine_that_runs_on_this_machine(
     if chosen == "torch":
         with pytest.raises(EngineError, match=r"vLLM is not installed for this machine: pip install .* --engine torch"):
             engines.choose_engine("vllm")
+
+
+async def test_a_model_that_no_engine_serves_is_refused_with_both_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advice to use the engine that failed is left out."""
+
+    async def open_one(module: str, *_: object) -> None:
+        if module == engines.ENGINES["vllm"]:
+            raise UnknownArchitectureError(f"vLLM cannot serve m: unknown{engines.USE_TORCH}")
+        raise EngineError("the torch engine cannot serve m: its cache has a FooLayer")
+
+    monkeypatch.setattr(engines, "_open", open_one)
+    monkeypatch.setattr(engines, "has_vllm", lambda: True)
+    with pytest.raises(EngineError) as refused:
+        await engines.choose_engine("auto")(ModelSource("m", Path()), SETTINGS)
+    reasons = "the torch engine cannot serve m: its cache has a FooLayer; vLLM cannot serve m: unknown"
+    assert str(refused.value) == f"no engine serves m: {reasons}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-for folder in (HERE, HERE.parent / "models"):  # for `learner_rig` and `tiny_models`
+for folder in (HERE, HERE.parent / "models", HERE.parent / "generation"):  # for `learner_rig` and `tiny_models`
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

@@ -134,5 +134,5 @@ def test_padded_rows_equal_those_of_a_plain_model(model):
 def test_attention_of_another_kind_is_refused(model):
     query = torch.zeros(1, 4, 3, 8)
     plan = attention.AttentionPlan.of([(range(0, 3),)], torch.device("cpu"))
-    with pytest.raises(NotImplementedError, match="sliding_window"):
-        attention.attend(None, query, query, query, None, plan=plan, sliding_window=2)
+    with pytest.raises(NotImplementedError, match="its attention has sinks"):
+        attention.attend(None, query, query, query, None, plan=plan, s_aux=torch.zeros(4))

@@ -20,6 +20,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import (
     EngineError,
     FtisError,
+    MachineError,
     ModelError,
     NonFiniteError,
     OutOfMemoryError,
@@ -318,7 +319,7 @@ async def test_a_worker_that_cannot_start_is_given_up(
     make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, message: str
 ) -> None:
     supervisor = make_supervisor(fault=fault)
-    with pytest.raises(WorkerDiedError, match=f"3 times in a row.*{message}"):
+    with pytest.raises(MachineError, match=f"3 times in a row.*{message}"):
         await supervisor.run()
     assert num_starts(tmp_path) == 3
     assert supervisor.restarts == 2
@@ -332,7 +333,7 @@ async def test_a_slow_start_within_its_grace_is_not_a_hang(make_supervisor: Make
 
 async def test_a_start_beyond_its_grace_counts_as_a_death(make_supervisor: MakeSupervisor) -> None:
     supervisor = make_supervisor(fault="slow", timing=dataclasses.replace(QUICK, start_grace_s=1.0, stop_grace_s=0.1))
-    with pytest.raises(WorkerDiedError, match="not ready within 1 s"):
+    with pytest.raises(MachineError, match="not ready within 1 s"):
         await supervisor.start()
 
 

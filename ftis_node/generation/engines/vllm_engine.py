@@ -31,9 +31,11 @@ from ftis_node.errors import (
     FtisError,
     OutOfMemoryError,
     UnknownArchitectureError,
+    WorkerTaskError,
     first_line,
     says_out_of_memory,
 )
+from ftis_node.generation.engines import USE_TORCH
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCore, VllmJob
 from ftis_node.generation.engines.vllm_options import (
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 POLL_EVERY_S = 0.5
+START_LENGTHS = (2, 19, 40)  # tokens of the first texts
 SEED_BITS = 31
 CPU_CACHE_SHARE = 0.25  # at most this share of the free memory
 MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM requires one block more than the longest sequence
@@ -197,7 +200,13 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
         engine = VllmEngine(driver, settings, source, log)
         if source.adapter is not None and serves_adapters:
             await asyncio.wrap_future(driver.call(driver.adapt, source.adapter, 0))
-        await engine.probe((0, 0))  # the first step compiles and allocates: within the start's grace, not a request's
+        # The first step compiles and allocates: within the start's grace, not a request's. It also finds faults of
+        # vLLM with a model, which several texts at once show.
+        texts = [(0,) * min(length, driver.max_model_len - 1) for length in START_LENGTHS]
+        probes = await asyncio.wrap_future(driver.call(lambda: [driver.probe(text) for text in texts]))
+        await asyncio.gather(*map(asyncio.wrap_future, probes))
+    except WorkerTaskError as error:
+        raise explained(RuntimeError(await engine.wait_broken()), source.name, log) from error
     except FtisError:
         raise
     except Exception as error:
@@ -247,7 +256,7 @@ def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
     if isinstance(error, MemoryError) or says_out_of_memory(text) or "memory" in text.lower():
         return OutOfMemoryError(f"{name} does not fit into memory for generation ({text}): see `ftis-node doctor`")
     kind = UnknownArchitectureError if UNKNOWN_ARCHITECTURE.search(text) else EngineError
-    return kind(f"vLLM cannot serve {name}: {text} (use --engine torch, or see the worker's log)")
+    return kind(f"vLLM cannot serve {name}: {text}{USE_TORCH}")
 
 
 def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tuple[Any, int]:

@@ -245,8 +245,10 @@ def _forget_packed_experts(model: Any) -> None:
 def _pack_tied_head(model: Any) -> None:
     """Repack an output head that is tied to the embedding and has a packed copy, which exists only on CPUs.
 
-    vLLM's reload does not, and the old head would stay in use (seen in vLLM 0.32).
+    vLLM's reload does not, and the old head would stay in use (seen in vLLM 0.32). A model without `lm_head` (Gemma 2)
+    uses its embedding as the head.
     """
-    head = getattr(model, "lm_head", None)
-    if head is not None and getattr(head, "cpu_linear", None) is not None:
-        head.quant_method.process_weights_after_loading(head)
+    embeddings = [module for module in model.modules() if hasattr(module, "num_embeddings")]
+    for head in [model.lm_head] if hasattr(model, "lm_head") else embeddings:
+        if getattr(head, "cpu_linear", None) is not None:
+            head.quant_method.process_weights_after_loading(head)

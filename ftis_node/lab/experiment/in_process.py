@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ftis_node.errors import FtisError
+from ftis_node.errors import EngineError, FtisError
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.memory.placement import WorkerPlacement
@@ -121,6 +121,12 @@ class InProcessGeneration:
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probs of `token_ids[1:]` under the newest weights."""
         return await self._engines["newest"].probe(token_ids)
+
+    async def check_start(self, proof: WeightProof) -> None:
+        """Raise EngineError if the starting model's log-probs differ from the learner's."""
+        difference = proof.rms_difference(await self.probe(proof.probe_ids))
+        if difference > self._proof_tolerance:
+            raise EngineError(f"the engine {self.engine} differs from the learner by {difference:.2g} nats (RMS)")
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Send the version into transit and serve the versions that have arrived. Raises FtisError if the weight check

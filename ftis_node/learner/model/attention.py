@@ -3,12 +3,16 @@
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        texts: p a, p b, p c
 
 Each text is gathered from the row with its prompt. Texts of similar length form a bucket: right-padded, causal, one
-call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. Outputs of a shared
-prompt are equal in all its texts, and the last text provides them. On a GPU similar buckets are merged, because the
-host needs longer to launch a bucket's operations than the GPU to compute short texts.
+call of `F.scaled_dot_product_attention`. Causal attention hides the padding, so no mask is built. Only texts longer
+than a sliding window get one. Outputs of a shared prompt are equal in all its texts, and the last text provides them.
+On a GPU similar buckets are merged, because the host needs longer to launch a bucket's operations than the GPU to
+compute short texts.
+
+A soft cap on the scores (Gemma 2) is in no fused kernel of torch. Such attention computes the matrix of all scores of
+a few texts, and again in the backward pass, so its time and memory grow with the square of a text's length.
 
 transformers calls `attend` under the name `ATTENTION` and passes `plan` through the model's forward arguments. Without
-a plan, rows are plain texts and transformers' own SDPA attention computes them.
+a plan, rows are plain texts.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ATTENTION = "ftis_packed"
-UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # terms that other models add to attention
+UNSUPPORTED = {"s_aux": "sinks", "position_bias": "a position bias"}  # terms that other models add
+MAX_SCORES = 1 << 25  # of soft-capped attention at once, in all heads: 128 MiB in float32, about five times
 MIN_LENGTH = 16  # tokens: all shorter texts share one bucket
 MAX_PADDING = 1.25  # columns of a merged bucket relative to its tokens: memory grows with the columns
 # The fixed cost of a bucket, in query-key pairs. An estimate: its operations take the host about 0.25 ms a layer. A GPU
@@ -40,6 +46,14 @@ class LengthBucket(NamedTuple):
 
     num_texts: int
     size: int
+
+
+class AttentionTerms(NamedTuple):
+    """The scale of the scores (None: 1 / sqrt(D)), the tokens that a token sees with itself, and the soft cap."""
+
+    scale: float | None = None
+    window: int | None = None
+    soft_cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +89,12 @@ class AttentionPlan:
                 column += size
         return cls(buckets, on_device(torch.from_numpy(rows), device), on_device(torch.from_numpy(source), device))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: AttentionTerms) -> Tensor:
         """Map `[1, h, T, D]` queries and `[1, k, T, D]` keys and values to `[1, T, h, D]`; h is a multiple of k."""
         if not self.buckets:
-            return _causal(query, key, value, scale).transpose(1, 2)
+            return _causal(query, key, value, terms).transpose(1, 2)
         batches = zip(self._batches(query), self._batches(key), self._batches(value), strict=True)
-        outputs = [_causal(*batch, scale).transpose(1, 2).flatten(0, 1) for batch in batches]
+        outputs = [_causal(*batch, terms).transpose(1, 2).flatten(0, 1) for batch in batches]
         return torch.cat(outputs).index_select(0, self.source)[None]
 
     def _batches(self, tensor: Tensor) -> list[Tensor]:
@@ -104,22 +118,22 @@ def attend(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     plan: AttentionPlan | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for transformers' attention interface: `[1, h, T, D]` queries to `[1, T, h, D]`.
+    """Compute attention for transformers' attention interface: `[N, h, T, D]` queries to `[N, T, h, D]`.
 
-    Raises NotImplementedError for a model that passes other terms, such as a bias, to attention.
+    N is 1 with a plan. Raises NotImplementedError for a model that passes other terms, such as a bias, to attention.
     """
+    if found := [words for name, words in UNSUPPORTED.items() if more.get(name) is not None]:
+        raise NotImplementedError(f"its attention has {found[0]}")
+    assert attention_mask is None, "rows are causal texts, padded on the right"
+    terms = AttentionTerms(scaling, sliding_window, softcap)
     if plan is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        output: Tensor
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
-        return output, None
-    if found := [name for name in UNSUPPORTED if more.get(name) is not None]:
-        raise NotImplementedError(f"attention with {found[0]} over packed sequences")
-    return plan.attend(query, key, value, scaling), None
+        return _causal(query, key, value, terms).transpose(1, 2), None
+    return plan.attend(query, key, value, terms), None
 
 
 def register(function: Callable[..., tuple[Tensor, None]] = attend) -> None:
@@ -136,9 +150,36 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    is_grouped = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped)
+def _causal(query: Tensor, key: Tensor, value: Tensor, terms: AttentionTerms) -> Tensor:
+    """Map `[N, h, T, D]` queries and `[N, k, T, D]` keys and values of N causal texts to `[N, h, T, D]`."""
+    (_, num_heads, length, _), num_key_heads = query.shape, key.shape[1]
+    scale, window, soft_cap = terms
+    crosses_window = window is not None and window < length
+    if soft_cap is None and not crosses_window:
+        is_grouped = num_heads != num_key_heads
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped)
+    mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril_()
+    if window is not None and crosses_window:
+        mask = mask.triu_(1 - window)
+    # With a mask, no fused kernel shares keys between heads.
+    key, value = (each.repeat_interleave(num_heads // num_key_heads, dim=1) for each in (key, value))
+    if soft_cap is None:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    at_once = max(1, MAX_SCORES // (num_heads * length**2))
+    outputs = [
+        checkpoint(_soft_capped, *part, mask, scale, soft_cap, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(*(torch.split(each, at_once) for each in (query, key, value)), strict=True)
+    ]
+    return torch.cat(outputs)
+
+
+def _soft_capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, soft_cap: float) -> Tensor:
+    """Map `[N, h, T, D]` queries, keys and values to `[N, h, T, D]`; the softmax is in float32 or better."""
+    scores = torch.tanh(query @ key.transpose(-1, -2) * (scale / soft_cap)) * soft_cap
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1, dtype=exact)
+    return weights.to(value.dtype) @ value
 
 
 def merged_classes(lengths: Sequence[int], bucket_pairs: int) -> dict[int, int]:

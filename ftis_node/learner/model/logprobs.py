@@ -5,11 +5,15 @@ predict a completion token go through it, in chunks, whose logits are recomputed
 dlp_t / dlogits = onehot(token) - softmax(logits) is explicit, so memory holds one buffer of a chunk's logits. Tokens
 with a gradient of zero (filtered, or without advantage) are skipped. Log-sum-exp is in float32 or better. Log-probs are
 those of the full softmax at the sampling temperature, as generators report them.
+
+Some models scale their logits (Granite, Cohere) or bound them by a soft cap (Gemma 2). The configuration gives both.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +28,48 @@ if TYPE_CHECKING:
     from ftis_node.learner.distributed.ranks import Ranks
 
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
+# Keys of transformers' configurations: divisors and factors of the logits, and their soft caps.
+DIVISORS, FACTORS = ("logits_scaling",), ("logit_scale", "lm_head_multiplier")
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap")
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsProcessing:
+    """The operations between the output head and the softmax.
+
+    Logits z become c tanh(z * scale / c) / temperature with a soft cap c, else z * scale / temperature.
+    """
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+    temperature: float = 1.0
+
+    @classmethod
+    def of(cls, config: Any) -> LogitsProcessing:
+        """Return the processing that a model's configuration names, at temperature 1."""
+        text = config.get_text_config(decoder=True)
+        divisors = [value for key in DIVISORS if (value := getattr(text, key, None))]
+        factors = [value for key in FACTORS if (value := getattr(text, key, None))]
+        caps = [value for key in SOFT_CAPS if (value := getattr(text, key, None))]
+        return cls(scale=prod(factors) / prod(divisors), soft_cap=min(caps, default=None))
+
+    def apply(self, logits: Tensor, *, in_place: bool = False) -> Tensor:
+        """Process logits of any shape. With `in_place` they are overwritten, and there is no gradient."""
+        out = logits if in_place else None
+        if self.soft_cap is not None:
+            bounded = torch.tanh(torch.mul(logits, self.scale / self.soft_cap, out=out), out=out)
+            return torch.mul(bounded, self.soft_cap / self.temperature, out=out)
+        return logits if self.factor == 1 else torch.mul(logits, self.factor, out=out)
+
+    @property
+    def factor(self) -> float:
+        return self.scale / self.temperature
+
+    def slope(self, processed: Tensor) -> Tensor | None:
+        """Return 1 - tanh^2 from processed logits: their derivative is `factor` times it. None without a soft cap."""
+        if self.soft_cap is None:
+            return None
+        return processed.mul(self.temperature / self.soft_cap).square_().neg_().add_(1)
 
 
 def completion_logprobs(
@@ -36,14 +82,16 @@ def completion_logprobs(
 ) -> Tensor:
     """Return log-probs `[M]` of `micro_batch.target_ids`, float32 or float64, on the model's device, with a gradient.
 
-    The logits of `causal_lm` are its output head applied to its decoder's last hidden state (`policy.check_logits`).
+    The logits of `causal_lm` are its output head applied to its decoder's last hidden state, processed as its
+    configuration says (`policy.check_logits`).
     """
     device, head = causal_lm.device, causal_lm.get_output_embeddings()
+    processing = replace(LogitsProcessing.of(causal_lm.config), temperature=temperature)
     hidden = decode(causal_lm, micro_batch)
     predictors = hidden.flatten(0, 1)[on_device(micro_batch.predictor_index, device)]
     targets = on_device(micro_batch.target_ids, device)
     return head_logprobs(
-        head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens, entropies=entropies
+        head, predictors, targets, processing=processing, chunk_tokens=head_chunk_tokens, entropies=entropies
     )
 
 
@@ -87,18 +135,20 @@ def head_logprobs(
     hidden: Tensor,
     target_ids: Tensor,
     *,
-    temperature: float = 1.0,
+    processing: LogitsProcessing,
     chunk_tokens: int = HEAD_CHUNK_TOKENS,
     entropies: EntropyMeter | None = None,
 ) -> Tensor:
     """Return log-probs `[M]` of `[M]` token ids under `[M, H]` hidden states."""
+    if processing.soft_cap is not None:  # its derivative takes a second buffer of a chunk's logits
+        chunk_tokens = max(1, chunk_tokens // 2)
     if type(head) is nn.Linear and getattr(head, "bias", None) is None:
         logprobs: Tensor = HeadLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, target_ids, temperature, chunk_tokens, entropies
+            hidden, head.weight, target_ids, processing, chunk_tokens, entropies
         )
         return logprobs
     chunks = zip(torch.split(hidden, chunk_tokens), torch.split(target_ids, chunk_tokens), strict=True)
-    return torch.cat([checkpoint(_any_head, part, head, ids, temperature, use_reentrant=False) for part, ids in chunks])
+    return torch.cat([checkpoint(_any_head, part, head, ids, processing, use_reentrant=False) for part, ids in chunks])
 
 
 class HeadLogprobs(Function):
@@ -110,7 +160,7 @@ class HeadLogprobs(Function):
         hidden: Tensor,
         weight: Tensor,
         target_ids: Tensor,
-        temperature: float,
+        processing: LogitsProcessing,
         chunk_tokens: int,
         entropies: EntropyMeter | None = None,
     ) -> Tensor:
@@ -119,13 +169,13 @@ class HeadLogprobs(Function):
         logsumexp = torch.empty_like(logprobs)
         for start in range(0, len(target_ids), chunk_tokens):
             at = slice(start, start + chunk_tokens)
-            logits = _logits(hidden[at], weight, temperature, exact)
+            logits = _logits(hidden[at], weight, processing, exact)
             logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
             logsumexp[at] = _log_sum_exp(logits, entropies)
             del logits  # before the next chunk allocates its own
         logprobs -= logsumexp
         ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.processing, ctx.chunk_tokens = processing, chunk_tokens
         return logprobs
 
     @staticmethod
@@ -139,10 +189,14 @@ class HeadLogprobs(Function):
         weight_gradient = torch.zeros_like(weight, dtype=logsumexp.dtype) if needs_weight else None
         for chosen in torch.split(rows, ctx.chunk_tokens):
             part = hidden[chosen]
-            scores = _logits(part, weight, ctx.temperature, logsumexp.dtype)
-            share = gradients[0][chosen, None] / ctx.temperature
+            scores = _logits(part, weight, ctx.processing, logsumexp.dtype)
+            slope = ctx.processing.slope(scores)
+            share = gradients[0][chosen, None] * ctx.processing.factor
             scores.sub_(logsumexp[chosen, None]).exp_().mul_(-share)
             scores.scatter_add_(1, target_ids[chosen, None], share)
+            if slope is not None:
+                scores.mul_(slope)
+                del slope
             scores = scores.to(weight.dtype)
             if hidden_gradient is not None:
                 hidden_gradient[chosen] = scores @ weight
@@ -153,13 +207,13 @@ class HeadLogprobs(Function):
         return hidden_gradient, in_dtype, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, processing: LogitsProcessing, dtype: torch.dtype) -> Tensor:
     """Return `[K, V]` in `dtype`, owned by the caller; unrounded if the device has products with wider output."""
     if weight.dtype != dtype and has_wide_products(weight.device, weight.dtype):
         logits = torch.mm(hidden, weight.T, out_dtype=dtype)
     else:
         logits = (hidden @ weight.T).to(dtype)
-    return logits if temperature == 1 else logits.div_(temperature)
+    return processing.apply(logits, in_place=True)
 
 
 def _log_sum_exp(logits: Tensor, entropies: EntropyMeter | None) -> Tensor:
@@ -200,9 +254,9 @@ def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
     return bool((total == 17).all() and (product == 16).all())
 
 
-def _any_head(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:
+def _any_head(hidden: Tensor, head: Any, target_ids: Tensor, processing: LogitsProcessing) -> Tensor:
     """Return log-probs `[K]` of `[K, H]` and ids `[K]`, for a head that is not one plain matrix."""
     logits = head(hidden)
-    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    logits = processing.apply(logits if logits.dtype == torch.float64 else logits.float())
     logprobs: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1) - logits.logsumexp(dim=-1)
     return logprobs

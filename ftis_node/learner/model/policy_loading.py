@@ -16,6 +16,7 @@ folder, never from a checkpoint.
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ftis_node.errors import first_line
 from ftis_node.learner.batch import batch_of
 from ftis_node.learner.distributed.ranks import ALONE, RankGroup
 from ftis_node.learner.distributed.sharded_tensors import gradient_of, plain_name
@@ -42,16 +44,18 @@ from ftis_node.learner.model.policy import (
     start_of,
 )
 from ftis_node.models import load_causal_lm
+from ftis_node.models.architecture import is_recurrent
 from ftis_node.models.loading import WeightRows, empty_causal_lm
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import probe_token_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from ftis_node.config.manifest import SamplingSection
     from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot
@@ -65,6 +69,8 @@ MAX_PROBE_TOKENS = 1000
 # differs from itself at another chunk size by 0.055 (standard deviation) and by up to 0.656 among 3,916 tokens
 # (https://github.com/huggingface/trl/issues/6789).
 PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+WINDOWS = ("sliding_window", "attention_chunk_size")  # as transformers' configurations and layers name them
+PROBE_WINDOW = 16  # tokens; most of the probe's texts are longer
 LARGEST = 6  # largest single difference, in multiples of the tolerance: 1.5 nats in bfloat16
 
 
@@ -106,7 +112,7 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     policy = load_unchecked(boot) if spread is None else spread()
     with ranks.agreed():
         check_logits(policy)
-    policy = choose_layout(policy, ranks=ranks, open_again=spread)
+    policy = choose_layout(policy, boot.sampling, ranks=ranks, open_again=spread)
     return replace(policy, entropies=EntropyMeter()) if boot.settings.report_entropy else policy
 
 
@@ -191,31 +197,67 @@ def fill(policy: Policy, rows: WeightRows, ranks: RankGroup) -> None:
             value.copy_(rows.read(plain_name(name)))
 
 
-def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None) -> Policy:
+def choose_layout(
+    policy: Policy, sampling: SamplingSection, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None
+) -> Policy:
     """Return `policy` with packed rows if they give the results of padded rows, else `policy` with padded rows.
 
     Packed rows fail for a model that is recurrent, has special attention, or ignores positions. All of `ranks` take the
-    same decision. After an error in a pass a sharded policy cannot be used: `open_again` loads it again.
+    same decision. After an error in a pass a sharded policy cannot be used, so `open_again` loads it again. A window
+    is tested only if texts of the run can be longer.
     """
     before = policy.causal_lm.config._attn_implementation
-    expected = probe_values(policy)
-    attention.register()
-    policy.causal_lm.set_attn_implementation(attention.ATTENTION)
-    problem: str | None = None
-    packing = replace(policy, packs=True)
     try:
-        found = probe_values(packing)
+        problem = _why_not_packed(policy, sampling)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
-        problem = str(error)
+        problem = first_line(error)
         if open_again is not None:
             policy = open_again()
-    else:
-        problem = difference_from(expected, found, dtype=policy.compute_dtype)
     if not ranks.is_any(problem is not None):
-        return packing
-    log.warning("%s cannot be packed, training is slower: %s", policy.source.name, problem or "another rank reports so")
+        return replace(policy, packs=True)
+    log.warning(
+        "%s cannot be packed (%s): each completion repeats its prompt, %.1f times the positions of packed rows at this "
+        "run's limits",
+        policy.source.name,
+        problem or "another rank reports so",
+        _padded_share(sampling),
+    )
     policy.causal_lm.set_attn_implementation(before)
     return policy
+
+
+def _why_not_packed(policy: Policy, sampling: SamplingSection) -> str | None:
+    """Switch to packed attention. Return how packed rows differ from padded ones, None if they do not. Raises too."""
+    if is_recurrent(policy.causal_lm):
+        return "it is a recurrent model"
+    with short_windows(policy.causal_lm, below=sampling.max_total_tokens):
+        expected = probe_values(policy)
+        attention.register()
+        policy.causal_lm.set_attn_implementation(attention.ATTENTION)
+        found = probe_values(replace(policy, packs=True))
+    difference = difference_from(expected, found, dtype=policy.compute_dtype)
+    return None if difference is None else f"in packed rows {difference}"
+
+
+def _padded_share(sampling: SamplingSection) -> float:
+    """Return the positions of padded rows relative to packed ones, for a group with texts of the largest size."""
+    prompt, total, size = sampling.max_prompt_tokens, sampling.max_total_tokens, sampling.group_size
+    return size * total / (prompt + size * (total - prompt))
+
+
+@contextmanager
+def short_windows(causal_lm: Any, *, below: int) -> Iterator[None]:
+    """Shorten attention windows of less than `below` tokens inside the block, so that short texts cross them."""
+    holders = (causal_lm.config.get_text_config(decoder=True), *causal_lm.modules())
+    values = [(holder, name, getattr(holder, name, None)) for holder in holders for name in WINDOWS]
+    found = [(holder, name, value) for holder, name, value in values if isinstance(value, int) and value < below]
+    for holder, name, value in found:
+        setattr(holder, name, min(value, PROBE_WINDOW))
+    try:
+        yield
+    finally:
+        for holder, name, value in found:
+            setattr(holder, name, value)
 
 
 def difference_from(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], *, dtype: torch.dtype) -> str | None:

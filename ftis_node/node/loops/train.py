@@ -135,6 +135,8 @@ class TrainLoop:
         with waiting_for("the learner worker"):  # its supervisor has time limits
             state = await self.learner.start()
         await self.resume(state)
+        if state.weights is None:
+            await self._check_start(state.proof)
         await self._evaluate_if_due()
         while not self._is_done():
             with waiting_for(f"the groups of step {self.step + 1}"):
@@ -226,6 +228,14 @@ class TrainLoop:
         if state.weights is not None:
             with waiting_for(f"weights {state.policy_version} in the generator"):
                 await self.deliver(state.weights, state.proof)
+
+    async def _check_start(self, proof: WeightProof) -> None:
+        """Compare the starting model of learner and generator. Raises EngineError if they differ."""
+        try:
+            with waiting_for("the check of the generator's model"):
+                await self.generation.check_start(proof)
+        except WorkerError as error:  # its supervisor restarts it
+            log.warning("the generator's model is not checked: %s", error)
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
         """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""

@@ -18,13 +18,13 @@ TEXTS = [
 SIZE = 285
 
 
-def attention_mask():
-    """Return the attention mask `[T, T]`, bool, set pair by pair."""
+def attention_mask(window=SIZE):
+    """Return the attention mask `[T, T]`, bool, set pair by pair. A token sees `window` tokens of its text."""
     matrix = torch.zeros(SIZE, SIZE, dtype=torch.bool)
     for text in TEXTS:
         places = [place for span in text for place in range(span.start, span.stop)]
         for number, place in enumerate(places):
-            matrix[place, places[: number + 1]] = True
+            matrix[place, places[max(0, number + 1 - window) : number + 1]] = True
     return matrix
 
 
@@ -35,15 +35,18 @@ def inputs(dtype, *, heads=4, key_heads=2, size=16):
     return [tensor.requires_grad_() for tensor in tensors], gradient
 
 
-def reference(tensors, gradient, scale):
-    attention_of = torch.nn.functional.scaled_dot_product_attention
-    output = attention_of(*tensors, attn_mask=attention_mask(), scale=scale, enable_gqa=True)
+def reference(tensors, gradient, scale, *, window=SIZE, soft_cap=None):
+    query, key, value = tensors
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    scores = query @ key.transpose(-1, -2) * scale
+    scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
+    output = scores.masked_fill(~attention_mask(window), -torch.inf).softmax(-1) @ value
     return output, torch.autograd.grad(output, tensors, gradient)
 
 
-def packed(tensors, scale, *, device="cpu"):
+def packed(tensors, scale, *, device="cpu", **terms):
     plan = AttentionPlan.of(TEXTS, torch.device(device))
-    output, _ = attend(None, *tensors, None, scaling=scale, plan=plan)
+    output, _ = attend(None, *tensors, None, scaling=scale, plan=plan, **terms)
     return output.transpose(1, 2)
 
 
@@ -57,6 +60,20 @@ def test_packed_attention_equals_masked_attention(dtype, tolerance, key_heads):
     found = torch.autograd.grad(output, tensors, gradient)
     for one, other in zip(found, expected_gradients, strict=True):
         assert (one - other).norm() < tolerance * other.norm()
+
+
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize("max_scores", [attention.MAX_SCORES, 1])
+@pytest.mark.parametrize(("window", "soft_cap"), [(16, None), (2, None), (SIZE, 2.0), (16, 2.0)])
+def test_windows_and_soft_caps_equal_masked_attention(window, soft_cap, max_scores, key_heads, monkeypatch):
+    monkeypatch.setattr(attention, "MAX_SCORES", max_scores)
+    tensors, gradient = inputs(torch.float64, key_heads=key_heads)
+    output = packed(tensors, 0.3, sliding_window=window, softcap=soft_cap)
+    expected, expected_gradients = reference(tensors, gradient, 0.3, window=window, soft_cap=soft_cap)
+    assert (output - expected).abs().max() < 1e-12
+    found = torch.autograd.grad(output, tensors, gradient)
+    for one, other in zip(found, expected_gradients, strict=True):
+        assert (one - other).norm() < 1e-12 * other.norm()
 
 
 def test_texts_of_similar_length_share_a_call_and_each_token_has_one_output():

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model import logprobs
-from ftis_node.learner.model.logprobs import EntropyMeter, completion_logprobs, head_logprobs
+from ftis_node.learner.model.logprobs import EntropyMeter, LogitsProcessing, completion_logprobs, head_logprobs
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -87,7 +87,8 @@ def test_products_into_float32_are_used_if_the_device_has_them(monkeypatch, temp
 
     def run():
         head.zero_grad()
-        values = head_logprobs(head, hidden, ids, temperature=temperature, chunk_tokens=25)
+        processing = LogitsProcessing(temperature=temperature)
+        values = head_logprobs(head, hidden, ids, processing=processing, chunk_tokens=25)
         values.sum().backward()
         return values.detach(), head.weight.grad.float()
 

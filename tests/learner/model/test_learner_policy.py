@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.checkpoint.export import gathering_of
+from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
 from ftis_node.learner.model.policy import check_logits, recompute_activations
@@ -156,7 +158,7 @@ def test_a_model_that_changes_its_logits_is_refused(model_folder, tmp_path):
 
     check_logits(policy)
     policy.causal_lm.forward = scaled
-    with pytest.raises(ModelError, match="tiny changes its logits after the output head"):
+    with pytest.raises(ModelError, match="tiny changes its logits after the output head in an unknown way"):
         check_logits(policy)
 
 
@@ -169,15 +171,37 @@ def test_sequences_are_packed(model_folder, tmp_path, lora, dtype):
     assert policy.causal_lm.config._attn_implementation == ATTENTION
 
 
-def test_a_model_with_a_sliding_window_gets_padded_rows(tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("window", "is_passed", "layout"),
+    [(4, True, "packed rows"), (512, True, "packed rows"), (512, False, "padded rows"), (760, False, "packed rows")],
+)
+def test_sliding_windows_are_packed_if_attention_gets_them_or_no_text_crosses_them(
+    tmp_path, monkeypatch, caplog, window, is_passed, layout
+):
+    """Texts have 760 tokens at most. Some models apply a window only by a mask, which packed attention does not get."""
+    plain = attention.attend
+
+    def attend(*tensors, sliding_window=None, **more):
+        return plain(*tensors, sliding_window=sliding_window if is_passed else None, **more)
+
+    register = attention.register
+    monkeypatch.setattr(attention, "register", lambda: register(attend))
     folder = save_tiny(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}
+    layer_types = ["full_attention", "sliding_attention"]
+    config |= {"use_sliding_window": True, "sliding_window": window, "layer_types": layer_types}
     (folder / "config.json").write_text(json.dumps(config))
     with caplog.at_level("WARNING"):
         policy = load_policy(make_boot(folder, tmp_path))
-    assert (policy.layout, policy.causal_lm.config._attn_implementation) == ("padded rows", "sdpa")
-    assert "cannot be packed" in caplog.text
+    assert policy.layout == layout
+    assert policy.causal_lm.config.sliding_window == window
+    if layout == "padded rows":
+        assert policy.causal_lm.config._attn_implementation == "sdpa"
+        assert re.search(
+            r"tiny cannot be packed \(in packed rows log-probs are off by .*\): each completion repeats its prompt, "
+            r"2\.6 times the positions of packed rows at this run's limits",
+            caplog.text,
+        )
 
 
 @pytest.mark.parametrize("seed", range(5))

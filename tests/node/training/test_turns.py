@@ -20,7 +20,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import ModelError, WorkerDiedError
+from ftis_node.errors import EngineError, ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
@@ -64,6 +64,12 @@ class _Generation(NullGeneration):
     def __init__(self, calls: list[str]) -> None:
         super().__init__(lambda: 0)
         self._calls = calls
+        self.error: EngineError | None = None
+
+    async def check_start(self, proof: WeightProof) -> None:
+        self._calls.append(f"check of version {proof.version}")
+        if self.error is not None:
+            raise self.error
 
     async def sleep(self, *, discard: bool = False) -> None:
         self._calls.append("sleep, discarding" if discard else "sleep")
@@ -122,6 +128,15 @@ async def test_the_order_of_calls_in_a_step(
     with _loop(tmp_path, outcome, recorded, takes_turns=takes_turns) as loop:
         await loop._train_in_turn([])
     assert recorded == calls
+
+
+async def test_an_engine_that_computes_another_model_ends_the_node_before_the_first_step(tmp_path: Path) -> None:
+    recorded: list[str] = []
+    with _loop(tmp_path, NEW, recorded) as loop:
+        loop.generation.error = EngineError("the engine vllm differs from the learner")
+        with pytest.raises(EngineError, match="differs from the learner"):
+            await loop.run()
+    assert recorded == ["start", "check of version 1"]
 
 
 @pytest.mark.parametrize(("num_groups", "call"), [(1, "sleep, discarding"), (0, "sleep")])
