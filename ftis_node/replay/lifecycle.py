@@ -2,7 +2,7 @@
 
     WAITING --admit--> READY --take(step)--> TAKEN --release(trained | refused)--> RELEASED
        |                 |                     `----reconcile--------------------> READY
-       |                 `--release(stale | evicted | discarded | poisoned | damaged | delivered | audit)-> RELEASED
+       |                 `--release(stale | evicted | discarded | poisoned | damaged | delivered | audit | copy)-> RELEASED
        `--cancel (its slot becomes free; nothing was stored)
 
 A node reserves a slot before it generates an own group. The slot becomes free after the step has trained on the group
@@ -41,6 +41,7 @@ class ReleaseReason(StrEnum):
     REFUSED = "refused"  # the learner rejected its step, or the step changed nothing
     DISCARDED = "discarded"  # the rule of the run did not choose it
     POISONED = "poisoned"  # the learner failed in several steps with it
+    COPY = "copy"  # an equal group of another peer was announced before
     AUDIT = "audit"  # its log-probs do not match the weights that it names
     DAMAGED = "damaged"  # its row changed on disk
     DELIVERED = "delivered"  # a peer has it, and this node does not train
