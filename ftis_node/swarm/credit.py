@@ -2,7 +2,7 @@
 
 A group earns credit only if its rewards differ and it is the sender's first about its problem. The credit is
 proportional to the surprise of its completions, up to `FULL_CREDIT_NATS`. Completions equal to earlier ones do not
-count. So groups without a signal, repeated problems and equal short answers earn nothing, and the cheapest noise little.
+count. So groups without a signal, repeated problems and equal short answers earn nothing, and short noise little.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class CreditBook:
         if earns:
             self._credited[sender, problem] = None
         self._credits[group_id] = min(1.0, nats / FULL_CREDIT_NATS) if earns else 0.0
+
+    def withdraw(self, group_id: bytes) -> None:
+        """Set the credit of a group to 0: a step that uses it now earns its sender nothing."""
+        self._credits[group_id] = 0.0
 
     def of(self, group_id: bytes) -> float:
         """Return the credit of a group; 0 for an unknown one, as after a restart."""

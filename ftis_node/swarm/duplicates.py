@@ -5,8 +5,8 @@ Two completions of one prompt are compared by runs of equal tokens, at the same 
     evidence = sum over runs of (surprise of the run under the first sender's log-probs - price of the run)
 
 A run at the start of both has price 0. After a gap of g other tokens the price is ln(g (g + 1)), for the choice of the
-gap, plus `RUN_NATS`. A shift costs the logarithm of the number of shifts. So independent completions have an evidence of
-E nats with a probability of at most about e^-E, whatever the second policy is. A completion is a copy from
+gap, plus `RUN_NATS`. A shift costs the logarithm of the number of shifts. So the evidence of independent completions
+reaches E nats with a probability of at most about e^-E, whatever the second policy is. A completion is a copy from
 `MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise, so honest nodes that sample the same short answer, or share a
 policy that has collapsed onto one text, never count. Such equal completions earn no credit (`new_nats`).
 

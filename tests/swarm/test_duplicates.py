@@ -14,8 +14,8 @@ from ftis_node.swarm.duplicates import (
     MAX_PER_PROMPT,
     ORDER_MARGIN_S,
     Copy,
-    DuplicateKind,
     DuplicateDetector,
+    DuplicateKind,
     Origin,
     SeenCompletion,
     decide,
@@ -77,7 +77,7 @@ def found(copies: list[SeenCompletion], *known: SeenCompletion, origin: Origin =
         lambda one: cut(one, 8, 44),
         lambda one: one._replace(nats=np.zeros(44, dtype=np.float32)),
     ],
-    ids="equal last first middle three ten-first insert-first insert-12 insert-middle no-end no-begin no-surprise".split(),
+    ids="equal last first middle three ten_first insert insert_12 insert_middle no_end no_begin no_surprise".split(),
 )
 def test_a_copy_with_a_few_other_tokens_is_a_copy(edit) -> None:  # type: ignore[no-untyped-def]
     texts = [text() for _ in range(4)]

@@ -153,6 +153,7 @@ class PeerManager:
         copy = self._displaced.pop(group_id, None)
         if copy is not None:
             self._duplicates.forget(copy.group_id, prompt)
+            self._credit.withdraw(copy.group_id)
             self.note(copy.sender, Behaviour.DISPLACED)
         nats = new_nats(completions, self._duplicates.known(prompt))
         self._credit.note(group_id, sender=group.sender, problem=prompt, rewards=group.rewards, nats=nats)
