@@ -1,7 +1,7 @@
 """Limits on groups about one problem: a sender's places in the buffer and in a step. Pure functions.
 
 Own groups are exempt. Several senders may have groups about one problem. Without these limits a peer could train its
-neighbors on one problem, or double the weight of an answer with a copy that is too likely to be detected.
+neighbors on one problem. It could also double the weight of an answer with a copy that is too likely to be detected.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ Two completions of one prompt are compared by runs of equal tokens, at the same 
 A run at the start of both has price 0. After a gap of g other tokens the price is ln(g (g + 1)), for the choice of the
 gap, plus `RUN_NATS`. A shift costs the logarithm of the number of shifts. So the evidence of independent completions
 reaches E nats with a probability of at most about e^-E, whatever the second policy is. A completion is a copy from
-`MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise, so honest nodes that sample the same short answer, or share a
-policy that has collapsed onto one text, never count. Such equal completions earn no credit (`new_nats`).
+`MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise. So honest nodes that sample the same short answer never count,
+and neither does a policy that has collapsed onto one text. Such equal completions earn no credit (`new_nats`).
 
 The original is the group that was announced first: its id is the hash of its contents. A slow link can reverse the
-order. So only three cases are certain enough for a charge: copies of this node's groups, copies of the sender's own
-groups, and a new peer's group announced long after the equal one of a known peer.
+order. Copies of this node's groups and of the sender's own groups are certain enough for a charge. So is a new peer's
+group that is announced long after the equal one of a known peer.
 """
 
 from __future__ import annotations

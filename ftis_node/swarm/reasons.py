@@ -57,7 +57,7 @@ BEHAVIOUR = {
     "pull_failed": "it announced a group and did not deliver it",
     "rate_limited": "it exceeded its rate limit",
     "slow": "scoring its completions took the whole time limit",
-    "copied": "its completions were in an earlier group of its own, or of a known peer",
+    "copied": "its completions were in its own earlier group, or in a known peer's",
     "displaced": "an equal group of another peer was announced before its group",
     "refused": "it sent what no correct node of this run sends",
     "fault": "a value that it sent made this node's code fail: please report the line of the log",
