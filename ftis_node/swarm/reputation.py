@@ -42,7 +42,7 @@ class Behaviour(StrEnum):
     PULL_FAILED = "pull_failed"  # it announced a group and did not serve it
     RATE_LIMITED = "rate_limited"  # it exceeded its rate limit
     SLOW = "slow"  # scoring its completions took the whole time limit; ten cases in a short time lead to a ban
-    COPIED = "copied"  # completions of its own earlier group, or of a known peer's
+    COPIED = "copied"  # completions that it or a known peer sent before
     DISPLACED = "displaced"  # an equal group of another peer was announced before its group
     REFUSED = "refused"  # input that no honest node of this run sends
     FAULT = "fault"  # its input caused an unexpected exception in this node
