@@ -150,6 +150,7 @@ def test_no_message_or_page_recommends_a_package_of_an_index() -> None:
     named = [
         path
         for path in files
-        if path.is_file() and re.search(rb"ftis[-_]node\[|install (--\S+ )*'?ftis[-_]node\b(?![-/])", path.read_bytes())
+        if path.is_file()
+        and re.search(rb"ftis[-_]node\[|(pip|pipx|tool) install (--?\S+ )*'?ftis[-_]node\b(?![-/])", path.read_bytes())
     ]
     assert named == []
