@@ -1,7 +1,7 @@
 """Reading of untrusted files, such as a home from an archive or a model from the hub, and durable writes.
 
 One reader for all small files gives each the same bounds: regular file, size, UTF-8, depth of nesting. A pipe or device
-would block or never end. Each error is one line with the file's name.
+would block or never end. TOML is bounded before it is parsed. Each error is one line with the file's name.
 
 `replace_file` and `make_folder` survive a full disk and a power cut. They return when their change is on the disk. They
 sync a file's content and the folder of its name. For a new folder they sync the one above.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 MAX_SMALL_BYTES = 16 << 20
 MAX_DEPTH = 64
+MAX_TOML_BYTES = 1 << 20
+MAX_DIGITS = 1000  # a longer number cannot be printed in an error
+_LONG_KEY = re.compile(
+    rf"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}"""
+)  # `tomllib` needs a time that is quadratic in the parts of a key
+_LONG_NUMBER = re.compile(rf"[\da-fA-F_]{{{MAX_DIGITS}}}")
 NO_DEVICE_WAITS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -99,6 +106,12 @@ def parse_toml(text: str, *, source: str) -> dict[str, Any]:
     """Return the tables of a TOML text; `source` names it in errors. Raises FileError."""
     import tomllib
 
+    if len(text) > MAX_TOML_BYTES:
+        raise FileError(f"{source} is larger than the limit of {MAX_TOML_BYTES} bytes")
+    if _LONG_KEY.search(text):
+        raise FileError(f"{source} has a key of more than {MAX_DEPTH} parts")
+    if _LONG_NUMBER.search(text):
+        raise FileError(f"{source} has a number of more than {MAX_DIGITS} digits")
     tables: dict[str, Any] = _parse(tomllib.loads, text, "TOML", source)
     return tables
 

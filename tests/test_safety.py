@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,17 @@ def test_telemetry_switches_override_the_environment_and_reach_child_processes()
     child["HF_HUB_DISABLE_TELEMETRY"] = "0"
     done = subprocess.run([sys.executable, "-c", code], env=child, capture_output=True, text=True, check=True)
     assert {f"{name}={value}" for name, value in NO_TELEMETRY.items()} <= set(done.stdout.splitlines())
+
+
+def test_no_message_or_page_recommends_a_package_of_an_index() -> None:
+    """No index has ftis-node, so anyone can register the name; a self-reference of pyproject.toml is not looked up."""
+    root = PACKAGE.parent
+    files = [*FILES, *(root / "deploy").rglob("*"), *(root / "docs").rglob("*.md"), root / "README.md"]
+    files += [root / "Dockerfile", root / "Makefile", *(root / "examples").rglob("*.md")]
+    named = [
+        path
+        for path in files
+        if path.is_file()
+        and re.search(rb"ftis[-_]node\[|(pip|pipx|tool) install (--?\S+ )*'?ftis[-_]node\b(?![-/])", path.read_bytes())
+    ]
+    assert named == []

@@ -31,12 +31,26 @@ class GroupMaker:
         ids = set(range(self.tokenizer.vocab_size)) - set(self.tokenizer.eos_ids)
         self._words = np.array(sorted(ids), dtype=np.int32)
 
-    def group(self, identity: Identity, number: int, *, num_tokens: int = 24, **changes: Any) -> Group:
-        """Return the right answer and completions of `num_tokens` random ids, with true rewards."""
-        ref = PromptRef(self.manifest.task, "train", int(self._rng.integers(1 << 30)))
+    def group(
+        self,
+        identity: Identity,
+        number: int,
+        *,
+        num_tokens: int = 24,
+        index: int | None = None,
+        is_solved: bool = True,
+        **changes: Any,
+    ) -> Group:
+        """Return the right answer, if `is_solved`, and completions of `num_tokens` random ids, with true rewards.
+
+        `index` is that of the problem; None: a random one.
+        """
+        index = int(self._rng.integers(1 << 30)) if index is None else index
+        ref = PromptRef(self.manifest.task, "train", index)
         item = self._task.resolve(ref)
         right = np.array([*self.tokenizer.encode_text(item.answer), self.tokenizer.eos_ids[0]], dtype=np.int32)
-        others = [self._rng.choice(self._words, num_tokens) for _ in range(self.manifest.sampling.group_size - 1)]
+        num_others = self.manifest.sampling.group_size - is_solved
+        others = [self._rng.choice(self._words, num_tokens) for _ in range(num_others)]
         completions = tuple(
             Completion(
                 token_ids=ids,
@@ -46,7 +60,7 @@ class GroupMaker:
                 policy_version=1,
                 policy_version_newest=1,
             )
-            for ids in (right, *others)
+            for ids in (*[right] * is_solved, *others)
         )
         group = Group.from_completions(
             run_id=self.manifest.run_id,

@@ -187,8 +187,8 @@ class ValidationSection(Section):
         "(`duplicate_completions`).",
     )  # fmt: skip
     duplicate_history_size: int = Field(
-        default=32768, ge=64, le=1 << 22,
-        description="Completions kept to detect duplicates, about 200 bytes each.",
+        default=4 << 20, ge=64, le=1 << 30,
+        description="Completion tokens kept to detect duplicates, 8 bytes each.",
     )  # fmt: skip
     audit_fraction: float = Field(
         default=0.1, ge=0, le=1,

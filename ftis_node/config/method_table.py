@@ -104,12 +104,20 @@ def _require(kind: str, name: str, known: Iterable[str], group: str, package: st
     except ConfigError as error:
         raise ValueError(str(error)) from None
     if entry is None:
-        remedy = f"install {package}" if package else f"install the package that adds it (entry point {group})"
+        source = f"a package adds it by the entry point {group}" if package is None else _wish(package)
         names = ", ".join(f"'{one}'" for one in known)
-        raise ValueError(f"no {kind} {name:.64} is installed: {remedy}, or use {names}")
+        raise ValueError(f"no {kind} {name:.64} is installed: {source}; built in are {names}")
     if package is not None and _normalized(describe(entry).package) != _normalized(package):
-        raise ValueError(f"{describe(entry)} is installed, but the run needs that of {package}: exchange the packages")
+        raise ValueError(f"{describe(entry)} is installed, but {_wish(package)}")
     return name
+
+
+def _wish(package: str) -> str:
+    """Return whose wish a package is, because a manifest may come from anyone."""
+    return (
+        f"the author of the manifest wants the Python package {package}, whose code runs with all your rights: "
+        "check where it comes from before you install it"
+    )
 
 
 def _normalized(package: str) -> str:

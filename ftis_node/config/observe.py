@@ -59,7 +59,7 @@ class ObserveSection(Section):
         max_length=2048,
         description="Base URL of an OpenTelemetry collector, such as `http://127.0.0.1:4318`. The node sends it all "
         "metrics by OTLP over HTTP, to the path `/v1/metrics`. The variables `OTEL_*` set headers, interval and more. "
-        "Empty: none. Needs `pip install 'ftis-node[otel]'`.",
+        "Empty: none. Needs the extra `otel` (ftis-node docs operate/monitoring).",
     )
     event_loop_stall_warn_s: float = Field(
         default=10.0,

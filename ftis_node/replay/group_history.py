@@ -40,6 +40,7 @@ UNUSED = {  # why a released group was not used
     "discarded": "the run's selection preferred others",
     "poisoned": "the learner failed in several steps that had it",
     "refused": "the learner rejected its step, or the step changed nothing",
+    "copy": "an equal group of another peer was announced before it",
     "audit": "its log-probs do not match the weights that it names",
     "damaged": "its row changed on disk",
     "delivered": "a peer has it, and this node does not train",

@@ -2,7 +2,8 @@
 
     WAITING --admit--> READY --take(step)--> TAKEN --release(trained | refused)--> RELEASED
        |                 |                     `----reconcile--------------------> READY
-       |                 `--release(stale | evicted | discarded | poisoned | damaged | delivered | audit)-> RELEASED
+       |                 `--release(stale | evicted | discarded | poisoned | damaged |
+       |                            delivered | audit | copy)---------------------> RELEASED
        `--cancel (its slot becomes free; nothing was stored)
 
 A node reserves a slot before it generates an own group. The slot becomes free after the step has trained on the group
@@ -17,11 +18,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.algorithms.group_choice import choose_groups, has_signal, split_foreign, usefulness
+from ftis_node.replay.problem_limits import (
+    beyond_problems,
+    by_age,
+    one_per_problem,
+    take_turns,
+    take_turns_by_problem,
+)
 
 if TYPE_CHECKING:
     from ftis_node.swarm.demand import OwnDomain
@@ -41,6 +48,7 @@ class ReleaseReason(StrEnum):
     REFUSED = "refused"  # the learner rejected its step, or the step changed nothing
     DISCARDED = "discarded"  # the rule of the run did not choose it
     POISONED = "poisoned"  # the learner failed in several steps with it
+    COPY = "copy"  # an equal group of another peer was announced before
     AUDIT = "audit"  # its log-probs do not match the weights that it names
     DAMAGED = "damaged"  # its row changed on disk
     DELIVERED = "delivered"  # a peer has it, and this node does not train
@@ -61,6 +69,10 @@ class Candidate:
     rewards: tuple[float, ...] = ()
     weights_of: str | None = None
     num_bytes: int = 0
+
+    @property
+    def problem(self) -> tuple[str, int]:
+        return self.task, self.prompt_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +122,11 @@ def choose_same_prompts(
 ) -> Selection:
     """Select as `choose_newest` for the horizontal mode: peers' answers to the step's own prompts come first."""
     mine = choose_own(candidates, own)
-    prompts = {(candidate.task, candidate.prompt_index) for candidate in mine}
-    matching = [c for c in candidates if not c.own and (c.task, c.prompt_index) in prompts]
-    chosen = choose_foreign(matching, foreign, neighbor=neighbor)
-    others = [c for c in candidates if not c.own and (c.task, c.prompt_index) not in prompts]
-    rest = choose_foreign(others, foreign - len(chosen), neighbor=neighbor)
+    prompts = {candidate.problem for candidate in mine}
+    matching = [c for c in candidates if not c.own and c.problem in prompts]
+    chosen = choose_foreign(matching, foreign, neighbor=neighbor, share_problems=True)
+    others = [c for c in candidates if not c.own and c.problem not in prompts]
+    rest = choose_foreign(others, foreign - len(chosen), neighbor=neighbor, share_problems=True)
     return Selection((*mine, *chosen, *rest))
 
 
@@ -126,7 +138,7 @@ def choose_sapo(
     All groups that are not drawn are discarded. The next step draws from the groups that arrive until then.
     """
     ordered = sorted(candidates, key=lambda c: (c.sender, c.arrival))
-    mine, theirs = [c for c in ordered if c.own], [c for c in ordered if not c.own]
+    mine, theirs = [c for c in ordered if c.own], one_per_problem([c for c in ordered if not c.own])
     choice = choose_groups(
         [c.rewards for c in mine],
         [c.rewards for c in theirs],
@@ -159,7 +171,8 @@ def choose_useful(
     `choose_newest`: its share of the groups counts before their scores. `turn` counts the steps.
     """
     theirs = [c for c in candidates if not c.own]
-    sides = _split([c for c in theirs if has_signal(c.rewards)], foreign, domain=domain, turn=turn)
+    useful = one_per_problem([c for c in theirs if has_signal(c.rewards)])
+    sides = _split(useful, foreign, domain=domain, turn=turn)
     scores = {c.id: usefulness(c.rewards, pass_rates.get(c.task)) for c in theirs}
     chosen = [c for side, num in sides for c in _best(side, num, scores=scores, neighbor=neighbor, turn=turn)]
     without_signal = [c for c in theirs if not has_signal(c.rewards)]
@@ -178,21 +191,25 @@ def _best(
 ) -> list[Candidate]:
     """Select the `count` highest scores, with at most an even share for each neighbor while others have groups left.
 
-    The share is rounded up. If a neighbor has too few groups, the others divide its places evenly. The loop needs few
-    rounds, because each halves the free places or the neighbors with groups.
+    The share is rounded up. If a neighbor has too few groups, the others divide its places evenly. Two groups about one
+    problem are selected only if there are no other problems. The loop needs few rounds, because most halve the free
+    places or the neighbors with groups.
     """
     chosen: list[Candidate] = []
-    left = _ranked(candidates, scores=scores, turn=turn)
+    left, problems = _ranked(candidates, scores=scores, turn=turn), set[tuple[str, int]]()
     while left and len(chosen) < count:
         share = math.ceil((count - len(chosen)) / len({neighbor(c.sender) for c in left}))
         held, passed_over = Counter[str](), []
         for candidate in left:
             name = neighbor(candidate.sender)
-            if len(chosen) < count and held[name] < share:
+            if len(chosen) < count and held[name] < share and candidate.problem not in problems:
                 held[name] += 1
+                problems.add(candidate.problem)
                 chosen.append(candidate)
             else:
                 passed_over.append(candidate)
+        if not held:  # only groups about the problems of others are left
+            problems.clear()
         left = passed_over
     return chosen
 
@@ -220,29 +237,31 @@ def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
 
 
 def choose_foreign(
-    candidates: Sequence[Candidate], count: int, *, neighbor: Callable[[str], str] = str
+    candidates: Sequence[Candidate],
+    count: int,
+    *,
+    neighbor: Callable[[str], str] = str,
+    share_problems: bool = False,
 ) -> list[Candidate]:
     """Select `count` foreign groups, spread over senders, the newest of each first.
 
     Neighbors take turns, and so do the senders of one neighbor (`neighbor` maps a sender to it). A sender with more
-    groups than others gets more places only when the others have run out.
+    groups than others gets more places only when the others have run out. No sender gets two places for one problem.
+    Two senders get places for one problem only with `share_problems`, or if there are no other problems. So a copy of
+    an answer, which may be too likely to be detected, does not double its weight.
     """
-    by_sender = _newest_by(candidates, lambda sender: sender)
+    by_sender = _newest_by(one_per_problem(candidates), lambda sender: sender)
     by_neighbor: dict[str, list[list[Candidate]]] = defaultdict(list)
     for sender in sorted(by_sender):
         by_neighbor[neighbor(sender)].append(by_sender[sender])
-    queues = [_in_turn(by_neighbor[name]) for name in sorted(by_neighbor)]
-    return _in_turn(queues)[:count]
-
-
-def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
-    return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
+    queues = [take_turns(by_neighbor[name]) for name in sorted(by_neighbor)]
+    return (take_turns if share_problems else take_turns_by_problem)(queues)[:count]
 
 
 def _newest_by(candidates: Sequence[Candidate], name: Callable[[str], str]) -> dict[str, list[Candidate]]:
     """Return the foreign groups by the `name` of their sender, the newest of each first."""
     by_name: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
+    for candidate in sorted(candidates, key=by_age, reverse=True):
         if not candidate.own:
             by_name[name(candidate.sender)].append(candidate)
     return by_name
@@ -253,11 +272,14 @@ def choose_evicted(
 ) -> list[Candidate]:
     """Return the foreign groups to evict, so that at most `keep` groups and `keep_bytes` of envelopes stay.
 
-    No neighbor may hold more groups than `cap` allows. Beyond the total, the neighbor with the most groups or bytes
-    loses its oldest group first. So a peer that sends more than others evicts its own groups.
+    A sender keeps `MAX_PER_PROBLEM` groups about one problem. No neighbor may hold more groups than `cap` allows.
+    Beyond the total, the neighbor with the most groups or bytes loses its oldest group first. So a peer that sends more
+    than others evicts its own groups.
     """
     by_neighbor = _newest_by(candidates, cap.neighbor)
     evicted: list[Candidate] = []
+    for held in by_neighbor.values():
+        evicted += beyond_problems(held)
     for name, held in by_neighbor.items():
         places = cap.places(name, num_neighbors=len(by_neighbor), capacity=keep)
         evicted += held[places:]

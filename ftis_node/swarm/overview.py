@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ftis_node.swarm.peer_rows import shown_names
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import clipped, columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.records.envelope import PeerRecord
@@ -34,10 +35,10 @@ def render_views(views: Sequence[SwarmView]) -> list[str]:
 
 def render_view(view: SwarmView) -> list[str]:
     """Return the lines of one run: its peers, then the matrix of learners and senders."""
-    lines = [_title(view)]
+    lines, names = [_title(view)], shown_names({row.peer_id: row.name for row in view.peers}, width=NAME_WIDTH)
     if view.peers:
-        lines += columns(HEADER, [_cells(row, view.taken_at) for row in view.peers], num_left=NUM_LEFT)
-        lines += ["", *_matrix(view)]
+        lines += columns(HEADER, [_cells(row, names, view.taken_at) for row in view.peers], num_left=NUM_LEFT)
+        lines += ["", *_matrix(view, names)]
     if view.num_omitted:
         lines.append(f"{view.num_omitted} more peers are not shown")
     return lines
@@ -61,10 +62,10 @@ def _title(view: SwarmView) -> str:
     )
 
 
-def _cells(row: SwarmRow, now: float) -> tuple[str, ...]:
+def _cells(row: SwarmRow, names: Mapping[str, str], now: float) -> tuple[str, ...]:
     last = f" {row.pass_rates[-1][1]:.2f}" if row.pass_rates else "-"
     return (
-        clipped(row.name or "-", NAME_WIDTH),
+        names[row.peer_id] or "-",
         short(row),
         row.role or "-",
         clipped(row.model.rsplit("/", 1)[-1] or "-", MODEL_WIDTH),
@@ -92,22 +93,19 @@ def short(row: SwarmRow) -> str:
     return clipped(row.peer_id[-ID_LENGTH:], ID_LENGTH)
 
 
-def _matrix(view: SwarmView) -> list[str]:
+def _matrix(view: SwarmView, names: Mapping[str, str]) -> list[str]:
     """Return one row per peer that publishes its sources, with a column for each peer and one for all others."""
     learners = [row for row in view.peers if row.learns_from][:MAX_MATRIX]
     if not learners:
         return ["who learns from whom: no peer has published a step yet"]
     senders = list(view.peers[:MAX_MATRIX])
-    header, table = ("", *map(_label, senders), "others"), []
+    labels = {row.peer_id: names[row.peer_id] or short(row) for row in (*senders, *learners)}
+    header, table = ("", *(labels[sender.peer_id] for sender in senders), "others"), []
     for row in learners:
         shares = [row.learns_from.get(sender.peer_id, 0.0) for sender in senders]
-        table.append((_label(row), *map(_percent, shares), _percent(max(0.0, 1.0 - sum(shares)))))
+        table.append((labels[row.peer_id], *map(_percent, shares), _percent(max(0.0, 1.0 - sum(shares)))))
     title = "who learns from whom (share of the groups of a peer's last steps, by sender):"
     return [title, *columns(header, table, num_left=1)]
-
-
-def _label(row: SwarmRow) -> str:
-    return clipped(row.name, NAME_WIDTH) if row.name else short(row)
 
 
 def _percent(share: float) -> str:

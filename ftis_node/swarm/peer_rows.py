@@ -6,9 +6,12 @@ A user names a peer by its full id, by the beginning or end of its id, or by its
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import UsageError
+from ftis_node.records.names import folded_name
+from ftis_node.telemetry.terminal_text import clipped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,18 +19,20 @@ if TYPE_CHECKING:
 PEER_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 MIN_PART = 4
 MAX_SHOWN = 3
+ID_TAIL = 4  # characters of the id after a name that is not unique
 NONE_YET = "no step has taken a group of it since the node's start"
 
 
 def find_peer(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the id of the one peer in `rows` (`peer_id`, `name`) that `text` matches; a full id need not be in `rows`.
 
-    Raises UsageError if no peer or more than one matches. A peer may choose any name, so a name that two peers
-    have selects neither.
+    Raises UsageError if no peer or more than one matches. A peer may choose any name, so one that looks like
+    those of two peers selects neither.
     """
     if PEER_ID.fullmatch(text):
         return text
-    by_name = [row["peer_id"] for row in rows if text and row.get("name") == text]
+    name = folded_name(text)
+    by_name = [row["peer_id"] for row in rows if name and folded_name(str(row.get("name") or "")) == name]
     ids = [row["peer_id"] for row in rows if len(text) >= MIN_PART]
     found = sorted({*by_name, *(one for one in ids if one.startswith(text) or one.endswith(text))})
     if len(found) == 1:
@@ -36,6 +41,20 @@ def find_peer(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
         shown = ", ".join(found[:MAX_SHOWN])
         raise UsageError(f"{text!r} fits {len(found)} peers ({shown}): give more of the id")
     raise UsageError(f"no peer {text!r}: give an id, {MIN_PART} or more characters of its start or end, or a name")
+
+
+def shown_names(names: Mapping[str, str], *, width: int) -> dict[str, str]:
+    """Return a name of at most `width` cells for each peer id, with the end of the id if another name looks alike.
+
+    `names` includes this node's own, because an unknown peer may take it. A peer without a name has "".
+    """
+    counts = Counter(folded_name(name) for name in names.values())
+    return {
+        peer_id: f"{clipped(name, width - ID_TAIL - 1)} {peer_id[-ID_TAIL:]}"
+        if name and counts[folded_name(name)] > 1
+        else clipped(name, width)
+        for peer_id, name in names.items()
+    }
 
 
 def teaches(row: Mapping[str, Any]) -> str:

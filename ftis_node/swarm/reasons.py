@@ -43,9 +43,10 @@ REFUSALS = {
     "too_long_here": "its problem is longer in this node's chat template, and leaves no space for its completions",
     "not_encodable": "the tokenizer here cannot encode one of its texts",
     "duplicate_completions": (
-        "its completions were in a group of another peer before, or in an earlier one of its sender"
+        "its completions were in a known peer's group long before, or in an earlier one of its sender"
     ),
     "duplicate_of_own": "its completions were in a group of this node before",
+    "duplicate_undecided": "its completions were in a group of another peer before; either may be the original",
     "scoring_failed": "scoring it here failed, or this machine was too busy",
     "scoring_timeout": "making its problem or scoring one of its completions reached the time limit",
     "reward_mismatch": "a claimed reward differs from the one computed here",
@@ -58,7 +59,8 @@ BEHAVIOUR = {
     "pull_failed": "it announced a group and did not deliver it",
     "rate_limited": "it exceeded its rate limit",
     "slow": "scoring its completions took the whole time limit",
-    "copied": "its completions were in another peer's group before",
+    "copied": "its completions were in its own earlier group, or in a known peer's",
+    "displaced": "an equal group of another peer was announced before its group",
     "refused": "it sent what no correct node of this run sends",
     "fault": "a value that it sent made this node's code fail: please report the line of the log",
     "poisoned": "the learner failed in three steps that had a group of it",
@@ -86,6 +88,7 @@ NO_FAULT = frozenset(
         *("version", "codec"),  # another software version
         *("banned", "duplicate", "sequence_reused", "stale", "clock_skew"),
         *("scoring_failed", "not_encodable", "scoring_quota", "too_long_here"),  # this node scores and tokenizes
+        "duplicate_undecided",
     }
 )
 GRADED = frozenset({"reward_mismatch", "prompt_mismatch"})

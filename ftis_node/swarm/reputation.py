@@ -5,9 +5,9 @@
            -3 |  below: PROBATION (all its groups are audited)
           -10 |  at or below: BANNED for a time that doubles with each ban; afterwards the score is -5, on probation
 
-Groups used in a training step raise the score slowly. Rejected groups lower it, and false claims lower it strongly.
-Events that honest peers also cause do not change it. A negative score decays towards 0. Each day without a ban reduces
-the number of past bans by one.
+Groups with a signal that a step used raise the score slowly (`credit.py`). Rejected groups lower it, and false claims
+lower it strongly. Events that honest peers also cause do not change it. A negative score decays towards 0. Each day
+without a ban reduces the number of past bans by one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Behaviour(StrEnum):
     PULL_FAILED = "pull_failed"  # it announced a group and did not serve it
     RATE_LIMITED = "rate_limited"  # it exceeded its rate limit
     SLOW = "slow"  # scoring its completions took the whole time limit; ten cases in a short time lead to a ban
-    COPIED = "copied"  # completions of another peer's earlier group; the original creator is not certain
+    COPIED = "copied"  # completions that it or a known peer sent before
+    DISPLACED = "displaced"  # an equal group of another peer was announced before its group
     REFUSED = "refused"  # input that no honest node of this run sends
     FAULT = "fault"  # its input caused an unexpected exception in this node
     FALSE_CLAIM = "false_claim"  # a wrong claim under its own signature, or a forged one
@@ -59,6 +60,7 @@ class ScoreChange(NamedTuple):
 SCORE_CHANGES = {
     Behaviour.ACCEPTED: ScoreChange(0.02, most=2.0),  # maximum credit for valid but unused groups
     Behaviour.CONTRIBUTED: ScoreChange(0.1),
+    Behaviour.DISPLACED: ScoreChange(-0.12, floor=0.0),  # withdraws the credit, and never harms the original
     Behaviour.HARMLESS: ScoreChange(0.0),
     Behaviour.PULL_FAILED: ScoreChange(-0.25, floor=WATCH_SCORE),
     Behaviour.RATE_LIMITED: ScoreChange(-0.25),
@@ -116,11 +118,17 @@ class Reputation:
         away_s = max(0.0, now - max(self.updated_at, self.banned_until))
         return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
 
-    def after(self, conduct: Behaviour, *, now: float, access: AccessSection, reason: str = "") -> Reputation:
-        """Return the record after one behavior; unchanged during a ban. Users see `reason`."""
+    def after(
+        self, conduct: Behaviour, *, now: float, access: AccessSection, reason: str = "", credit: float = 1.0
+    ) -> Reputation:
+        """Return the record after one behavior; unchanged during a ban. Users see `reason`.
+
+        `credit` is the fraction of the points that count.
+        """
         if self.is_banned(now=now):
             return self
         points, floor, most = SCORE_CHANGES[conduct]
+        points *= credit
         score = self.score_at(now)
         moved = min(max(score, most), score + points) if points >= 0 else max(min(score, floor), score + points)
         forgiven = self._after_forgiving(now)
@@ -209,11 +217,14 @@ class ReputationTable:
         record = self._peers.get(peer_id)
         return record is not None and record.reputation.is_banned(now=now)
 
-    def note(self, peer_id: str, conduct: Behaviour, *, now: float, reason: str = "") -> TrustLevel | None:
+    def note(
+        self, peer_id: str, conduct: Behaviour, *, now: float, reason: str = "", credit: float = 1.0
+    ) -> TrustLevel | None:
         """Record one behavior of a peer; return the new trust level if it changed."""
         name = reason or conduct.value
         before = self.reputation(peer_id)
-        record = self._set(peer_id, before.after(conduct, now=now, access=self._access, reason=name), now=now)
+        after = before.after(conduct, now=now, access=self._access, reason=name, credit=credit)
+        record = self._set(peer_id, after, now=now)
         if conduct not in GOOD_BEHAVIOUR and (name in record.reasons or len(record.reasons) < MAX_REASONS):
             record.reasons[name] += 1
         standing = record.reputation.trust_level(now=now)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ftis_node.errors import ConfigError
+from ftis_node.install_hint import how_to_install
 from ftis_node.telemetry.metrics import all_metrics, metric_families
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ def check_can_export(endpoint: str) -> None:
     """Raise ConfigError if `endpoint` is set and the packages of the extra `otel` are not installed."""
     if endpoint and not all(_is_installed(name) for name in PACKAGES):
         raise ConfigError(
-            "observe.otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'ftis-node[otel]', or "
-            "remove the setting"
+            f"observe.otlp_endpoint needs OpenTelemetry, which is not installed: {how_to_install('otel')}, or remove "
+            "the setting"
         )
 
 

@@ -124,7 +124,7 @@ async def _judge_costly(
         return group
     if refusal := _lengths_fit_prompt(group, prompt_ids, context):
         return refusal
-    if reason := context.duplicate_reason(group):
+    if reason := context.duplicate_reason(group, envelope.id):
         return Refusal(reason, "too many of its completions are duplicates")
     if made is not None and made.tokens.has_same_ids(group.tokens):
         scored = replace(group, rewards=made.rewards, statuses=made.statuses)

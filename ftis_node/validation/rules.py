@@ -59,7 +59,7 @@ class ValidationContext:
     """Returns true if the sender has scoring time left. The call charges nothing."""
     charge: Callable[[str, float], None] = lambda peer_id, seconds: None
     """Charges seconds of scoring to the sender."""
-    duplicate_reason: Callable[[Group], str | None] = lambda group: None
+    duplicate_reason: Callable[[Group, bytes], str | None] = lambda group, group_id: None
     """Returns `duplicate_completions` or `duplicate_of_own` for a group with copied completions, else None."""
     now: Callable[[], float] = time.time
     """Unix time in seconds."""

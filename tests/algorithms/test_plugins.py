@@ -123,7 +123,7 @@ def test_a_manifest_names_the_method_and_its_package() -> None:
     assert parse_canonical(manifest.canonical(), source="a peer") == manifest
     assert parse_manifest(manifest.to_toml(), source="run.toml") == manifest
     assert manifest.method.given() == {}, "the package is not a parameter of the loss"
-    with pytest.raises(ConfigError, match="needs that of another-package"):
+    with pytest.raises(ConfigError, match="wants the Python package another-package"):
         parse_manifest(PLUGIN_RUN.replace("ftis-node-method-sqrt", "another-package"), source="run.toml")
     filtered = RunManifest(name="a", task="arithmetic", method={"filter": "good"})
     assert filtered.method.filter == "good"
@@ -133,10 +133,14 @@ def test_a_run_whose_package_is_missing_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_manifest(PLUGIN_RUN.replace("sqrt", "absent"), source="run.toml")
     line = str(caught.value)
-    assert "no method absent_tis is installed: install ftis-node-method-absent, or use 'nois'" in line
+    assert (
+        "no method absent_tis is installed: the author of the manifest wants the Python package "
+        "ftis-node-method-absent, whose code runs with all your rights: check where it comes from"
+    ) in line
+    assert "install ftis-node-method-absent" not in line, "another person's wish is no instruction"
     assert "\n" not in line
     canonical = load_manifest("arithmetic-ftis").canonical().replace(b'"name":"ftis"', b'"name":"absent_tis"')
-    with pytest.raises(ConfigError, match=r"run x needs a package .*install the package that adds it") as caught:
+    with pytest.raises(ConfigError, match=r"run x needs a package .*a package adds it by the entry point") as caught:
         parse_canonical(canonical, source="run x")
     assert "another version" not in str(caught.value)
     with pytest.raises(ConfigError, match="no filter absent is installed"):

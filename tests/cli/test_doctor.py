@@ -151,7 +151,10 @@ def test_the_options_of_training_are_one_short_table(
     assert "generator: places for adapters" in output
     code, output, _ = doctor(capsys, tmp_path, "--model", str(model), "--gpu-memory", "46", "--json")
     rows = [finding for finding in plan_lines(output) if finding["id"] == "memory.option"]
-    assert "yes   all weights, 8-bit optimizer states (after pip install 'ftis-node[8bit]')" in rows[1]["finding"]
+    assert (
+        'yes   all weights, 8-bit optimizer states (first run `pip install -e ".[8bit]"` in the clone of ftis-node)'
+        in rows[1]["finding"]
+    )
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--full")
     assert "-> --lora (rank 128) would suffice; --verbose lists every change" in output
     assert "memory.option" not in output

@@ -12,8 +12,8 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark_schema
-from ftis_node.config.manifest import load_manifest
-from ftis_node.errors import FileError, ModelError
+from ftis_node.config.manifest import load_manifest, parse_canonical
+from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text, replace_file
 from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
 from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
@@ -261,3 +261,38 @@ def test_a_pipe_is_not_opened_to_write(tmp_path: Path) -> None:
         open_to_write(tmp_path / "pipe", os.O_WRONLY | os.O_CREAT)
     os.close(reading)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+TOML_BOMBS = {
+    "hexadecimal": "0x" + "f" * 1_000_000,
+    "decimal": "9" * 1_000_000,
+    "dotted": "1\n" + ".".join("k" * 20_000) + " = 1",
+    "quoted": "1\n" + ".".join(["'a b'"] * 20_000) + " = 1",
+    "table": "1\n[" + " . ".join("k" * 20_000) + "]",
+    "large": "1 #" + "x" * (1 << 20),
+    "nested": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("bomb", TOML_BOMBS)
+@pytest.mark.parametrize("name", ["node.toml", "run.toml"])
+def test_a_toml_file_that_is_costly_to_parse_is_an_error(
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str, bomb: str
+) -> None:
+    file = home.node_toml if name == "node.toml" else tmp_path / "given.toml"
+    file.write_text(f"schema_version = {TOML_BOMBS[bomb]}\n")
+    code, line = join(capsys, home, model, *([] if name == "node.toml" else ["--run", str(file)]))
+    assert code == 2
+    assert str(file) in line
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "[" * 60_000])
+def test_a_manifest_of_the_swarm_with_such_a_value_is_an_error(number: str) -> None:
+    canonical = (
+        load_manifest("arithmetic-ftis")
+        .canonical()
+        .replace(b'"schema_version":2', b'"schema_version":' + number.encode())
+    )
+    with pytest.raises(ConfigError, match="run x was made by another version"):
+        parse_canonical(canonical, source="run x")

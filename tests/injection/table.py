@@ -20,6 +20,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/announcements.py:AnnouncementHandler.has",
         "node/loops/announcements.py:AnnouncementHandler.can_serve",
         "node/peers/manager.py:PeerManager.is_trusted",
+        "node/peers/manager.py:PeerManager.note_announced",
     ),
     Place.AUDIT: (
         "node/loops/audit.py:AuditLoop._as_trained",
@@ -52,6 +53,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/peers/manager.py:PeerManager._share_subnet",
         "node/peers/manager.py:PeerManager.settle",
         "node/peers/manager.py:PeerManager.is_of_own_weights",
+        "node/peers/manager.py:PeerManager.note_used",
         "node/training/step_peers.py:note_contributor",
     ),
     Place.DIAL: ("gossip/p2pd/client.py:P2pdClient.connect",),
@@ -84,6 +86,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/intake.py:IntakeLoop._judge>validate",
         "node/peers/manager.py:PeerManager.duplicate_reason",
         "node/peers/manager.py:PeerManager.remember",
+        "node/peers/manager.py:PeerManager._origin",
         "node/peers/manager.py:PeerManager.within_quota",
         "node/peers/manager.py:PeerManager._seen_completions",
         "validation/pipeline.py:_first_refusal",

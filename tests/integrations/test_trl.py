@@ -214,7 +214,8 @@ def test_another_release_of_trl_is_refused_in_one_line(monkeypatch: pytest.Monke
     with pytest.raises(UsageError) as caught:
         integration.SwarmGRPOTrainer  # noqa: B018
     assert str(caught.value) == (
-        "ftis_node.integrations.trl needs trl 1.16.0, and trl 1.17.0 is installed: run `pip install 'ftis-node[trl]'`"
+        "ftis_node.integrations.trl needs trl 1.16.0, and trl 1.17.0 is installed: "
+        'run `pip install -e ".[trl]"` in the clone of ftis-node'
     )
 
 

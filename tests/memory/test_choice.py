@@ -12,6 +12,7 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
+from ftis_node.install_hint import how_to_install
 from ftis_node.memory import choice as memory_choice
 from ftis_node.memory import placement
 from ftis_node.memory.choice import (
@@ -131,7 +132,7 @@ def test_without_a_gpu_all_weights_are_trained_even_with_little_memory() -> None
 def test_8_bit_states_need_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_choice, "find_spec", lambda name: None)
     choice = chosen("1.5B", 31)
-    assert choice.options[1].missing == "pip install 'ftis-node[8bit]'"
+    assert choice.options[1].missing == how_to_install("8bit")
     assert choice.training.startswith("all weights, optimizer states in host memory: ")
 
 

@@ -45,9 +45,9 @@ class RecordingPeers(PeerManager):
         self.notes: list[tuple[str, Behaviour, str]] = []
         super().__init__(*arguments, **options)
 
-    def note(self, peer_id: str, conduct: Behaviour, *, reason: str = "", detail: str = "") -> None:
+    def note(self, peer_id: str, conduct: Behaviour, *, reason: str = "", **details: Any) -> None:
         self.notes.append((peer_id, conduct, reason))
-        super().note(peer_id, conduct, reason=reason, detail=detail)
+        super().note(peer_id, conduct, reason=reason, **details)
 
 
 class RecordingBuffer(ReplayBuffer):

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
 
-from ftis_node.replay.lifecycle import Candidate, choose_evicted, choose_foreign, choose_own, choose_useful
+from ftis_node.replay.lifecycle import (
+    Candidate,
+    choose_evicted,
+    choose_foreign,
+    choose_newest,
+    choose_own,
+    choose_same_prompts,
+    choose_sapo,
+    choose_useful,
+)
 from ftis_node.swarm.demand import OwnDomain
 from ftis_node.swarm.rate_limits import ShareCap
+
+PROBLEMS = itertools.count()  # each group is about another one
 
 
 def groups(sender: str, count: int, *, start: int = 0) -> list[Candidate]:
     return [
         Candidate(
             id=f"{sender}{i}".encode(), sender=sender, own=sender == "me", arrival=i, created_at=float(start + i),
-            policy_version=0,
+            policy_version=0, prompt_index=next(PROBLEMS),
         )
         for i in range(count)
     ]  # fmt: skip
@@ -153,3 +165,37 @@ def test_senders_take_turns_and_their_newest_groups_come_first() -> None:
     chosen = choose_foreign(candidates, 4)
     assert [(c.sender, c.arrival) for c in chosen] == [("busy", 5), ("quiet", 0), ("busy", 4), ("busy", 3)]
     assert choose_own(candidates, 4) == own
+
+
+def about(problem: int, ready: list[Candidate]) -> list[Candidate]:
+    rewards = (0.0, 1.0)
+    return [replace(c, id=c.id + b"%d" % problem, prompt_index=problem, rewards=rewards) for c in ready]
+
+
+def test_a_sender_has_one_place_per_problem_in_a_step_and_two_in_the_buffer() -> None:
+    own = about(7, groups("me", 5))
+    ready = own + about(7, groups("one", 40, start=100)) + about(7, groups("ann", 1)) + about(8, groups("ann", 1))
+    useful = choose_useful(ready, 0, 8, pass_rates={}).taken
+    for chosen in (
+        choose_newest(ready, 0, 8).taken,
+        choose_same_prompts(ready, 0, 8).taken,
+        choose_sapo(ready, 0, 8, seed=1).taken,
+        useful,
+    ):
+        assert Counter((c.sender, c.prompt_index) for c in chosen) == {("one", 7): 1, ("ann", 7): 1, ("ann", 8): 1}
+    assert [c.arrival for c in useful if c.sender == "one"] == [39], "the newest"
+    evicted = choose_evicted(ready, keep=100, cap=ShareCap())
+    assert kept(ready, evicted) == {"me": 5, "one": 2, "ann": 2}
+    assert {c.arrival for c in ready if c.sender == "one"} - {c.arrival for c in evicted} == {38, 39}
+
+
+def test_groups_of_two_senders_about_one_problem_share_a_step_only_if_there_are_no_others() -> None:
+    """A copy of a likely answer cannot be detected; it replaces the original, and both are not used together."""
+    honest = [c for problem in range(4) for c in about(problem, groups("ann", 1, start=problem))]
+    copies = [replace(c, sender="thief", id=b"copy" + c.id) for c in honest]
+    for chosen in (choose_newest(honest + copies, 0, 4), choose_useful(honest + copies, 0, 4, pass_rates={})):
+        assert sorted(c.prompt_index for c in chosen.taken) == [0, 1, 2, 3]
+    assert len(choose_newest(honest + copies, 0, 8).taken) == 8, "no other problems are left"
+    own = about(2, groups("me", 1))
+    together = choose_same_prompts(own + honest + copies, 1, 2).taken
+    assert {(c.sender, c.prompt_index) for c in together} == {("me", 2), ("ann", 2), ("thief", 2)}, "horizontal mode"

@@ -171,7 +171,8 @@ def test_a_missing_package_is_reported_before_the_model_is_loaded(
     monkeypatch.setenv("FTIS_OBSERVE__OTLP_ENDPOINT", "http://127.0.0.1:4318")
     assert run(["join", "--model", "missing/model", "--home", str(tmp_path / "home")]) == 2
     assert capsys.readouterr().err == (
-        "ftis-node: observe.otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'ftis-node[otel]', "
+        "ftis-node: observe.otlp_endpoint needs OpenTelemetry, which is not installed: "
+        'run `pip install -e ".[otel]"` in the clone of ftis-node, '
         "or remove the setting\n"
     )
 

@@ -37,8 +37,8 @@ async def verdict_on(context: ValidationContext, **changes: Any) -> ValidationRe
         ({"within_quota": lambda peer_id: peer_id != ME.peer_id}, "quota", False),
         ({"now": lambda: time.time() - 61.0}, "clock_skew", True),
         ({"now": lambda: time.time() + MANIFEST.step.max_age_s + 1.0}, "stale", True),
-        ({"duplicate_reason": lambda group: "duplicate_completions"}, "duplicate_completions", True),
-        ({"duplicate_reason": lambda group: "duplicate_of_own"}, "duplicate_of_own", True),
+        ({"duplicate_reason": lambda *_: "duplicate_completions"}, "duplicate_completions", True),
+        ({"duplicate_reason": lambda *_: "duplicate_of_own"}, "duplicate_of_own", True),
     ],
 )
 async def test_a_group_is_refused_for_its_peer_or_its_time(facts: dict[str, Any], reason: str, signed: bool) -> None:

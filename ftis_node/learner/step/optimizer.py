@@ -33,6 +33,7 @@ import torch
 from torch.nn import Parameter
 
 from ftis_node.errors import ConfigError, MachineError
+from ftis_node.install_hint import how_to_install
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
 from ftis_node.models import pick_device
 
@@ -217,7 +218,7 @@ def _bitsandbytes() -> Any:
         import bitsandbytes
     except ImportError as error:
         raise MachineError(
-            "8-bit optimizer states need bitsandbytes: pip install 'ftis-node[8bit]', or set "
+            f"8-bit optimizer states need bitsandbytes: {how_to_install('8bit')}, or set "
             "learner.optimizer_states = 'float32'"
         ) from error
     return bitsandbytes

@@ -163,6 +163,8 @@ class AnnouncementHandler:
             return None
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)
+        if not is_repair and not announcement.attempt:
+            self.peers.note_announced(announcement.id)
         sender = announcement.sender or announcer
         as_text = announcement.tokenizer != self.about.tokenizer_prefix
         if sender == self.context.peer_id or not self._is_usable(announcement, as_text=as_text):

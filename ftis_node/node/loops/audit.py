@@ -191,6 +191,6 @@ class AuditLoop:
         self.registry.seen(sender).refused[REASON] += 1
         detail = f"{REASON}: a KL of {kl:.3g} from the weights that it claims"
         self.peers.note(sender, Behaviour.FALSE_CLAIM, reason=REASON, detail=detail)
-        if await self.disk(self.buffer.release_audited, group_id):
+        if await self.disk(self.buffer.release_ready, group_id, ReleaseReason.AUDIT):
             self.context.events.write("released", group=group_id, reason=ReleaseReason.AUDIT)
         log.warning("%s claims this node's weights, and its log-probs are off by a KL of %.3g", sender, kl)

@@ -23,6 +23,7 @@ from ftis_node.node.peers.manager import REASON as FAULT
 from ftis_node.node.supervision.background import to_the_end
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_envelope
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, validate
 
@@ -94,6 +95,7 @@ class IntakeLoop:
 
     def __post_init__(self) -> None:
         self._passed: set[bytes | tuple[str, int]] = set()  # ids and (sender, number) of groups not committed yet
+        self._copies: dict[bytes, bytes] = {}  # by id of an original in `_passed`: its copy, which arrived before
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
         self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # called with each READY foreign group
@@ -159,7 +161,9 @@ class IntakeLoop:
             if isinstance(verdict, Accepted):
                 if late := self._refuse_if_admitted(verdict):
                     return late
-                self.peers.remember(verdict)  # before the next validation: the next envelope may be a copy
+                copy = self.peers.remember(verdict)  # before the next validation: the next envelope may be a copy
+                if copy is not None:
+                    self._copies[verdict.envelope.id] = copy
             return verdict
         self._give_up(arrival)
         return None
@@ -171,7 +175,7 @@ class IntakeLoop:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
         elif (group.sender, group.number) in self._passed:
             refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
-        elif reason := self.peers.duplicate_reason(group):
+        elif reason := self.peers.duplicate_reason(group, group_id):
             refusal = Refusal(reason, "too many of its completions are duplicates")
         else:
             return None
@@ -207,6 +211,9 @@ class IntakeLoop:
                 self._acknowledge(arrival, accepted, is_new=is_new)
             if work.failed:
                 self._give_up(arrival)
+        for copy in [self._copies.pop(one.envelope.id) for _, one in passed if one.envelope.id in self._copies]:
+            if await self.disk(self.buffer.release_ready, copy, ReleaseReason.COPY):
+                self.context.events.write("released", group=copy, reason=ReleaseReason.COPY)
 
     async def _admit(self, passed: Sequence[tuple[Arrival, Accepted]]) -> list[bool | None]:
         """Commit all groups at once; if that fails, each alone. Return whether each is new, None if it fails."""

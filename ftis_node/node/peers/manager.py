@@ -12,12 +12,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ftis_node.errors import UsageError
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import peer_id_from_text
-from ftis_node.swarm.duplicates import DuplicateDetector, SeenCompletion
+from ftis_node.swarm.credit import CreditBook
+from ftis_node.swarm.duplicates import DuplicateDetector, Origin, decide, describe, new_nats
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Group, GroupHeader
     from ftis_node.records.token_batch import TokenBatch
     from ftis_node.replay.rows import StoredGroup
+    from ftis_node.swarm.duplicates import SeenCompletion
     from ftis_node.swarm.peer_guard import Place
     from ftis_node.telemetry.events import EventLog
     from ftis_node.validation import ValidationResult
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
 NUM_LANES = 2  # groups that intake validates concurrently
+MAX_ANNOUNCED = 1 << 14
+MAX_DISPLACED = 64
 UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
 REASON = "fault"
 MAX_TEXT = 200  # most characters of an error in an event: a peer may have chosen the text
@@ -81,6 +83,9 @@ class PeerManager:
         self._quotas = Quotas(settings.rate_limits)
         self._duplicates = DuplicateDetector(own_id, settings.validation)
         self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
+        self._announced = LruDict[bytes, float](MAX_ANNOUNCED)  # group ids, and when they were announced first
+        self._displaced = LruDict[bytes, Origin](MAX_DISPLACED)  # by original: the copy that arrived before it
+        self._credit = CreditBook()
 
     def close(self) -> None:
         """Save and close the file."""
@@ -129,20 +134,40 @@ class PeerManager:
         self._store.save(self._standings)
         self._saved_at = self._clock()
 
-    def note(self, peer_id: str, conduct: Behaviour, *, reason: str = "", detail: str = "") -> None:
+    def note(
+        self, peer_id: str, conduct: Behaviour, *, reason: str = "", detail: str = "", credit: float = 1.0
+    ) -> None:
         """Note a peer's conduct. Count it by `reason` (the conduct's name if empty). `detail` is for the operator."""
         if peer_id == self._own_id or peer_id in self._trusted:
             return
-        standing = self._standings.note(peer_id, conduct, now=self._clock(), reason=reason)
+        standing = self._standings.note(peer_id, conduct, now=self._clock(), reason=reason, credit=credit)
         if standing is not None:
             self._report(peer_id, standing, detail or reason or conduct.value)
         elif self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
 
-    def remember(self, accepted: Accepted) -> None:
-        """Add the completions of an accepted group to the catalog that detects copies."""
-        group = accepted.group
-        self._duplicates.remember(group.sender, self._seen_completions(group))
+    def note_announced(self, group_id: bytes) -> None:
+        """Note a first announcement, which shows that its group existed then. A repeated one shows no order."""
+        if group_id not in self._announced:
+            self._announced[group_id] = self._clock()
+
+    def remember(self, accepted: Accepted) -> bytes | None:
+        """Add an accepted group to the catalog that detects copies. Return the id of the group that is its copy."""
+        group, group_id = accepted.group, accepted.envelope.id
+        prompt, completions = str(group.prompt_ref), self._seen_completions(group)
+        copy = self._displaced.pop(group_id, None)
+        if copy is not None:
+            self._duplicates.forget(copy.group_id, prompt)
+            self._credit.withdraw(copy.group_id)
+            self.note(copy.sender, Behaviour.DISPLACED)
+        nats = new_nats(completions, self._duplicates.known(prompt))
+        self._credit.note(group_id, sender=group.sender, problem=prompt, rewards=group.rewards, nats=nats)
+        self._duplicates.remember(self._origin(group, group_id), prompt, completions)
+        return None if copy is None else copy.group_id
+
+    def note_used(self, group: StoredGroup) -> None:
+        """Credit the sender of a group that a step used."""
+        self.note(group.sender, Behaviour.CONTRIBUTED, credit=self._credit.of(group.id))
 
     def settle(self, verdict: ValidationResult, *, origin: str) -> None:
         """Note the verdict on a group that `origin` delivered, and charge the peer that is responsible."""
@@ -150,7 +175,7 @@ class PeerManager:
             group = verdict.group
             self._charge(group.sender, group.num_tokens)
             self._share_subnet(group.sender, origin)
-            self.note(group.sender, Behaviour.ACCEPTED)
+            self.note(group.sender, Behaviour.ACCEPTED, credit=self._credit.of(verdict.envelope.id))
             return
         reason = verdict.refusal.reason
         blamed, conduct = attribute_refusal(
@@ -182,25 +207,27 @@ class PeerManager:
             is_new_peer = self.is_new_peer(peer_id)
             self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
 
-    def duplicate_reason(self, group: Group) -> str | None:
-        """Return the reason to refuse a group with copied completions; None if they are new."""
-        found = self._duplicates.judge(group.sender, self._seen_completions(group))
-        return None if found is None else found.value
+    def duplicate_reason(self, group: Group, group_id: bytes) -> str | None:
+        """Return the reason to refuse a group with copied completions; None if they are new, or it is the original."""
+        copy = self._duplicates.find(group.sender, str(group.prompt_ref), self._seen_completions(group))
+        if copy is None:
+            return None
+        again = self._origin(group, group_id)
+        kind = decide(copy, again, own_id=self._own_id, is_known=lambda peer_id: not self.is_new_peer(peer_id))
+        if kind is None:
+            self._displaced[group_id] = copy.first
+        return kind
+
+    def _origin(self, group: Group, group_id: bytes) -> Origin:
+        return Origin(group.sender, group_id, self._announced.get(group_id))
 
     def _seen_completions(self, group: Group) -> list[SeenCompletion]:
-        """Return the completions in the form of the catalog that detects copies, hashed once for a group in intake."""
+        """Return the completions in the form of the catalog that detects copies, made once for a group in intake."""
         for tokens, seen in self._described:
             if tokens is group.tokens:
                 return seen
-        tokens = group.tokens
-        means = np.array(group.mean_logprobs) if group.mean_logprobs else tokens.mean_logprobs()
-        seen = self._duplicates.describe(
-            str(group.prompt_ref),
-            tokens.token_ids.tobytes(),
-            lengths=tokens.lengths.tolist(),
-            surprises=(-means * tokens.lengths).tolist(),
-        )
-        self._described.append((tokens, seen))
+        seen = describe(group)
+        self._described.append((group.tokens, seen))
         return seen
 
     def share_cap(self) -> ShareCap:

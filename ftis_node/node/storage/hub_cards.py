@@ -1,10 +1,13 @@
 """Cards of an exported model and of exported rollouts, in the hub's form: how they came about, and under which license.
 
-A card has no name, key or address of a node, and no path of this machine.
+A card has no name, key or address of a node, and no path of this machine. The author of a run chose its task, so a task
+appears as code or without special characters: no link, image or tag of it may show up under the exporter's name.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +36,13 @@ if TYPE_CHECKING:
     from ftis_node.replay.rollout_rows import RowTotals
     from ftis_node.telemetry.status import EvalStatus
 
+PLAIN: Final = re.compile(r"(?!.*(?://|www\.))[\w .,:;=+/?-]*", re.ASCII)  # no Markdown, HTML or link
 TAGS: Final = ("ftis-node", "grpo", "reinforcement-learning")
 CARD_FILE: Final = "README.md"
 MANIFEST_FILE: Final = "run.toml"
 REPRODUCE: Final = """## Reproduce
 
-`{manifest}` is the manifest of the run. Save it, install ftis-node {version}, and run:
+`{manifest}` is the manifest of the run. Save it, and run in a clone of ftis-node {version}:
 
 ```
 ftis-node join --run {manifest} --model {base}{weights} --seed {seed} --steps {step}"""
@@ -46,7 +50,7 @@ MODEL_CARD: Final = """---
 {metadata}
 ---
 
-# {base}, {step} steps of {task}
+# {title}, {step} steps of {task}
 
 Trained with [GRPO](https://arxiv.org/abs/2402.03300) by ftis-node {version}, by the method `{method}`.
 
@@ -170,8 +174,8 @@ def write_model_card(
     manifest = record.manifest
     newest = {entry.task: entry for entry in record.evaluations}
     results = [
-        EvalResult("text-generation", task, task, "pass@1", entry.pass_at_1, dataset_split="test")
-        for task, entry in newest.items()
+        EvalResult("text-generation", name, name, "pass@1", entry.pass_at_1, dataset_split="test")
+        for name, entry in ((_plain(task), entry) for task, entry in newest.items())
     ]
     metadata = ModelCardData(
         base_model=record.hub_base,
@@ -179,7 +183,7 @@ def write_model_card(
         eval_results=results or None,
         library_name="peft" if is_adapter else "transformers",
         license=license,
-        model_name=f"{record.base} after {record.step} steps" if results else None,
+        model_name=f"{_plain(record.base)} after {record.step} steps" if results else None,
         pipeline_tag="text-generation",
         tags=[*TAGS, manifest.method.name],
     )
@@ -245,12 +249,13 @@ def write_data_card(
 
 def _common(record: RunRecord) -> dict[str, object]:
     fields = {
-        "base": _cell(record.base),
+        "title": _shown(record.base),
+        "base": shlex.quote(printable(record.base)),
         "manifest": MANIFEST_FILE,
         "method": record.manifest.method.name,
         "seed": record.seed,
         "step": record.step,
-        "task": _cell(record.manifest.task),
+        "task": _shown(record.manifest.task),
         "version": __version__,
         "weights": {None: "", True: " --lora", False: " --full"}[record.lora],
     }
@@ -264,11 +269,11 @@ def _run_rows(record: RunRecord, *, license: str | None) -> list[tuple[str, str]
     share = f", {record.foreign_groups / total:.0%} from peers" if total else ""
     tokens = "unknown" if own is None or foreign is None else f"{own:,} own, {foreign:,} of peers"
     return [
-        ("base model", record.base if record.hub_base else f"{record.base} (a local folder)"),
+        ("base model", f"{_shown(record.base)}{'' if record.hub_base else ' (a local folder)'}"),
         ("license", license or "not given; that of the base model may apply"),
         ("run", f"{manifest.name} ({manifest.run_id})"),
         ("method", manifest.method.name),
-        ("task", manifest.task),
+        ("task", _shown(manifest.task)),
         ("task data", "; ".join(task_licenses(manifest.task))),
         ("steps", f"{record.step:,}"),
         ("groups trained on", f"{total:,}{share}"),
@@ -289,16 +294,24 @@ def _accuracy_of(record: RunRecord, task: str) -> str:
     same = [entry for entry in record.evaluations if entry.task == task]
     first, last = same[0], same[-1]
     before = f"{first.pass_at_1:.3f} at step {first.step}, " if first is not last else ""
-    return f"{before}{last.pass_at_1:.3f} at step {last.step} ({last.n} problems of {task}, greedy)"
+    return f"{before}{last.pass_at_1:.3f} at step {last.step} ({last.n} problems of {_shown(task)}, greedy)"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows)])
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _cell(value: str) -> str:
-    """Return text as a cell of a table, whatever a folder's name has in it."""
-    return printable(value).replace("|", "\\|").replace("`", "'")
+def _shown(text: str) -> str:
+    """Return text of others as Markdown: as it is if it has no special characters, else as code."""
+    if PLAIN.fullmatch(text):
+        return text
+    code = printable(text).replace("`", "'").replace("|", "\\|")
+    return f"`{code}`"
+
+
+def _plain(text: str) -> str:
+    """Return text of others without special characters, for metadata that a hub may show as HTML."""
+    return "".join(mark if PLAIN.fullmatch(mark) else "_" for mark in text).replace("//", "/_")
 
 
 def _write(folder: Path, card: str, record: RunRecord) -> None:

@@ -170,9 +170,9 @@ class StepPeers:
 
 
 def note_contributor(peers: PeerManager, group: StoredGroup) -> None:
-    """Credit the sender of a foreign group with unequal rewards. With equal rewards all advantages are 0."""
-    if not group.own and len(set(group.rewards)) > 1:
-        peers.note(group.sender, Behaviour.CONTRIBUTED)
+    """Credit the sender of a foreign group."""
+    if not group.own:
+        peers.note_used(group)
 
 
 def train_group(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.records.envelope import seal_group
+from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
+from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
@@ -53,6 +56,10 @@ def accepted(identity: Identity, *, long: bool = False, first_id: int = 0) -> Ac
     group = make_group(identity, **({"completions": completions} if long else {}))
     envelope = seal_group(group, identity)
     return Accepted(envelope, envelope.to_bytes(), group, (1,))
+
+
+def reason_for(manager: PeerManager, group: Accepted) -> str | None:
+    return manager.duplicate_reason(group.group, group.envelope.id)
 
 
 def refused(reason: str, *, signed: bool = True) -> Refused:
@@ -119,10 +126,10 @@ def test_a_group_beyond_the_quota_is_not_charged_to_the_quota(
 def test_a_copy_of_an_own_group_is_recognized(tmp_path: Path, events: EventLog) -> None:
     manager = open_manager(tmp_path, events)
     manager.remember(accepted(ME, long=True))
-    assert manager.duplicate_reason(accepted(ANN, long=True).group) == "duplicate_of_own"
-    assert manager.duplicate_reason(accepted(ME, long=True).group) is None
+    assert reason_for(manager, accepted(ANN, long=True)) == "duplicate_of_own"
+    assert reason_for(manager, accepted(ME, long=True)) is None
     manager.remember(accepted(ME))
-    assert manager.duplicate_reason(accepted(ANN).group) is None, "short completions may be equal by chance"
+    assert reason_for(manager, accepted(ANN)) is None, "short completions may be equal by chance"
     manager.close()
 
 
@@ -130,13 +137,70 @@ def test_each_of_several_groups_in_intake_is_compared_by_its_completions(tmp_pat
     manager = open_manager(tmp_path, events)
     groups = [accepted(ANN, long=True, first_id=100 * number) for number in range(4)]
     for group in groups:
-        assert manager.duplicate_reason(group.group) is None
+        assert reason_for(manager, group) is None
     for number, group in enumerate(groups):
-        assert manager.duplicate_reason(group.group) is None
+        assert reason_for(manager, group) is None
         manager.remember(group)
-        assert (
-            manager.duplicate_reason(accepted(BOB, long=True, first_id=100 * number).group) == "duplicate_completions"
-        )
+        assert reason_for(manager, accepted(BOB, long=True, first_id=100 * number)) == "duplicate_undecided"
+    manager.close()
+
+
+def test_a_copy_of_a_known_peers_group_long_after_it_is_charged_to_a_new_peer(tmp_path: Path, events: EventLog) -> None:
+    clock = Clock()
+    manager = open_manager(tmp_path, events, clock)
+    for _ in range(12):
+        manager.note(ANN.peer_id, Behaviour.CONTRIBUTED)
+    first, late = accepted(ANN, long=True), accepted(BOB, long=True)
+    manager.note_announced(first.envelope.id)
+    manager.remember(first)
+    clock.now += 61.0
+    manager.note_announced(late.envelope.id)
+    manager.note_announced(late.envelope.id)
+    assert reason_for(manager, late) == "duplicate_completions"
+    manager.close()
+
+
+def test_the_group_announced_first_replaces_its_copy_and_takes_its_credit(tmp_path: Path, events: EventLog) -> None:
+    """A thief with a fast link delivers the copy first. No peer is charged, because a slow link looks the same."""
+    clock = Clock()
+    manager = open_manager(tmp_path, events, clock)
+    original, stolen = accepted(ANN, long=True), accepted(BOB, long=True)
+    for one in (original, stolen):
+        manager.note_announced(one.envelope.id)
+        clock.now += 0.1
+    assert manager.remember(stolen) is None
+    manager.settle(stolen, origin=BOB.peer_id)
+    assert manager.row(BOB.peer_id)["score"] == 0.02
+    assert reason_for(manager, original) is None
+    assert manager.remember(original) == stolen.envelope.id
+    manager.settle(original, origin=ANN.peer_id)
+    manager.note_used(StoredGroup.from_accepted(stolen, own=False))  # by a step that had taken it
+    assert (manager.row(ANN.peer_id)["score"], manager.row(BOB.peer_id)["score"]) == (0.02, 0.0)
+    assert reason_for(manager, accepted(CAROL, long=True)) == "duplicate_undecided", "a copy of the original"
+    manager.close()
+
+
+def test_only_new_problems_with_a_signal_and_surprise_earn_credit(tmp_path: Path, events: EventLog) -> None:
+    manager = open_manager(tmp_path, events)
+
+    def score_after(group: Accepted) -> float:
+        manager.remember(group)
+        manager.settle(group, origin=ANN.peer_id)
+        manager.note_used(StoredGroup.from_accepted(group, own=False))
+        return float(manager.row(ANN.peer_id)["score"])
+
+    def about(index: int, **changes: object) -> Accepted:
+        made = accepted(ANN, long=True, first_id=1000 * index).group
+        group = replace(made, prompt_ref=PromptRef("arithmetic", "train", index), **changes)
+        envelope = seal_group(group, ANN)
+        return Accepted(envelope, envelope.to_bytes(), group, (1,))
+
+    assert score_after(about(9, rewards=(0.0, 0.0))) == 0.0, "no signal"
+    assert score_after(about(1)) == 0.12
+    assert score_after(about(1, number=99)) == 0.12, "the same problem"
+    assert score_after(about(2)) == 0.24
+    assert score_after(accepted(ANN)) == pytest.approx(0.24 + 0.12 * 5.25 / 20, abs=0.01), "five tokens"
+    assert score_after(about(5)) == pytest.approx(0.27, abs=0.01), "its problem has had credit"
     manager.close()
 
 

@@ -1,0 +1,193 @@
+"""Copies, many groups about one problem, and groups without a signal: what they earn, and what they do to others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from ftis_node.config.home import Home
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.problem_limits import MAX_PER_PROBLEM
+from ftis_node.replay.reader import ReplayReader
+from tests.attacks.member import joined
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from bench.stubs.group_maker import GroupMaker
+    from ftis_node.records.group import Group
+    from tests.attacks.member import Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
+
+NUM_GROUPS = 6
+NUM_TOKENS = 44
+NUM_OF_ONE_PROBLEM = 40
+KNOWN_SCORE = 1.0
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def original(honest: Member, victim: Victim, maker: GroupMaker, sockets: Path) -> AsyncIterator[Member]:
+    """Yield an honest peer that is new to the victim."""
+    async with joined(sockets / "o", maker, victim) as member:
+        yield member
+
+
+def long_groups(member: Member, count: int = NUM_GROUPS) -> list[Group]:
+    return [member.group(num_tokens=NUM_TOKENS) for _ in range(count)]
+
+
+def copies(thief: Member, groups: Sequence[Group], *, change: bool = True) -> list[Group]:
+    """Return the groups as the thief's own, with another last token in each long completion."""
+    made = []
+    for group in groups:
+        completions = []
+        for completion in group.completions:
+            ids = completion.token_ids.copy()
+            if change and len(ids) == NUM_TOKENS:
+                ids[-1] = thief.maker._words[int(np.flatnonzero(thief.maker._words == ids[-1])[0]) - 1]
+            completions.append(replace(completion, token_ids=ids))
+        thief.number += 1
+        changes: dict[str, Any] = {"sender": thief.peer_id, "number": thief.number, "created_at": time.time()}
+        made.append(replace(group.with_completions(completions), **changes))
+    return made
+
+
+async def settled(victim: Victim, member: Member, count: int) -> dict[str, Any]:
+    """Wait until the victim has judged `count` groups of a member, and return its row."""
+
+    async def is_settled() -> dict[str, Any] | None:
+        row = await victim.row(member.peer_id)
+        return row if row["groups_accepted"] + sum(row["groups_refused"].values()) >= count else None
+
+    return dict(await victim.until(is_settled))
+
+
+async def test_copies_with_a_changed_token_are_refused_and_earn_nothing(
+    victim: Victim, original: Member, attacker: Member
+) -> None:
+    groups = long_groups(original)
+    await original.offer(*groups)
+    assert (await settled(victim, original, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
+    await attacker.offer(*copies(attacker, groups))
+    row = await settled(victim, attacker, NUM_GROUPS)
+    assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
+    assert (row["score"], row["standing"]) == (0.0, "good"), "the order of two announcements is not certain"
+
+
+async def test_a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first(
+    victim: Victim, original: Member, attacker: Member
+) -> None:
+    """The original's uplink is slow: it delivers after the thief, which has fetched and signed its groups."""
+    groups, delivers = long_groups(original), asyncio.Event()
+    deliver_slowly(original, delivers)
+    offered = asyncio.create_task(original.offer(*groups))
+    await victim.until(lambda: has_requested(original))
+    await attacker.offer(*copies(attacker, groups, change=False))
+    assert (await settled(victim, attacker, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
+    delivers.set()
+    await offered
+    row = await settled(victim, original, NUM_GROUPS)
+    assert (row["groups_accepted"], row["groups_refused"]) == (NUM_GROUPS, {})
+    assert (await victim.row(original.peer_id))["standing"] == "good"
+
+    async def has_no_credit() -> bool:
+        return bool((await victim.row(attacker.peer_id))["score"] == 0.0)
+
+    await victim.until(has_no_credit)
+    copied = {event["group"] for event in victim.node.events("released") if event["reason"] == ReleaseReason.COPY}
+    stolen = {e["group"] for e in victim.node.events("admitted") if e["sender"] == attacker.peer_id}
+    trained = {e["group"] for e in victim.node.events("taken") if e["sender"] == attacker.peer_id}
+    assert copied == stolen - trained, "a copy waits for a step no longer"
+
+
+async def test_a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_charge(
+    victim: Victim, original: Member, attacker: Member
+) -> None:
+    groups = long_groups(original)
+    await attacker.offer(*copies(attacker, groups))
+    await settled(victim, attacker, NUM_GROUPS)
+    await original.offer(*groups)
+    row = await settled(victim, original, NUM_GROUPS)
+    assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
+    assert (row["score"], row["standing"]) == (0.0, "good")
+
+
+async def test_a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one(
+    victim: Victim, original: Member, attacker: Member
+) -> None:
+    async def is_known() -> bool:
+        await attacker.offer(*(attacker.group() for _ in range(8)))
+        return bool((await victim.row(attacker.peer_id))["score"] >= KNOWN_SCORE)
+
+    await victim.until(is_known, within_s=120)
+    num_before = await num_judged(victim, attacker)
+    groups, delivers = long_groups(original), asyncio.Event()
+    deliver_slowly(original, delivers)
+    offered = asyncio.create_task(original.offer(*groups))
+    await victim.until(lambda: has_requested(original))
+    await attacker.offer(*copies(attacker, groups))
+    score = (await settled(victim, attacker, num_before + NUM_GROUPS))["score"]
+    delivers.set()
+    await offered
+    row = await settled(victim, original, NUM_GROUPS)
+    assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}, "a newcomer's word against a known peer's"
+    assert (row["score"], row["standing"]) == (0.0, "good")
+    assert (await victim.row(attacker.peer_id))["score"] >= score - 0.01, "nor can a newcomer harm a known peer"
+
+
+async def test_many_groups_about_one_problem_get_one_place_in_a_step(victim: Victim, attacker: Member) -> None:
+    step = (await victim.status())["learner"]["step"]
+    await attacker.offer(*(attacker.group(index=7) for _ in range(NUM_OF_ONE_PROBLEM)))
+    row = await settled(victim, attacker, NUM_OF_ONE_PROBLEM)
+    assert row["groups_refused"] == {}
+
+    async def has_trained() -> bool:
+        return bool((await victim.status())["learner"]["step"] >= step + 4)
+
+    await victim.until(has_trained, within_s=90)
+    of_attacker = [event["step"] for event in victim.node.events("taken") if event["sender"] == attacker.peer_id]
+    assert of_attacker
+    assert max(Counter(of_attacker).values()) == 1
+    with closing(ReplayReader(Home(victim.node.home).replay)) as reader:
+        ready = [sender for sender, _ in reader.ready_foreign()]
+    assert ready.count(attacker.peer_id) <= MAX_PER_PROBLEM
+    assert (await victim.row(attacker.peer_id))["score"] <= 0.12 + 1e-6, "one problem earns credit once"
+
+
+async def test_groups_without_a_signal_earn_nothing(victim: Victim, attacker: Member) -> None:
+    await attacker.offer(*(attacker.group(is_solved=False) for _ in range(NUM_OF_ONE_PROBLEM)))
+    row = await settled(victim, attacker, NUM_OF_ONE_PROBLEM)
+    assert (row["groups_accepted"], row["score"]) == (NUM_OF_ONE_PROBLEM, 0.0)
+
+
+def deliver_slowly(member: Member, delivers: asyncio.Event) -> None:
+    """Note requests for groups at once, but answer after the event only."""
+    lookup = member._lookup
+
+    async def late(ids: Sequence[bytes]) -> list[bytes]:
+        bodies = await lookup(ids)
+        await delivers.wait()
+        return bodies
+
+    member.gossip.serve(late)
+
+
+async def has_requested(member: Member) -> bool:
+    return bool(member.requested_ids)
+
+
+async def num_judged(victim: Victim, member: Member) -> int:
+    row = await victim.row(member.peer_id)
+    return int(row["groups_accepted"] + sum(row["groups_refused"].values()))

@@ -1,0 +1,66 @@
+"""Cards show text of others without links, images or tags of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from ftis_node.config.manifest import RunManifest
+from ftis_node.node.storage.hub_cards import RunRecord, write_data_card, write_model_card
+from ftis_node.replay.rollout_rows import RowTotals
+from ftis_node.telemetry.status import EvalStatus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = [
+    "pattern=<img/src=http://evil.example/x.png>&reward=regex",
+    "answer=[FREE](http://evil.example)",
+    "answer=![x](http://evil.example/x.png)",
+    "answer=a`b|c`<script>",
+    "answer=http://evil.example",
+    "answer=www.evil.example",
+    "answer=*bold*'\"\\: {x: 1} # y",
+]
+
+
+def record_of(task: str, base: str = "tiny") -> RunRecord:
+    manifest = RunManifest(name="a", task=task)
+    return RunRecord(manifest, base, 2, True, 0, evaluations=(EvalStatus(2, task, 0.5, 8),))
+
+
+def rendered(folder: Path) -> tuple[str, str]:
+    """Return the HTML of a card, as a hub makes it, and its metadata."""
+    _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
+    assert isinstance(yaml.safe_load(metadata), dict)
+    return MarkdownIt("gfm-like", {"html": True}).render(text), metadata
+
+
+@pytest.mark.parametrize("query", HOSTILE)
+def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path: Path, query: str) -> None:
+    record = record_of(f"dataset:x?prompt=q&{query}", base="<b>[m](http://evil.example)|`")
+    write_model_card(tmp_path, record, is_adapter=True)
+    html, metadata = rendered(tmp_path)
+    assert_harmless(html, metadata, "https://arxiv.org/abs/2402.03300")
+    write_data_card(tmp_path, record, RowTotals(True), file="rows.parquet", with_texts=True, is_flat=True)
+    assert_harmless(*rendered(tmp_path))
+
+
+def assert_harmless(html: str, metadata: str, *links: str) -> None:
+    assert html.count("<a ") == len(links)
+    assert all(link in html for link in links)
+    for tag in ("<img", "<script", "<b>", "<em", "<strong"):
+        assert tag not in html
+    assert not set("<>[]()!|`") & set(metadata.replace("- config_name", ""))
+    assert html.count("<td") % 2 == 0, "no cell is split"
+
+
+def test_a_plain_task_is_shown_as_it_is(tmp_path: Path) -> None:
+    write_model_card(tmp_path, record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B"), is_adapter=False)
+    text = (tmp_path / "README.md").read_text()
+    assert "# org/tiny-1.5B, 2 steps of arithmetic=3+rg:chain_sum\n" in text
+    assert "| task | arithmetic=3+rg:chain_sum |" in text
+    assert "--model org/tiny-1.5B --lora" in text

@@ -1,0 +1,83 @@
+"""Names that peers choose: empty looks and equal looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import UsageError
+from ftis_node.records.envelope import open_peer_record, seal_peer_record
+from ftis_node.records.identity import Identity
+from ftis_node.records.names import folded_name, visible_name
+from ftis_node.swarm.overview import RunSummary, SwarmRow, make_view, render_view
+from ftis_node.swarm.peer_rows import find_peer, shown_names
+from tests.records.test_bounds import RECORD
+
+if TYPE_CHECKING:
+    from ftis_node.records.envelope import PeerRecord
+
+ME, THIEF = Identity.from_seed(b"1" * 32), Identity.from_seed(b"2" * 32)
+
+
+def opened(name: str) -> PeerRecord:
+    return open_peer_record(seal_peer_record(replace(RECORD, name=name, peer_id=ME.peer_id), ME))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "\u3164",
+        "\u2800\u2800",
+        "\u200b\u200d",
+        "\uffa0 \u00a0",
+        "\ufe0f",
+        "\U000e0041",
+        "\u0301",
+        " \t",
+        "\u115f\u1160",
+        "\u3000",
+    ],
+)
+def test_a_blank_name_is_no_name(name: str) -> None:
+    assert opened(name).name == ""
+
+
+def test_invisible_characters_are_removed_and_visible_ones_stay() -> None:
+    assert opened("vic\u200btim\u3164").name == "victim"
+    for name in ("Zoë 2", "京", "\u05d0\u05d1", "a_b-c.d", "\x1b[2J"):
+        assert opened(name).name == visible_name(name) == name
+
+
+def test_names_that_differ_by_case_width_style_or_spaces_look_alike() -> None:
+    names = ("victim", "VICTIM", "\uff56ictim", "\U0001d42fictim", " vic tim", "victim\u3164")
+    assert {folded_name(name) for name in names} == {"victim"}
+    assert folded_name("victim2") == "victim2"
+
+
+def test_peers_whose_names_look_alike_are_shown_with_the_ends_of_their_ids() -> None:
+    rows = {ME.peer_id: "a long name of mine", THIEF.peer_id: "A LONG NAME OF MINE", "other": "bob", "blank": ""}
+    shown = shown_names(rows, width=16)
+    assert shown["other"] == "bob" and shown["blank"] == ""
+    for identity in (ME, THIEF):
+        assert shown[identity.peer_id].endswith(f" {identity.peer_id[-4:]}")
+        assert len(shown[identity.peer_id]) == 16
+    assert shown_names({"other": "a long name of mine"}, width=9) == {"other": "a long n\u2026"}
+
+
+def test_the_matrix_distinguishes_an_unknown_peer_with_the_nodes_own_name() -> None:
+    def row(identity: Identity, name: str) -> SwarmRow:
+        sources = {THIEF.peer_id: 1.0}
+        return SwarmRow(identity.peer_id, name, "full", "m", 1, "1", 1.0, 1.0, learns_from=sources)
+
+    view = make_view([row(ME, "ann"), row(THIEF, "Ann")], run=RunSummary("ab"), now=2.0, own_id=ME.peer_id)
+    header = next(line for line in render_view(view) if line.strip().endswith("others"))
+    assert header.split() == ["ann", ME.peer_id[-4:], "Ann", THIEF.peer_id[-4:], "others"]
+
+
+def test_a_name_that_looks_like_another_selects_no_peer() -> None:
+    rows = [{"peer_id": ME.peer_id, "name": "ann"}, {"peer_id": THIEF.peer_id, "name": "ANN"}]
+    assert find_peer("Ann", rows[:1]) == ME.peer_id
+    with pytest.raises(UsageError, match="fits 2 peers"):
+        find_peer("ann", rows)
