@@ -44,6 +44,7 @@ SCENARIOS: Final = (
     "tests/node/test_poisoned.py",
     "tests/node/test_roles.py",
     "tests/node/test_stop.py",
+    "tests/node/supervision/test_hangup.py::test_a_node_whose_terminal_closes_saves_and_leaves_no_process",
 )
 SMOKE: Final = (
     "tests/generation/test_generation_vllm_engine.py::"

@@ -37,6 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal or the SSH session is closed
 STOP_LIMIT_S = 60.0  # each slow component has a separate, shorter limit
 SLOW_STOP_S = 3.0  # then the user learns what the stop waits for; until then a second signal may be a copy of the first
 FORCED_EXIT_CODE = 1
@@ -91,7 +92,7 @@ async def to_the_end(work: Coroutine[None, None, R]) -> R:
 async def until_signalled(
     work: Coroutine[None, None, None], *, on_fault: OnFault | None = None, stop_limit_s: float = STOP_LIMIT_S
 ) -> None:
-    """Await `work`; SIGINT and SIGTERM cancel it. Raise its error, or one exception of an exception group.
+    """Await `work`; a signal of `STOP_SIGNALS` cancels it. Raise its error, or one exception of an exception group.
 
     An error in a task that no code awaits (`telemetry/faults.py`) also cancels it, and is raised after a call of
     `on_fault`.
@@ -168,10 +169,11 @@ class _Ending:
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Cancel the task on SIGINT and SIGTERM."""
+        """Cancel the task on a signal of `STOP_SIGNALS`. `nohup` starts a process that ignores SIGHUP: it still does."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._take_signal, number.name)
+        for number in STOP_SIGNALS:
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._take_signal, number.name)
         try:
             yield
         finally:
