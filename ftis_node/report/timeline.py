@@ -122,6 +122,7 @@ KINDS = {
     "step_refused": Kind("bad", "The update was rejected, {steps}: {refused}", has_cause=False),
     "step_lost": Kind("bad", "The learner died in step {step} and was restarted"),
     "generation_failed": Kind("bad", "A group was not generated"),
+    "eval_failed": Kind("bad", "Step {step} was not evaluated"),
     "weight_sync_failed": Kind("bad", "Weights {version} did not reach the generator, which was restarted"),
     "weight_check_failed": Kind("bad", "The generator does not serve the weights that it received"),
     "check_failed": Kind("bad", "Engine and learner could not be compared"),

@@ -181,6 +181,8 @@ def _healthy(status: Status, now: float) -> HealthAnswer:
         return _no(problems[0], "see logs/ in the home; ftis-node doctor checks the machine")
     if paused := status.limits.paused:
         return _no(f"paused: {paused}", PAUSED_ADVICE)
+    if health.failing:
+        return _no(health.failing[0], "see logs/ in the home; the node tries again")
     for name in WORKERS:
         state = getattr(status, name).state
         if state == "failed":

@@ -227,6 +227,8 @@ class LoopStatus(msgspec.Struct, frozen=True):
 class HealthStatus(msgspec.Struct, frozen=True):
     """Health behind `/healthz` and `/readyz`. `problems` holds one sentence each; `healthy` is true if it is empty.
 
+    `failing` holds a sentence for each kind of work that fails again and again; a restart need not help.
+
     `ready` is true if the network and the role's workers are up; otherwise `waits_for` names the missing part. `loops`
     are the daemon's tasks. The lag of the event loop is the mean and the maximum over the last minute.
     """
@@ -234,6 +236,7 @@ class HealthStatus(msgspec.Struct, frozen=True):
     healthy: bool = False
     ready: bool = False
     problems: list[str] = []
+    failing: list[str] = []
     waits_for: str = ""
     taken_at: float = 0.0
     event_loop_lag_s: float | None = None

@@ -18,7 +18,10 @@ TONES = {
     ),
     **dict.fromkeys(("buffer_rolled_back", "clock_moved", "checkpoint_fallback"), Tone.WARN),
     **dict.fromkeys(("recovered", "steps_unknown", "understated"), Tone.WARN),
-    **dict.fromkeys(("step_lost", "generation_failed", "weight_sync_failed", "check_failed", "audit_failed"), Tone.BAD),
+    **dict.fromkeys(
+        ("step_lost", "generation_failed", "eval_failed", "weight_sync_failed", "check_failed", "audit_failed"),
+        Tone.BAD,
+    ),
     **dict.fromkeys(("failed", "loop_blocked", "loop_stuck"), Tone.BAD),
 }
 MAX_DETAIL = 240

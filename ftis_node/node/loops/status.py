@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.supervision.watchdog import Watchdog
     from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.group_limits import SlotPool
@@ -117,6 +118,7 @@ class StatusLoop:
     disk: DiskThread
     counters: NodeCounters
     evaluations: EvaluationHistory
+    failures: FailureBoard
     watchdog: Watchdog
     http_refused: Counter[str]
 
@@ -284,6 +286,7 @@ class StatusLoop:
             healthy=not problems,
             ready=not waits_for,
             problems=problems,
+            failing=self.failures.failing,
             waits_for=waits_for,
             taken_at=time.time(),
             event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.supervision.background import DiskThread
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_gate import StepGate, StepSelection
@@ -52,6 +53,8 @@ DeliverWeights: TypeAlias = "Callable[[PublishedWeights, Proof], Coroutine[None,
 """Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""
 
 log = logging.getLogger(__name__)
+TRAINING, WEIGHT_SYNC = "training", "the weight sync"
+MAX_LOST_STEPS = 2 * MAX_FAILED_STEPS  # of own groups in a row, before the first step that succeeds
 
 
 class WeightSync:
@@ -89,12 +92,16 @@ class WeightSync:
             self._task.cancel()
 
 
-async def update_engine(weights: PublishedWeights, proof: Proof, *, generation: Generation, events: EventLog) -> None:
+async def update_engine(
+    weights: PublishedWeights, proof: Proof, *, generation: Generation, events: EventLog, failures: FailureBoard
+) -> None:
     """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
     try:
         await generation.update_weights(weights, proof)
+        failures.succeeded(WEIGHT_SYNC)
     except WorkerError as error:
-        events.write("weight_sync_failed", version=weights.version, error=str(error))
+        if failures.failed(WEIGHT_SYNC, error):
+            events.write("weight_sync_failed", version=weights.version, error=str(error))
         await generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
@@ -123,6 +130,7 @@ class TrainLoop:
     step_shares: StepShares
     reporter: StepReporter
     evaluator: Evaluator
+    failures: FailureBoard
     takes_turns: bool
     last_step: int | None
 
@@ -182,12 +190,18 @@ class TrainLoop:
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
+            is_own_fault = all(group.own for group in groups)  # else a peer could end the node
             if isinstance(error, WorkerTaskError):
-                if all(group.own for group in groups):
+                if is_own_fault:
                     await self.disk(self.buffer.note_failed, step)
                     raise
                 self.learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
             self.context.events.write("step_lost", step=step, error=str(error))
+            self.failures.failed(TRAINING, error)
+            streak = self.failures.streak(TRAINING)
+            if is_own_fault and not streak.has_succeeded and streak.num_in_row >= MAX_LOST_STEPS:
+                times = streak.num_in_row
+                raise type(error)(f"training failed on every step since the start, {times} times: {error}") from error
             await self.disk(self.buffer.note_failed, step)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.abandon()
@@ -197,6 +211,7 @@ class TrainLoop:
             return
         finally:
             under_way.cancel()
+        self.failures.succeeded(TRAINING)
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await self.disk(self.buffer.release_step, step, reason)

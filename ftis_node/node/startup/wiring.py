@@ -157,7 +157,8 @@ class Wiring:
 
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
         """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
-        update = partial(update_engine, generation=self.node.generation, events=self.node.context.events)
+        node = self.node
+        update = partial(update_engine, generation=node.generation, events=node.context.events, failures=node.failures)
         return self.make(
             TrainLoop,
             gate=gate,

@@ -169,7 +169,7 @@ class _Ending:
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Cancel the task on a signal of `STOP_SIGNALS`. `nohup` starts a process that ignores SIGHUP: it still does."""
+        """Cancel the task on a signal of `STOP_SIGNALS`. A process that `nohup` started continues to ignore SIGHUP."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ftis_node.errors import WorkerError
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.telemetry.status import EvalStatus
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.protocols import Generation
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scorer import IsolatedScorer
 
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
 NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages
 MINUTE_S = 60.0
+EVALUATION = "evaluation"
 
 
 def make_tracking(
@@ -73,13 +76,26 @@ class Evaluator:
     scorer: IsolatedScorer
     evaluations: EvaluationHistory
     tracking: Tracking
+    failures: FailureBoard
 
     async def evaluate(self, *, step: int) -> None:
-        """Evaluate the weights of `step` on each task without a result for that step."""
+        """Evaluate the weights of `step` on each task without a result for that step.
+
+        Raise WorkerError if no evaluation has succeeded since the start, or if the generator does not come back.
+        """
         known = {entry.task for entry in self.evaluations.entries if entry.step == step}
         for task in self.eval_tasks:
-            if task.name not in known:
+            if task.name in known:
+                continue
+            try:
                 await self._evaluate(task, step=step)
+                self.failures.succeeded(EVALUATION)
+            except WorkerError as error:
+                is_due = self.failures.failed(EVALUATION, error)
+                if not (self.generation.is_alive and self.failures.streak(EVALUATION).has_succeeded):
+                    raise
+                if is_due:
+                    self.context.events.write("eval_failed", step=step, task=task.name, error=str(error))
 
     async def _evaluate(self, task: Task, *, step: int) -> None:
         began_at, manifest = time.monotonic(), self.context.manifest
