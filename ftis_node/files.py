@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_SMALL_BYTES = 16 << 20
 MAX_DEPTH = 64
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # errors of a full disk
 NO_DEVICE_WAITS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 

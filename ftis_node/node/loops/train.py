@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec.structs import replace
+
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from ftis_node.generation.weight_loader import ProofToCome
-    from ftis_node.learner.messages import LearnerState, TrainReply
+    from ftis_node.learner.client import OnPublished
+    from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
     from ftis_node.node.context import NodeContext
     from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.training.evaluation import Evaluator
@@ -120,6 +124,7 @@ class TrainLoop:
     selection: StepSelection
     learner: Learning
     generation: Generation
+    space: DiskSpace
     deliver: DeliverWeights
     buffer: ReplayBuffer
     reader: ReplayReader
@@ -184,7 +189,7 @@ class TrainLoop:
         under_way = WeightSync(self.deliver)
         try:
             with waiting_for(f"step {step} in the learner"):  # its supervisor has time limits
-                reply = await self.learner.train(batch, step=step, on_published=under_way.take)
+                reply = await self._train_with_space(batch, step=step, on_published=under_way.take)
             await self.reporter.note(reply.report)
             self.peers.weigh(reply.report, batch)
             with waiting_for(f"weights {step} in the generator"):
@@ -219,6 +224,24 @@ class TrainLoop:
         self.context.state.saved_step = reply.saved_step
         await self.limits.prune()
         self.slots.set_held(self.reader.own_held())
+
+    async def _train_with_space(
+        self, batch: Sequence[TrainGroup], *, step: int, on_published: OnPublished
+    ) -> TrainReply:
+        """Return the reply to a step. If the disk refuses its weights or checkpoint, request it again until it has
+        space: the learner then does only what is missing.
+        """
+        num_tries = 0
+
+        async def train() -> TrainReply:
+            nonlocal num_tries
+            num_tries += 1
+            return await self.learner.train(batch, step=step, on_published=on_published)
+
+        reply = await self.space.retried(train)
+        if num_tries == 1:
+            return reply
+        return replace(reply, report=replace(reply.report, repeated=False))  # it was not reported before
 
     async def resume(self, state: LearnerState) -> None:
         """Reconcile buffer and state with the learner's checkpoint, at the start and after the learner dies."""

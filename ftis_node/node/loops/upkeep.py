@@ -13,7 +13,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.node.storage.disk_space import HomeUse, measure_usage, reclaim, rotate_logs
+from ftis_node.node.storage.cleanup import reclaim, rotate_logs
+from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause

@@ -22,14 +22,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from ftis_node.errors import FtisError
 from ftis_node.node.supervision.task_monitor import stack_of
 from ftis_node.telemetry.faults import unhandled_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from ftis_node.telemetry.faults import OnFault
 
@@ -44,14 +44,29 @@ FORCED_EXIT_CODE = 1
 _ending: ContextVar[_Ending | None] = ContextVar("ending", default=None)
 
 
-class DiskThread:
-    """Single-thread executor that runs calls in the order of submission."""
+class WriteRetry(Protocol):
+    """Interface of `DiskSpace`, which repeats writes that a full disk refuses."""
 
-    def __init__(self) -> None:
+    async def retried(self, write: Callable[[], Awaitable[R]]) -> R: ...
+
+
+class DiskThread:
+    """Single-thread executor that runs calls in the order of submission.
+
+    With `space`, a call that a full disk refuses is repeated until there is space. Later calls do not wait for it.
+    """
+
+    def __init__(self, space: WriteRetry | None = None) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+        self._space = space
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `function` in the thread and return its result."""
+        """Run `function` in the thread and return its result. It changes nothing if it raises."""
+        call = partial(self.once, function, *args, **kwargs)
+        return await (call() if self._space is None else self._space.retried(call))
+
+    async def once(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do the same, and raise the error of a full disk."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     def close(self) -> None:
