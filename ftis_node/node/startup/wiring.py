@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import MISSING, fields
 from functools import cached_property, partial
@@ -33,6 +34,7 @@ from ftis_node.node.training.step_gate import StepSelection, TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
+from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names
 
@@ -89,6 +91,10 @@ class Wiring:
         needed = {each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING}
         found = {name: getattr(self.node if name in NODE_PARTS else self, name) for name in needed - given.keys()}
         return kind(**found, **given)
+
+    @cached_property
+    def arrivals(self) -> AwaitedSenders:
+        return AwaitedSenders(patience_s=self.node.context.manifest.step.foreign_wait_s, now=time.monotonic())
 
     @cached_property
     def intake(self) -> IntakeLoop:
