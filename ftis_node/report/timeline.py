@@ -157,6 +157,7 @@ KINDS = {
         "bad", "Resumed at step {step} of the newest valid checkpoint; step {done} was done", has_cause=False
     ),
     "steps_unknown": Kind("bad", "Resumed at step {step} of a checkpoint; this home recorded {done}", has_cause=False),
+    "woke": Kind("plain", "The machine or the process was suspended for {slept_s} s", has_cause=False),
     "clock_moved": Kind("bad", "This machine's clock was moved by {jump_s} s", has_cause=False),
     "understated": Kind("bad", "Implausible log-probs from {who}", "sender"),
 }

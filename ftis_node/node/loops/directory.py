@@ -145,11 +145,17 @@ class DirectoryLoop:
         self._members: set[str] = set()
         self._words = SwarmLogMessages()
         self._late: dict[str, None] = {}  # members whose records were not read in time
+        self._is_due = asyncio.Event()  # set: renew the record now
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_members(), name="directory-members")
             tasks.create_task(self._renew_records(), name="directory-records")
+
+    def renew(self) -> None:
+        """Renew the record and the entry of this node now: they expired while the machine was suspended."""
+        self._is_due.set()
+        self.gossip.look_again()
 
     async def _watch_members(self) -> None:
         while True:
@@ -202,7 +208,10 @@ class DirectoryLoop:
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self.gossip.publish_manifest(self.context.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s)
             await self._read_records(limit_s=period_s)
-            await pause(period_s)
+            with suppress(TimeoutError), waiting_for("the clock"):
+                async with asyncio.timeout(period_s):
+                    await self._is_due.wait()
+            self._is_due.clear()
 
     async def _read_records(self, *, limit_s: float) -> None:
         """Read the members' records, for `limit_s` at most: this node's own one must be renewed before it expires.

@@ -150,7 +150,9 @@ class Wiring:
     def directory_loop(self) -> DirectoryLoop:
         """Return the loop. A generator pulls no groups, so it needs none of an earlier time either."""
         backfill = None if self.node.context.settings.role == "generator" else self.backfill
-        return self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
+        directory = self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
+        self.peers_loop.on_wake = directory.renew
+        return directory
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
         watchdog = watchdog or Watchdog(self.node.context.settings.observe)

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal or the SSH session is closed
 STOP_LIMIT_S = 60.0  # each slow component has a separate, shorter limit
+STOP_POLL_S = 0.5
 SLOW_STOP_S = 3.0  # then the user learns what the stop waits for; until then a second signal may be a copy of the first
 FORCED_EXIT_CODE = 1
 _ending: ContextVar[_Ending | None] = ContextVar("ending", default=None)
@@ -157,7 +158,8 @@ class _Ending:
 
     def __init__(self, *, stop_limit_s: float) -> None:
         self._limit_s = stop_limit_s
-        self._began_at = self._deadline = 0.0
+        self._began_at = 0.0
+        self._left_s = stop_limit_s
         self._logged = ""
         self.waits_for = ""
         self._is_over = threading.Event()
@@ -169,15 +171,13 @@ class _Ending:
             log.info("%s: stopping", why)
             self.has_begun = True
             self._began_at = time.monotonic()
-            self._deadline = self._began_at + self._limit_s
             threading.Thread(target=self._watch, name="stop-deadline", daemon=True).start()
             self.task.cancel()
 
     def delay(self, what: str) -> None:
         """Move the deadline. In a slow stop, log what it waits for, and let the next signal end the process."""
-        now = time.monotonic()
-        self._deadline, self.waits_for = now + self._limit_s, what
-        if self._logged != what and now - self._began_at >= SLOW_STOP_S:
+        self._left_s, self.waits_for = self._limit_s, what
+        if self._logged != what and time.monotonic() - self._began_at >= SLOW_STOP_S:
             self._logged = what
             again = "ctrl-C again ends the node without it, and the next start resumes from an older checkpoint"
             log.info("stopping: waiting for %s; %s", what, again)
@@ -201,9 +201,11 @@ class _Ending:
         self.begin(name)
 
     def _watch(self) -> None:
-        while (left_s := self._deadline - time.monotonic()) > 0:
-            if self._is_over.wait(left_s):
+        """End the process by force after the limit, counted in polls: a suspended process makes none."""
+        while self._left_s > 0:
+            if self._is_over.wait(poll_s := min(STOP_POLL_S, self._limit_s / 10)):
                 return
+            self._left_s -= poll_s
         _force_end(self.task.get_loop(), time.monotonic() - self._began_at)
 
 

@@ -1,9 +1,8 @@
 """The gate before a step, and the selection of the step's groups.
 
-The gate opens when the groups of the step are in the buffer, or no awaited sender is left, or the time limit has passed.
-`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run, called the patience
-(`step_shares.py`). An experiment uses
-another gate, which keeps all nodes at the same step and needs no clock.
+The gate opens when the groups of the step are in the buffer, no awaited sender is left, or the time limit has passed.
+`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_shares.py`).
+An experiment uses another gate, which keeps all nodes at the same step and needs no clock.
 """
 
 from __future__ import annotations
