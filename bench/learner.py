@@ -173,7 +173,7 @@ def flops_a_token(model: Path, *, lora: bool) -> float:
             return 6.0 * own
         from peft import LoraConfig, get_peft_model
 
-        from ftis_node.learner.model.policy import ADAPTED_LAYERS
+        from ftis_node.learner.model.lora import ADAPTED_LAYERS
 
         adapted = get_peft_model(causal_lm, LoraConfig(r=LORA.rank, target_modules=ADAPTED_LAYERS))
         return 4.0 * own + 6.0 * sum(value.numel() for value in adapted.parameters() if value.requires_grad)

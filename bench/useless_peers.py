@@ -196,7 +196,7 @@ class Peer:
                 if self.kind == "other_tokenizer":
                     group = replace(group, tokenizer=OTHER_TOKENIZER)
                 if self.kind == "refused":
-                    group = replace(group, prompt_hash=bytes(16))
+                    group = replace(group, problem_hash=bytes(16))
                 envelope = seal_group(group, identity)
                 bodies[envelope.id] = data = envelope.to_bytes()
                 announcement = announce_group(envelope, group, envelope_bytes=len(data))

@@ -28,14 +28,14 @@ import numpy as np
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.wire_probe import RUN_ID, VOCABULARY, random_group
-from ftis_node.records.codec import CODECS, hash_prompt, pack_group, unpack_group
+from ftis_node.records.codec import CODECS, hash_messages, hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import Accepted, announce_group, seal_group
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import ValidationContext, validate
-from stubs.stub_node import StubScorer, StubTokenizer
+from stubs.stub_node import PROMPT, StubScorer, StubTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,8 @@ def make_groups(identity: Identity) -> list[Group]:
     for number in range(1, NUM_GROUPS + 1):
         group = random_group(identity, number, rng)
         ref = PromptRef("gsm8k", "train", number)
-        groups.append(replace(group, rewards=(0.0,) * len(group.rewards), prompt_hash=hash_prompt([0]), prompt_ref=ref))
+        hashes = {"problem_hash": hash_messages(PROMPT), "prompt_hash": hash_prompt([0])}
+        groups.append(replace(group, rewards=(0.0,) * len(group.rewards), prompt_ref=ref, **hashes))
     return groups
 
 

@@ -45,8 +45,12 @@ class ModelError(UsageError):
     """A model folder is missing or incomplete."""
 
 
+class UntrainableModelError(ModelError):
+    """A model is complete, and of a kind that cannot be trained."""
+
+
 class MachineError(FtisError):
-    """This machine lacks memory, an engine or disk space."""
+    """This machine lacks memory, an engine, disk space or a working package."""
 
     exit_code = 3
 

@@ -153,6 +153,16 @@ def open_to_write(path: Path, flags: int, mode: int = 0o666) -> int:
     return descriptor
 
 
+def hub_cache_problem(error: Exception) -> str:
+    """Return in one line that this user may not use the hub's cache; empty for another error of its libraries."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ""
+    return (
+        f"this user may not use the hub's cache at {error.filename} ({error.strerror}): "
+        "set HF_HOME to another folder, or complete the cache as its owner"
+    )
+
+
 def sync_to_disk(path: Path) -> None:
     """Write a file's content, or a folder's names, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -40,8 +40,12 @@ class Plugin:
     version: str
     target: str
 
+    @property
+    def release(self) -> str:
+        return f"{self.package} {self.version}"
+
     def __str__(self) -> str:
-        return f"the plug-in {self.kind} {self.name!r} of {self.package} {self.version}"
+        return f"the plug-in {self.kind} {self.name!r} of {self.release}"
 
 
 def find_plugins(group: str) -> list[Plugin]:

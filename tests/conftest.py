@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import (
     Completion,
     FinishReason,
@@ -28,6 +28,7 @@ from ftis_node.records.group import (
     TextGroup,
 )
 from ftis_node.records.identity import Identity
+from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests import scheduling, summary, tiers
 from tests.small_swarm import pytest_runtest_teardown as pytest_runtest_teardown  # a hook
 from tests.small_swarm import small_swarm as small_swarm  # a fixture
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
 PROMPT_IDS = [5, 6, 7]
+PROMPT = ArithmeticTask()[5].prompt
 EOS = 2
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN_ID = "ab" * 16
@@ -109,6 +111,7 @@ def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **chan
         sender=identity.peer_id,
         number=1,
         prompt_ref=PromptRef("arithmetic", "train", 5),
+        problem_hash=hash_messages(PROMPT),
         prompt_hash=hash_prompt(PROMPT_IDS),
         completions=(
             make_completion(10, 11, EOS, reward=1.0, versions=versions),
@@ -118,6 +121,7 @@ def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **chan
         model="tiny-s",
         tokenizer=TOKENIZER,
         created_at=round(time.time(), 3),
+        end_ids=(EOS,),
     )
     if (completions := changes.pop("completions", None)) is not None:
         group = group.with_completions(completions)
@@ -131,7 +135,8 @@ def make_text_group(identity: Identity, **changes: Any) -> TextGroup:
         sender=identity.peer_id,
         number=1,
         prompt_ref=PromptRef("arithmetic", "train", 5),
-        prompt_hash=bytes(16),
+        problem_hash=bytes(16),
+        prompt_hash=bytes(4),
         sampling=SamplingSettings(),
         model="tiny-other",
         tokenizer="ef" * 16,

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ftis_node.learner.groups import unpack_train_group
-from ftis_node.learner.model.policy import ADAPTED_LAYERS
+from ftis_node.learner.model.lora import ADAPTED_LAYERS
 from learner_sides.batch import COMPLETION_TOKENS
 from learner_sides.job import LEARNING_RATE, LORA, MAX_GRAD_NORM, Job, read_groups
 from learner_sides.serving import Serving

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.tasks import load_task
 
@@ -53,11 +53,13 @@ class GroupMaker:
             sender=identity.peer_id,
             number=number,
             prompt_ref=ref,
+            problem_hash=hash_messages(item.prompt),
             prompt_hash=hash_prompt(self.tokenizer.encode_prompt(item.prompt)),
             completions=completions,
             sampling=SamplingSettings(),
             model="none",
             tokenizer=self.tokenizer.fingerprint,
             created_at=round(time.time(), 3),
+            end_ids=self.tokenizer.end_ids,
         )
         return replace(group, **changes)

@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.records.codec import pack_group, pack_text_group
+from ftis_node.records.codec import hash_prompt, pack_group, pack_text_group
 from ftis_node.records.group import (
     CompletionStatus,
     FinishReason,
@@ -43,7 +43,8 @@ HEADER = {
     "sender": SENDER,
     "number": 1,
     "prompt_ref": PromptRef("synthetic", "train", 0),
-    "prompt_hash": bytes(16),
+    "problem_hash": bytes(16),
+    "prompt_hash": bytes(4),
     "sampling": SamplingSettings(),
     "model": "synthetic",
     "tokenizer": "0" * 32,
@@ -75,7 +76,7 @@ def with_logprobs(group: UnpackedGroup, logprobs: NDArray[Any]) -> UnpackedGroup
 def _token_body(group: UnpackedGroup) -> bytes:
     num_completions = len(group.tokens)
     packed = Group(
-        **HEADER,  # type: ignore[arg-type]
+        **HEADER | {"prompt_hash": hash_prompt(group.prompt_ids)},  # type: ignore[arg-type]
         tokens=group.tokens,
         finish_reasons=(FinishReason.LENGTH,) * num_completions,
         rewards=group.rewards,
@@ -92,7 +93,7 @@ def _text_body(group: UnpackedGroup) -> bytes:
         for mean, length, reward in zip(group.mean_logprobs, group.tokens.lengths, group.rewards, strict=True)
     )
     packed = TextGroup(
-        **HEADER,  # type: ignore[arg-type]
+        **HEADER | {"prompt_hash": hash_prompt(group.prompt_ids)},  # type: ignore[arg-type]
         policy_version=group.policy_version,
         policy_version_newest=group.policy_version_newest,
         retells=bytes(32),

@@ -24,11 +24,11 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.group_limits import SlotPool
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.base import ChatMessage, TaskItem
 from ftis_node.telemetry.events import EventLog
 
 if TYPE_CHECKING:
@@ -44,12 +44,14 @@ if TYPE_CHECKING:
     from ftis_node.gossip import Gossip
     from ftis_node.records.group import Group
     from ftis_node.records.identity import Identity
+    from ftis_node.records.token_batch import TokenBatch
 
     OnEvent = Callable[[str, dict[str, Any]], None]
 
 log = logging.getLogger(__name__)
 
 PROMPT_IDS = [0]
+PROMPT = (ChatMessage(role="user", content=""),)
 FINGERPRINT = "0" * 32  # the fingerprint in groups of `stub_group`
 UNBOUNDED = 1 << 30
 
@@ -60,7 +62,7 @@ class StubTask:
     isolate_scoring = False
 
     def resolve(self, ref: PromptRef) -> TaskItem:
-        return TaskItem(ref, ({"role": "user", "content": ""},), "")
+        return TaskItem(ref, PROMPT, "")
 
 
 class StubScorer:
@@ -78,10 +80,13 @@ class StubTokenizer:
 
     fingerprint = FINGERPRINT
     vocab_size = VOCABULARY
-    eos_ids = (VOCABULARY,)
+    end_ids = (VOCABULARY,)
 
-    def encode_prompt(self, messages: Sequence[object]) -> list[int]:
+    def encode_prompt(self, messages: Sequence[object], *, opening: str | None = None) -> list[int]:
         return PROMPT_IDS
+
+    def answer_texts(self, tokens: TokenBatch, finish_reasons: object, *, opening: str = "") -> list[str]:
+        return [self.decode(ids.tolist()) for ids in tokens.ids_of_each()]
 
     def decode(self, ids: Sequence[int]) -> str:
         return ""
@@ -224,6 +229,7 @@ def stub_group(identity: Identity, manifest: RunManifest, rng: np.random.Generat
         group,
         run_id=manifest.run_id,
         prompt_ref=PromptRef(manifest.task, "train", int(rng.integers(1 << 30))),
+        problem_hash=hash_messages(PROMPT),
         prompt_hash=hash_prompt(PROMPT_IDS),
         rewards=(0.0,) * len(group.rewards),
     )

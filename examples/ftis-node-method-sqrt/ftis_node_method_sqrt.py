@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from ftis_node.algorithms.batch import Batch
-from ftis_node.algorithms.importance_weights import token_ratio, truncated
+from ftis_node.algorithms.importance_weights import first_pass_ratio, truncated
 from ftis_node.algorithms.methods import Method, unweighted
 from ftis_node.algorithms.settings import Settings
 
 
 def square_root_weight(batch: Batch, settings: Settings) -> Tensor:
-    return truncated(token_ratio(batch).sqrt(), settings.cap) * unweighted(batch, settings)
+    return truncated(first_pass_ratio(batch).sqrt(), settings.cap) * unweighted(batch, settings)
 
 
 def good(batch: Batch, settings: Settings) -> Tensor:

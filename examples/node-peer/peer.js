@@ -25,7 +25,7 @@ Promise.withResolvers ??= function () { // libp2p calls it; Node 20 lacks it
 const PUBLISH_EVERY_MS = 3000
 const LIES = {
   reward_mismatch: (body) => ({ ...body, rewards: body.rewards.map((reward) => 1 - reward) }),
-  prompt_mismatch: (body) => ({ ...body, promptHash: Buffer.alloc(16) }),
+  prompt_mismatch: (body) => ({ ...body, problemHash: Buffer.alloc(16) }),
   logprobs: (body) => ({ ...body, logprobs: rollout.float32Bytes(Array(body.logprobs.length / 4).fill(0.5)) }),
   sampling: (body) => ({ ...body, sampling: { ...body.sampling, temperature: 0.25 } }),
   malformed: (body) => ({ ...body, texts: ['10'] })
@@ -45,7 +45,6 @@ class Peer {
 
   topicOf = (shard) => `/ftis/1/${this.run}/${shard}`
   protocolOf = (service) => `/ftis/1/${this.run}/${service}`
-  promptHashOf = (problem) => rollout.promptHash(this.tokenizer.encodePrompt(problem.text))
 
   /** Serve the streams and follow the announcements of all shards. */
   async start () {
@@ -80,13 +79,13 @@ class Peer {
     }
   }
 
-  /** Return the texts of a group. Throws Rejected if its prompt or a reward is another here. */
+  /** Return the texts of a group. Throws Rejected if its problem or a reward is another here. */
   check ({ fields, completions }) {
     const problem = problemAt(fields.promptIndex)
     if (!this.tokenizer.fingerprint.equals(fields.tokenizer)) throw new rollout.Rejected('tokenizer', 'another')
-    if (!this.promptHashOf(problem).equals(fields.promptHash)) throw new rollout.Rejected('prompt_mismatch', problem.text)
-    const texts = completions.map(({ tokenIds }) => this.tokenizer.decode(tokenIds))
-    const isRight = texts.every((text, index) => score(problem, text) === completions[index].reward)
+    if (!rollout.problemHash(problem.text).equals(fields.problemHash)) throw new rollout.Rejected('prompt_mismatch', problem.text)
+    const texts = completions.map(({ tokenIds }, index) => this.tokenizer.answerText(tokenIds, fields.finishes[index]))
+    const isRight = texts.every((text, index) => (text === null ? 0 : score(problem, text)) === completions[index].reward)
     if (!isRight) throw new rollout.Rejected('reward_mismatch', problem.text)
     return texts
   }
@@ -111,7 +110,8 @@ class Peer {
     const ids = texts.map((text) => [...this.tokenizer.encode(text), this.tokenizer.endId])
     return {
       codec: rollout.CODEC.exact, run: Buffer.from(this.run, 'hex'), sender: this.identity.peer, number, createdMs: Date.now(),
-      task: 'arithmetic', promptIndex, promptHash: this.promptHashOf(problem), model: 'node-peer',
+      task: 'arithmetic', promptIndex, problemHash: rollout.problemHash(problem.text), model: 'node-peer',
+      promptHash: rollout.promptHash(this.tokenizer.encodePrompt(problem.text)), endIds: [this.tokenizer.endId],
       tokenizer: this.tokenizer.fingerprint, sampling: { temperature, topP, topK },
       lengths: ids.map((one) => one.length), finishes: ids.map(() => rollout.FINISH_STOP),
       rewards: texts.map((text) => score(problem, text)), tokenIds: rollout.int32Bytes(ids.flat()),

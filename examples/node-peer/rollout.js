@@ -21,9 +21,14 @@ export class Rejected extends Error {
 }
 
 export const sha256 = (data) => createHash('sha256').update(data).digest()
-/** Return the first 16 bytes of a SHA-256: run ids, prompt hashes, fingerprints of tokenizers. */
+/** Return the first 16 bytes of a SHA-256: run ids, problem hashes, fingerprints of tokenizers. */
 export const shortHash = (data) => sha256(data).subarray(0, 16)
-export const promptHash = (ids) => shortHash(int32Bytes(ids))
+/** Return the hash of a problem that is one user's message. */
+export const problemHash = (content) => shortHash(asciiJson([{ content, role: 'user' }]))
+export const promptHash = (ids) => sha256(int32Bytes(ids)).subarray(0, 4)
+/** Return JSON without spaces, with `\u` escapes for all that is not ASCII. */
+export const asciiJson = (value) =>
+  JSON.stringify(value).replace(/[\u007f-\uffff]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`)
 export const int32Bytes = (values) => Buffer.from(Int32Array.from(values).buffer)
 export const float32Bytes = (values) => Buffer.from(Float32Array.from(values).buffer)
 
@@ -63,7 +68,9 @@ function checkFields ({ codec, ...fields }) {
   const { run, number, weightsOf, lengths, finishes, rewards, versionOffsets: offsets, versionSpans: spans } = fields
   const others = codec === CODEC.exact ? ['idPlanes', 'logprobPlanes'] : ['tokenIds', 'logprobs']
   const isMixed = ['texts', 'meanLogprobs', 'retells', ...others].some((name) => fields[name].length)
-  const isBound = run.length === 16 && number >= 1 && number < 2 ** 63 && [0, 38].includes(weightsOf.length)
+  const { problemHash: problem, promptHash: prompt, endIds, opening } = fields
+  const isBound = run.length === 16 && number >= 1 && number < 2 ** 63 && [0, 38].includes(weightsOf.length) &&
+    problem.length === 16 && prompt.length === 4 && endIds.length <= 64 && Buffer.byteLength(opening) <= 64
   const areAligned = [finishes, rewards, ...(offsets.length || spans.length ? [offsets, spans] : [])].every((one) => one.length === lengths.length)
   const isWrong = isMixed || !isBound || !areAligned || lengths.includes(0) || (offsets.length && !offsets.includes(0))
   if (isWrong) throw new Rejected('malformed', 'a field is out of bounds')

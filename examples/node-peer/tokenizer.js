@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { Tokenizer } from '@huggingface/tokenizers'
-import { shortHash } from './rollout.js'
+import { asciiJson, FINISH_STOP, shortHash } from './rollout.js'
 
 const PROBES = [ // as the page has them
   'The quick brown fox doesn\'t jump; it\'s 12345 + 67890 = 80235.',
@@ -16,12 +16,18 @@ export class ModelTokenizer {
   constructor (folder) {
     const [file, config] = ['tokenizer.json', 'tokenizer_config.json'].map((name) => JSON.parse(readFileSync(join(folder, name))))
     Object.assign(this, { _tokenizer: new Tokenizer(file, config), _file: file, _config: config })
+    this._special = new Set(file.added_tokens.filter((token) => token.special).map(({ id }) => id))
     this.endId = this._specialId(config.eos_token)
     this.fingerprint = shortHash(asciiJson(this._identity()))
   }
 
   encode = (text) => this._tokenizer.encode(text, { add_special_tokens: false }).ids
-  decode = (ids) => this._tokenizer.decode(Array.from(ids), { skip_special_tokens: true })
+
+  /** Return the text of a completion without the token that ended it; null if it has another special token. */
+  answerText (tokenIds, finish) {
+    const ids = Array.from(finish === FINISH_STOP ? tokenIds.slice(0, -1) : tokenIds)
+    return ids.some((id) => this._special.has(id)) ? null : this._tokenizer.decode(ids)
+  }
 
   /** Return the ids of a user's message with the generation prompt, by the tiny models' template. */
   encodePrompt = (content) => this.encode(`<|im_start|>user\n${content}<|im_end|>\n<|im_start|>assistant\n`)
@@ -34,7 +40,6 @@ export class ModelTokenizer {
     const added = this._file.added_tokens.map(({ content, id }) => [content, id])
     const tokens = new Map([...Object.entries(vocab), ...added])
     return {
-      ends: [this._specialId(this._config.bos_token), this.endId],
       merges: (merges ?? []).map((merge) => (typeof merge === 'string' ? merge.split(' ') : merge)),
       probes: PROBES.map((text) => this.encode(text)),
       special: this._file.added_tokens.filter((token) => token.special).map(({ id, content }) => [id, content]).sort(([a], [b]) => a - b),
@@ -42,7 +47,3 @@ export class ModelTokenizer {
     }
   }
 }
-
-/** Return JSON without spaces, with `\u` escapes for all that is not ASCII. */
-const asciiJson = (value) =>
-  JSON.stringify(value).replace(/[\u007f-\uffff]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`)

@@ -94,7 +94,7 @@ class Batch:
 
     learner_logprobs    [N, T]  lp; the only tensor with a gradient
     behaviour_logprobs  [N, T]  lg, of the generator that sampled the tokens
-    anchor_logprobs     [N, T]  the learner's own at the first pass over this batch; equal to lp there
+    first_pass_logprobs [N, T]  lp0, the learner's at the first pass over this batch; equal to lp there
     mask                [N, T]  bool, true at completion tokens, the end-of-sequence token included
     advantages          [N]     A
     group_index         [N]     position of each completion's group in 0..num_groups-1
@@ -105,7 +105,7 @@ class Batch:
 
     learner_logprobs: Tensor
     behaviour_logprobs: Tensor
-    anchor_logprobs: Tensor
+    first_pass_logprobs: Tensor
     mask: Tensor
     advantages: Tensor
     group_index: Tensor
@@ -126,7 +126,7 @@ def read_batch(
     mask: Tensor,
     advantages: Tensor,
     group_ids: Tensor,
-    anchor_logprobs: Tensor | None = None,
+    first_pass_logprobs: Tensor | None = None,
     sender_ids: Tensor | None = None,
 ) -> Batch:
     """Check the inputs of `policy_loss` and return a `Batch` of them. Raises ValueError naming the invalid input.
@@ -147,10 +147,10 @@ def read_batch(
     require_tensor("group_ids", group_ids, dtypes=INTEGERS, shape=(num_completions,))
     require_finite("advantages", advantages)
 
-    learner = anchor = _inside("learner_logprobs", learner_logprobs, mask)
-    if anchor_logprobs is not None:
-        require_tensor("anchor_logprobs", anchor_logprobs, dtypes=FLOATING, shape=matrix)
-        anchor = _inside("anchor_logprobs", anchor_logprobs, mask)
+    learner = first_pass = _inside("learner_logprobs", learner_logprobs, mask)
+    if first_pass_logprobs is not None:
+        require_tensor("first_pass_logprobs", first_pass_logprobs, dtypes=FLOATING, shape=matrix)
+        first_pass = _inside("first_pass_logprobs", first_pass_logprobs, mask)
     index, num_groups = group_index(group_ids)
     sender_index, num_senders, is_own = index, num_groups, torch.zeros_like(index, dtype=torch.bool)
     if sender_ids is not None:
@@ -160,7 +160,7 @@ def read_batch(
     return Batch(
         learner_logprobs=learner,
         behaviour_logprobs=_inside("behaviour_logprobs", behaviour_logprobs, mask).detach(),
-        anchor_logprobs=anchor.detach(),
+        first_pass_logprobs=first_pass.detach(),
         mask=mask,
         advantages=advantages.detach().double(),
         group_index=index,

@@ -4,7 +4,8 @@ F-TIS (arXiv 2605.22537) keeps a completion if A > 0 or KL < g. A negative gradi
 would hardly sample moves its probability to arbitrary others. A positive gradient on a good answer helps at any
 distance.
 
-The KL is estimated from the tokens that the generator sampled. With x = log rho = lp - lg:
+The KL is estimated from the tokens that the generator sampled. rho = exp(lp - lg) is that of the first pass over the
+batch, so several updates keep the same completions:
 
     author_k3   1/rho + log rho - 1     chi2(gen||learner) - KL(gen||learner), heavy tailed; used by the F-TIS authors'
                                         code, so the scale of the paper's thresholds (5 to 100)
@@ -26,7 +27,7 @@ completions of old weights may be as far from the learner as a peer's.
 
 M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
 tokens take part, not only those that PPO's clip could affect. If even the smallest square is not below tau, no token
-remains; some implementations keep one.
+remains; some implementations keep one. The mask takes the place of PPO's clip, so it is that of the current pass.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.algorithms.batch import group_extremes, group_sum
-from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, token_log_ratio
+from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, first_pass_log_ratio
 from ftis_node.algorithms.settings import load_filter
 
 if TYPE_CHECKING:
@@ -64,10 +65,10 @@ def rkl_iw(log_ratio: Tensor) -> Tensor:
 def sequence_kl(batch: Batch, estimator: str) -> Tensor:
     """Return KL_i `[N]`, the chosen estimator's mean over each completion's tokens; no gradient, 0 without tokens."""
     if estimator == "k1_fwd":
-        per_token = batch.behaviour_logprobs - batch.learner_logprobs.detach()
+        per_token = batch.behaviour_logprobs - batch.first_pass_logprobs
     else:
         formula = {"author_k3": author_k3, "k3_fwd": k3_fwd, "rkl_iw": rkl_iw}[estimator]
-        per_token = formula(token_log_ratio(batch).detach())
+        per_token = formula(first_pass_log_ratio(batch))
     return batch.sequence_mean(per_token)
 
 
@@ -107,7 +108,7 @@ def effective_share(batch: Batch) -> Tensor:
     completions give 1. The second factor, the mean weight, measures how unlikely they are. Without the cap of w at 1,
     one likelier completion would make all others look unlikely. So a peer with the same model has exactly 1.
     """
-    log_ratio = batch.sequence_mean(batch.learner_logprobs.detach() - batch.behaviour_logprobs)
+    log_ratio = batch.sequence_mean(batch.first_pass_logprobs - batch.behaviour_logprobs)
     weight = torch.exp(log_ratio.clamp(-SEQUENCE_LOG_RATIO_LIMIT, 0.0))
     total, squares, num_rows = (
         group_sum(values, batch.sender_index, batch.num_senders)

@@ -40,7 +40,7 @@ from ftis_node.algorithms.batch import (
     require_tensor,
 )
 from ftis_node.algorithms.filters import apply_filter
-from ftis_node.algorithms.importance_weights import token_ratio
+from ftis_node.algorithms.importance_weights import first_pass_ratio
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.algorithms.settings import TENSORS, make_settings
 
@@ -120,7 +120,8 @@ def policy_loss(
     `learner_logprobs` and `behaviour_logprobs` are `[N, T]`, `mask` bool `[N, T]`, `advantages` `[N]`, `group_ids`
     integers `[N]` in any order. Floats are float32 or float64. Padding may hold anything and gets exactly zero
     gradient. `method_parameters(method)` lists `params` with the method's own defaults; `settings.py` explains each.
-    With several updates on one batch, `anchor_logprobs` `[N, T]` holds the learner's log-probs of the first pass.
+    With several updates on one batch, `first_pass_logprobs` `[N, T]` holds the learner's log-probs of the first pass:
+    weights, filters and metrics are of that pass (`methods.py`).
     Filters that compare the completions of a sender read `sender_ids`, integers `[N]`: 0 is this node. If None, each
     group counts as a separate sender.
 
@@ -155,7 +156,7 @@ def policy_loss(
 
 def _metrics(batch: Batch, kl: Tensor, keep: Tensor, cap: float) -> dict[str, float]:
     """Return the metrics, each 0 if there is nothing to count. They leave the device in one transfer."""
-    is_truncated = (token_ratio(batch).detach() > cap) & batch.mask
+    is_truncated = (first_pass_ratio(batch) > cap) & batch.mask
     has_tokens = batch.num_tokens > 0
     figures = {
         "kept_fraction": _share(keep.sum(), keep.numel()),

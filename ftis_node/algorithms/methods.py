@@ -1,8 +1,19 @@
 """Objectives of the methods, per token. `config/method_table.py` has their constants and sources.
 
 An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. Notation as in the papers: A is the
-advantage, rho the ratio of learner to generator. R is the ratio to the learner at the first pass over the batch, and
-sg[.] stops the gradient.
+advantage, rho the ratio of learner to generator. rho0 is rho at the first pass over the batch, R the ratio to the
+learner there, and sg[.] stops the gradient.
+
+Several updates on one batch. No objective counts the change since the first pass twice; rho = rho0 R:
+
+    nois, swarm_sapo            R
+    tis, ftis, mis              rho0 as weight, truncated or masked, times R: decoupled PPO (arXiv 2110.00641)
+    vis, grpo, dr_grpo, dapo    rho of the current pass; the clip bounds its distance to the generator
+    gspo, gspo_token            s of the current pass
+    gepo                        p of the current pass; the denominator of the first
+    topr, cispo                 their weight is rho or s of the current pass: A lp has no R
+    m2po                        rho and the mask of the current pass: the mask takes the place of the clip
+    filters                     KL and effective sample size of the first pass: all updates keep the same completions
 
 Departures. `nois`, `tis`, `ftis` and `mis` are written with R (value A at R = 1), `topr` and `cispo` with log-probs
 (value A lp). The gradients are the same. `dr_grpo` and `gepo` expect advantages of scale `mean`. No method has a KL
@@ -22,6 +33,7 @@ from torch import Tensor
 
 from ftis_node.algorithms.filters import author_k3, second_moment_mask
 from ftis_node.algorithms.importance_weights import (
+    first_pass_ratio,
     group_expectation_ratio,
     masked_outside,
     sequence_product,
@@ -61,17 +73,17 @@ def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
 
 
 def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
-    """Return the objective of `tis`: the surrogate times sg[min(rho, C)].
+    """Return the objective of `tis`: the surrogate times min(rho0, C).
 
     If A > 0 the weight is at least `floor`, beyond the paper: a right answer teaches, however unlikely it is.
     """
     floor = settings.floor * (batch.advantages > 0).double()[:, None]
-    return truncated(token_ratio(batch), settings.cap).clamp(min=floor) * unweighted(batch, settings)
+    return truncated(first_pass_ratio(batch), settings.cap).clamp(min=floor) * unweighted(batch, settings)
 
 
 def masked_weight(batch: Batch, settings: Settings) -> Tensor:
     """Return the objective of `mis`: as `tis`, with weight 0 outside [mis_low, mis_high]."""
-    return masked_outside(token_ratio(batch), settings.mis_low, settings.mis_high) * unweighted(batch, settings)
+    return masked_outside(first_pass_ratio(batch), settings.mis_low, settings.mis_high) * unweighted(batch, settings)
 
 
 def sequence_clipped(batch: Batch, settings: Settings) -> Tensor:
@@ -80,8 +92,9 @@ def sequence_clipped(batch: Batch, settings: Settings) -> Tensor:
 
 
 def sequence_clipped_token(batch: Batch, settings: Settings) -> Tensor:
-    """Return the objective of `gspo_token`: the sequence's ratio with each token's gradient, sg[s] R."""
-    return clipped_surrogate(sequence_ratio(batch).detach() * step_ratio(batch), batch, settings)
+    """Return the objective of `gspo_token`: the sequence's ratio with each token's gradient, sg[s] exp(lp - sg[lp])."""
+    carrier = torch.exp(batch.learner_logprobs - batch.learner_logprobs.detach())
+    return clipped_surrogate(sequence_ratio(batch).detach() * carrier, batch, settings)
 
 
 def group_expectation(batch: Batch, settings: Settings) -> Tensor:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")  # formulas in filters.py
 TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
-TENSORS = ("anchor_logprobs", "sender_ids")  # parameters of a batch: None, or as `read_batch` documents
+TENSORS = ("first_pass_logprobs", "sender_ids")  # parameters of a batch: None, or as `read_batch` documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ COMMON_PARAMETERS = (
     "denominator",
     "agg",
     "max_completion_length",
+    "first_pass_logprobs",
 )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ftis_node.cli.progress import show_fraction
-from ftis_node.config.home import Home, default_home
+from ftis_node.config.home import Home, default_home, give_user_folder
 from ftis_node.config.home_files import refuse_newer
 from ftis_node.errors import FtisError, UsageError
 
@@ -81,9 +81,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def home_at(path: Path | None) -> Home:
-    """Return the home at `path`, or the default home. Raises ConfigError if a newer version has written it."""
+    """Return the home at `path`, or the default home. Raises ConfigError if a newer version has written it.
+
+    Gives a user without a home folder one in the home.
+    """
     home = Home((path or default_home()).expanduser())
     refuse_newer(home)
+    give_user_folder(home.user)
     return home
 
 

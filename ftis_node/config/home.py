@@ -18,6 +18,7 @@
     logs/          the workers' output
     backups/       the state before an upgrade
     damaged/       corrupt databases as they were found, the newest two of each
+    user/          caches of libraries, if the user has no home folder that can be written
     lock           held while a node runs, with its pid and the address of its status port
 
 The folder's mode is 0700 and that of the files 0600, for any umask.
@@ -28,6 +29,7 @@ Sockets are in a separate folder: the path of a unix socket has at most 107 char
 from __future__ import annotations
 
 import fcntl
+import getpass
 import os
 import stat
 import time
@@ -37,24 +39,60 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import disk_full, is_disk_full
-from ftis_node.errors import ConfigError, FtisError, HomeInUseError
+from ftis_node.errors import ConfigError, FtisError, HomeInUseError, MachineError
 from ftis_node.files import make_folder, open_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_NAME_BYTES = 255  # of a file or folder
 LOCK_TRIES = 3
 LOCK_PAUSE_S = 0.05
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 MAX_SOCKETS_PATH = 70  # the sockets' names need the rest
 SOCKETS_PREFIX = "ftis-"
 TOKEN_HEADER = "X-Ftis-Token"  # of HTTP requests that carry the token of `control_token`
+NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "drvfs", "fuse.sshfs"})
+
+
+def network_filesystem(path: Path) -> str | None:
+    """Return the type of the file system of an existing `path` if SQLite cannot lock files there, else None.
+
+    `9p` and `drvfs` are the Windows drives of WSL.
+    """
+    import psutil
+
+    place = path.resolve()
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    kind = next((mounts[folder] for folder in (place, *place.parents) if folder in mounts), "")
+    return kind if kind in NETWORK_FILESYSTEMS else None
 
 
 def default_home() -> Path:
+    """Return the home of a command without `--home`. Raises ConfigError for a user without a home folder."""
     import platformdirs  # slow to import: most commands get --home
 
+    if not os.path.isabs(os.path.expanduser("~")):  # as in a container whose user id has no name
+        raise ConfigError("this user has no home folder: give --home, or set HOME")
     return Path(platformdirs.user_data_dir("ftis-node"))
+
+
+def give_user_folder(folder: Path) -> None:
+    """Make `folder` the home folder of a user who cannot write to one, for the caches and settings of libraries.
+
+    A cache of the hub in a home folder that can only be read stays in use.
+    """
+    usual = os.path.expanduser("~")
+    if os.path.isabs(usual) and os.access(usual, os.W_OK):
+        return
+    hub_cache = os.path.join(usual, ".cache", "huggingface")
+    if os.path.isabs(usual) and os.path.isdir(hub_cache) and not os.environ.keys() & {"HF_HOME", "XDG_CACHE_HOME"}:
+        os.environ["HF_HOME"] = hub_cache
+    os.environ["HOME"] = str(folder.absolute())
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # torch names a folder after the user
+        os.environ["USER"] = f"uid-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +107,16 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Paths in a node's home, as at the top of this file. The constructor reads and writes nothing."""
+    """Paths in a node's home, as at the top of this file. The constructor reads and writes nothing.
+
+    Raises ConfigError for a path that no file system takes.
+    """
 
     root: Path
+
+    def __post_init__(self) -> None:
+        if (longest := max(map(len, map(os.fsencode, self.root.parts)), default=0)) > MAX_NAME_BYTES:
+            raise ConfigError(f"--home has a name of {longest} bytes, at most {MAX_NAME_BYTES}: give a shorter one")
 
     identity = _Inside("identity.key")
     marker = _Inside("home.json")
@@ -90,6 +135,7 @@ class Home:
     event_log_snapshot = _Inside("events.snapshot")
     status = _Inside("status.json")
     logs = _Inside("logs")
+    user = _Inside("user")
     lock = _Inside("lock")
 
     @property
@@ -149,6 +195,8 @@ class Home:
     def _locked(self) -> Iterator[None]:
         try:
             make_folder(self.root)
+            if (kind := network_filesystem(self.root)) is not None:
+                raise MachineError(f"{self.root} is on a network file system ({kind}): give a local folder with --home")
             descriptor = open_to_write(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._unusable(error) from None

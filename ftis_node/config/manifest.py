@@ -10,13 +10,21 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from datetime import date  # noqa: TC003  # pydantic evaluates the annotation
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.renamed_keys import MANIFEST_KEYS, refuse_old_keys, with_new_keys
@@ -128,6 +136,11 @@ class RunManifest(Section):
     """Settings on which all nodes of one swarm agree."""
 
     schema_version: Literal[2] = Field(default=2, description="Schema version of the manifest.")
+    prompt_date: date | None = Field(
+        default=None,
+        description="Date that chat templates see, YYYY-MM-DD, such as the day on which the run begins. Unset: "
+        "2026-01-01. No template reads a clock.",
+    )
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name of the run, for people.")
     task: str = Field(
         min_length=1,
@@ -149,6 +162,12 @@ class RunManifest(Section):
                 f"a group may take {worst} bytes (group_size x tokens x 8), more than wire.max_envelope_bytes"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_unset_date(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave an unset date out, so that it does not change the run id."""
+        document: dict[str, Any] = serialize(self)
+        return {key: value for key, value in document.items() if key != "prompt_date" or value is not None}
 
     @property
     def run_id(self) -> str:
@@ -173,8 +192,8 @@ def _run_id(manifest: RunManifest) -> str:
     return hashlib.sha256(manifest.canonical()).hexdigest()[:RUN_ID_HEX]
 
 
-def parse_manifest(text: str, *, source: str, upgrade: bool = False) -> RunManifest:
-    """Return the manifest in TOML text; `source` names it in errors.
+def parse_manifest(text: str, *, source: str, upgrade: bool = False, task: str | None = None) -> RunManifest:
+    """Return the manifest in TOML text; `source` names it in errors. `task` is the SPEC of a text that has none.
 
     With `upgrade` keys of schema 1 are renamed, else refused with their new names. Raises ConfigError in one line.
     """
@@ -182,6 +201,10 @@ def parse_manifest(text: str, *, source: str, upgrade: bool = False) -> RunManif
     if upgrade and tables.get("schema_version", 1) == 1:
         tables = with_new_keys(tables, MANIFEST_KEYS) | {"schema_version": SCHEMA_VERSION}
     refuse_old_keys(tables, MANIFEST_KEYS, source=source)
+    if task is not None:
+        tables.setdefault("task", task)
+    if "task" not in tables:
+        raise ConfigError(f'{source} names no task: write task = "SPEC" into it, or give --task SPEC')
     try:
         return RunManifest.model_validate(tables)
     except ValidationError as error:
@@ -202,8 +225,11 @@ def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:
         raise ConfigError(f"{source} {cause} ({first_problem(error)})") from None
 
 
-def load_manifest(name_or_path: str) -> RunManifest:
-    """Return the preset of that name, or the manifest in that file. Raises ConfigError."""
+def load_manifest(name_or_path: str, *, task: str | None = None) -> RunManifest:
+    """Return the preset of that name, or the manifest in that file. `task` is for a file that has none.
+
+    Raises ConfigError.
+    """
     if name_or_path in PRESETS:
         text = resources.files("ftis_node.config").joinpath("presets", f"{name_or_path}.toml").read_text()
         return parse_manifest(text, source=f"preset {name_or_path}")
@@ -212,7 +238,7 @@ def load_manifest(name_or_path: str) -> RunManifest:
         close = difflib.get_close_matches(name_or_path, PRESETS, n=1)
         hint = f"; did you mean {close[0]} ?" if close else ""
         raise ConfigError(f"no run {name_or_path!r}: give one of {', '.join(PRESETS)} or a TOML file{hint}")
-    return parse_manifest(read_text(path), source=str(path))
+    return parse_manifest(read_text(path), source=str(path), task=task)
 
 
 def preset_for_task(task: str) -> str:

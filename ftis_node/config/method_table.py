@@ -41,7 +41,6 @@ class MethodRow(MethodTraits):
 
 FILTERS = ("kl", "quantile", "ess")  # formulas in ftis_node/algorithms/filters.py
 FTIS_PAPER = "arXiv 2605.22537"
-ANCHOR = ("anchor_logprobs",)
 FLOOR = ("floor",)
 FILTER = ("filter", "keep_share", "rank_own", "sender_ids")
 GSPO_CLIP = {"eps_low": 3e-4, "eps_high": 4e-4}
@@ -49,12 +48,12 @@ CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
 TOKEN_MEAN = {"agg": "token_mean"}
 
 METHODS: Mapping[str, MethodRow] = {
-    "nois": MethodRow(objective="unweighted", takes=ANCHOR, source=FTIS_PAPER),
+    "nois": MethodRow(objective="unweighted", source=FTIS_PAPER),
     "vis": MethodRow(objective="ratio_clipped", source=FTIS_PAPER),
-    "tis": MethodRow(objective="truncated_weight", takes=FLOOR + ANCHOR, source=FTIS_PAPER),
-    "f-nois": MethodRow(objective="unweighted", filtered=True, takes=FILTER + ANCHOR, source=FTIS_PAPER),
+    "tis": MethodRow(objective="truncated_weight", takes=FLOOR, source=FTIS_PAPER),
+    "f-nois": MethodRow(objective="unweighted", filtered=True, takes=FILTER, source=FTIS_PAPER),
     "f-vis": MethodRow(objective="ratio_clipped", filtered=True, takes=FILTER, source=FTIS_PAPER),
-    "ftis": MethodRow(objective="truncated_weight", filtered=True, takes=FLOOR + FILTER + ANCHOR, source=FTIS_PAPER),
+    "ftis": MethodRow(objective="truncated_weight", filtered=True, takes=FLOOR + FILTER, source=FTIS_PAPER),
     "grpo": MethodRow(objective="ratio_clipped", source="arXiv 2402.03300"),
     "dr_grpo": MethodRow(
         objective="ratio_clipped", defaults={"agg": "max_len"}, advantage_scale="mean", source="arXiv 2503.20783"
@@ -68,10 +67,10 @@ METHODS: Mapping[str, MethodRow] = {
         advantage_scale="mean",
         source="arXiv 2508.17850",
     ),
-    "swarm_sapo": MethodRow(objective="unweighted", defaults=CLIP_HIGHER, takes=ANCHOR, source="arXiv 2509.08721"),
+    "swarm_sapo": MethodRow(objective="unweighted", defaults=CLIP_HIGHER, source="arXiv 2509.08721"),
     "topr": MethodRow(objective="tapered", takes=("topr_level",), source="arXiv 2503.14286"),
     "cispo": MethodRow(objective="truncated_logprob", defaults={"cap": 5.0} | TOKEN_MEAN, source="arXiv 2510.13786"),
-    "mis": MethodRow(objective="masked_weight", takes=("mis_low", "mis_high", *ANCHOR), source="IcePop, masked IS"),
+    "mis": MethodRow(objective="masked_weight", takes=("mis_low", "mis_high"), source="IcePop, masked IS"),
     "m2po": MethodRow(
         objective="second_moment",
         separable=False,

@@ -51,6 +51,7 @@ from ftis_node.config.workers import (
     LoraSection,
     MemorySection,
     MismatchSection,
+    PromptsSection,
 )
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
@@ -184,6 +185,7 @@ class NodeSettings(BaseSettings):
         default_factory=dict,
         description="Local data file of a task, by task name, for parts of the run's task that `task` does not name.",
     )
+    prompts: PromptsSection = Field(default_factory=PromptsSection)
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     memory: MemorySection = Field(default_factory=MemorySection)

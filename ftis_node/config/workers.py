@@ -1,10 +1,10 @@
-"""Settings of the two workers: five tables of `node.toml`."""
+"""Settings of the prompts and the two workers: six tables of `node.toml`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from ftis_node.config.section import Section
 
@@ -16,6 +16,7 @@ EXECUTOR_BACKENDS = ("mp", "ray")  # vLLM has others, for launchers
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs; product: GPUs
 WILDCARDS = ("", "*", "0.0.0.0", "::")  # nosec B104: refused below
 MAX_PORT = 65535
+RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 SAVE_LIMIT_S = 600.0  # most time for checkpoints after a stop; those in deploy/ are a minute longer
 
 
@@ -41,6 +42,25 @@ class LoraSection(Section):
         default=256, ge=1, le=65536, description="Scale: the adapter's output is multiplied by alpha / r."
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
+
+
+class PromptsSection(Section):
+    """How this node renders prompts for its own model."""
+
+    template: str = Field(
+        default="", max_length=64, description="Name of the chat template, for a tokenizer that has several."
+    )
+    template_arguments: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Variables of the chat template, such as `enable_thinking = false`.",
+    )
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _are_free_names(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := sorted(value.keys() & RESERVED_VARIABLES):
+            raise ValueError(f"{taken[0]} is a variable that ftis-node sets itself: remove it")
+        return value
 
 
 class GenerationSection(Section):

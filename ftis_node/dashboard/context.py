@@ -51,7 +51,7 @@ class DashboardContext(App[None]):
     @cached_property
     def read_group(self) -> Callable[[str], GroupHistory | None]:
         """Function that returns the history of a group by its id. It opens the tokenizer and each task once."""
-        from ftis_node.models.tokenizer import Decoder
+        from ftis_node.models.decoder import Decoder
         from ftis_node.replay.group_history import PromptResolver, read_group_history
 
         return partial(read_group_history, self.home, decoder=Decoder(self.home), prompts=PromptResolver(self.home))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.doctor import machine, network
 from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult, worst_first
+from ftis_node.doctor.graders import check_graders
 from ftis_node.doctor.model import check_model
 from ftis_node.errors import FtisError, NetworkError
 
@@ -123,6 +124,7 @@ def checks_of(home: Home, settings: NodeSettings, question: MemoryQuestion | Non
         DoctorCheck("disk", "the disk", QUICK_S, partial(machine.check_disk, home.root)),
         DoctorCheck("limits", "the node's limits", QUICK_S, partial(machine.check_limits, home, settings)),
         DoctorCheck("engine", "importing torch and vLLM", engines_s, engines),
+        DoctorCheck("grader", "the graders of tasks", engines_s, check_graders),
         DoctorCheck("port", "ports", QUICK_S, ports),
         DoctorCheck("route", "the network", QUICK_S, partial(_network, peers, url)),
         DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, peers, dials_s)),

@@ -29,10 +29,12 @@ from ftis_node.memory.choice import (
 )
 from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, plan
-from ftis_node.models import read_shape, resolve_model, shape_of
+from ftis_node.models import PromptSettings, load_tokenizer, read_shape, resolve_model, shape_of
+from ftis_node.models.adapter_folder import continued
+from ftis_node.models.chat_template import EXAMPLES
 from ftis_node.models.hub import ask_about, cached_snapshot
-from ftis_node.models.source import check_name, read_json
-from ftis_node.telemetry.terminal_text import GIB, in_gib
+from ftis_node.models.source import check_name
+from ftis_node.telemetry.terminal_text import GIB, in_gib, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +60,6 @@ PLACES = {
 LICENCE = re.compile(r"^license:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 CARD = "README.md"
 CARD_HEAD_CHARACTERS = 10_000
-TEMPLATE_FILE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
         yield CheckResult("model.found", "fail", str(error), "correct --model, or complete the folder")
         return
     if source is not None:
+        question = replace(question, settings=continued(question.settings, source.adapter))
         yield from _files(source)
         yield from _planned(question, partial(read_shape, source))
         return
@@ -226,41 +228,27 @@ def _on_this_machine(model: str) -> ModelSource | None:
 
 def _files(source: ModelSource) -> Iterator[CheckResult]:
     num_bytes = sum(path.stat().st_size for path in source.weights_files)
-    yield CheckResult("model.found", "ok", f"{source.folder} is complete, {num_bytes / 1e9:.2f} GB of weights")
-    yield tokenizer_of(source.folder)
-    if licence := _licence_in(source.folder / CARD):
+    what = "" if source.adapter is None else f", the base of the adapter {source.adapter}"
+    yield CheckResult("model.found", "ok", f"{source.folder}{what} is complete, {num_bytes / 1e9:.2f} GB of weights")
+    yield tokenizer_of(source)
+    if licence := _licence_in(source.path / CARD):
         yield CheckResult("model.licence", "ok", f"its card names the license {licence}")
 
 
-def tokenizer_of(folder: Path) -> CheckResult:
-    """Return whether the tokenizer can be read. Without loading transformers, this checks only `tokenizer.json`."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return CheckResult("model.tokenizer", "ok", "its files are there")
-    from tokenizers import Tokenizer
-
+def tokenizer_of(source: ModelSource) -> CheckResult:
+    """Return whether the tokenizer and its chat template can be used, and how a prompt and an answer end."""
     try:
-        size = Tokenizer.from_file(str(file)).get_vocab_size()
-    except Exception as error:  # the library raises plain Exception
-        return CheckResult(
-            "model.tokenizer", "fail", f"{file} cannot be read: {error}", "fetch the model's folder again"
-        )
-    if not has_template(folder):
+        tokenizer = load_tokenizer(source, prompts=PromptSettings())
+        opening = tokenizer.render_prompt(EXAMPLES[-1]).opening
+    except ModelError as error:
+        return CheckResult("model.tokenizer", "fail", str(error), "fetch the model's folder again, or give another")
+    ends = " or ".join(tokenizer.decode([token], skip_special=False) for token in tokenizer.end_ids) or "no token"
+    what = f"{tokenizer.vocab_size} tokens, an answer ends with {printable(ends)}"
+    if tokenizer.template is None:
         advice = "fine for a base model; a chat model gives worse answers without it"
-        return CheckResult(
-            "model.tokenizer", "warn", f"{size} tokens, no chat template: prompts are plain lines", advice
-        )
-    return CheckResult("model.tokenizer", "ok", f"{size} tokens, with a chat template")
-
-
-def has_template(folder: Path) -> bool:
-    """Return whether the folder has a chat template, in a separate file or in the tokenizer's settings."""
-    if (folder / TEMPLATE_FILE).is_file():
-        return True
-    try:
-        return bool(read_json(folder / "tokenizer_config.json").get("chat_template"))
-    except ModelError:
-        return False
+        return CheckResult("model.tokenizer", "warn", f"{what}, no chat template: prompts are plain lines", advice)
+    begins = f", which begins the answer with {printable(opening.strip())}" if opening else ""
+    return CheckResult("model.tokenizer", "ok", f"{what}, with a chat template{begins}")
 
 
 def _licence_in(card: Path) -> str:

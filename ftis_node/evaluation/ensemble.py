@@ -37,7 +37,15 @@ from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
 from ftis_node.memory.generator import cache_bytes_per_token
 from ftis_node.memory.plan import USABLE_SHARE
-from ftis_node.models import list_accelerators, load_tokenizer, parameter_count, pick_device, read_shape, resolve_model
+from ftis_node.models import (
+    PromptSettings,
+    list_accelerators,
+    load_tokenizer,
+    parameter_count,
+    pick_device,
+    read_shape,
+    resolve_model,
+)
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
@@ -149,8 +157,9 @@ async def evaluate_ensemble(
 def _load_experts(members: list[Member], on_progress: OnProgress) -> list[Expert]:
     experts = []
     for member in members:
-        source = resolve_model(member.model, on_progress=on_progress)
-        experts.append(Expert(member, replace(source, name=member.name), load_tokenizer(source)))
+        source = resolve_model(member.model, trains=False, on_progress=on_progress)
+        tokenizer = load_tokenizer(source, prompts=PromptSettings())
+        experts.append(Expert(member, replace(source, name=member.name), tokenizer))
     return experts
 
 

@@ -16,7 +16,7 @@ from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import EvalResult, answer_problems, evaluate
-from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
@@ -66,14 +66,14 @@ async def _evaluate(
     model: str, task: str, engine: Any, max_tokens: int, *, on_progress: OnProgress, **options: Any
 ) -> EvalResult:
     open_engine = choose_engine(engine)
-    source = resolve_model(model, on_progress=on_progress)
+    source = resolve_model(model, trains=False, on_progress=on_progress)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     on_progress(None, "loading the tokenizer")
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, prompts=PromptSettings())
     settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
     on_progress(None, f"loading {source.name} into the engine")
-    async with serving(open_engine, source, settings) as opened, IsolatedScorer(problems) as scorer:
+    async with IsolatedScorer(problems) as scorer, serving(open_engine, source, settings) as opened:
         return await evaluate(
             opened,
             problems,

@@ -19,11 +19,11 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
+from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import newest_complete
-from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,8 +93,6 @@ def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | No
     """Return the member of a folder; None for the home of a node that trains nothing."""
     if _is_home(folder):
         return _exported(Home(folder), scratch, on_progress)
-    if not (folder / CONFIG_FILE).is_file():
-        raise ConfigError(f"{folder} is an adapter alone: export it again with --merge")
     return Member(folder.resolve().name, str(folder))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from ftis_node.errors import WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import CompletionStatus, FinishReason, SamplingSettings
+from ftis_node.tasks.scorer import score_answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.records.group import Completion
     from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.validation.rules import Scorer
+    from ftis_node.tasks.scorer import Scorer
 
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings()
@@ -67,7 +68,10 @@ class EvalResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
-    """One completion and its score. `mean_logprob` is in nats a token."""
+    """One completion and its score. `mean_logprob` is in nats a token.
+
+    `text` is empty if the completion has a hidden special token (`PromptTokenizer.answer_texts`).
+    """
 
     text: str
     num_tokens: int
@@ -150,9 +154,11 @@ async def answer_problems(
             max_tokens=completion_limit(len(prompt_ids)),
             eos_ids=ends,
         )
-        completions = (await _generate(generator, make_request)).completions
-        texts = [tokenizer.decode(completion.token_ids.tolist()) for completion in completions]
-        return tuple(map(_as_answer, completions, texts, await scorer.score(item, texts)))
+        result = await _generate(generator, make_request)
+        opening = tokenizer.render_prompt(item.prompt).opening
+        texts = tokenizer.answer_texts(result.tokens, result.finish_reasons, opening=opening)
+        scores = await score_answers(scorer, item, texts)
+        return tuple(map(_as_answer, result.completions, texts, scores))
 
     num_done, num_problems = 0, min(limit, len(task))
 
@@ -200,8 +206,8 @@ def _pass_at_k(problem: Answered, k: int) -> float:
     return estimate_pass_at_k(num_samples=len(problem.samples), num_right=num_right, k=k)
 
 
-def _as_answer(completion: Completion, text: str, score: tuple[float, CompletionStatus]) -> ScoredAnswer:
+def _as_answer(completion: Completion, text: str | None, score: tuple[float, CompletionStatus]) -> ScoredAnswer:
     reward, status = score
     num_tokens = len(completion.token_ids)
     mean_logprob = float(completion.logprobs.mean()) if num_tokens else -inf
-    return ScoredAnswer(text, num_tokens, mean_logprob, completion.finish_reason, reward, status)
+    return ScoredAnswer(text or "", num_tokens, mean_logprob, completion.finish_reason, reward, status)

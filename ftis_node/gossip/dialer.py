@@ -215,6 +215,6 @@ async def _probe(session: Session, peer: PeerAddress) -> AddressProbe:
         peer.text,
         dial_s=dial_s,
         is_in_directory=is_in_directory,
-        clock_skew_s=session.directory.clock_skew_s,
+        clock_skew_s=next(iter(session.directory.skews_s), None),
         relay_limit=await fetch_limit(session.client, peer.peer_id, timeout_s=PROBE_TIMEOUT_S),
     )

@@ -55,6 +55,7 @@ def plot_curves(histories: Mapping[str, History], path: Path, *, title: str) -> 
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for name, history in histories.items():
@@ -66,6 +67,7 @@ def plot_curves(histories: Mapping[str, History], path: Path, *, title: str) -> 
     right.set(xlabel="step", ylabel="mean reward of the step's groups", ylim=(0, 1.02))
     for axes in (left, right):
         axes.grid(alpha=0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="lower right")
     figure.suptitle(title)
     figure.savefig(path, dpi=130)

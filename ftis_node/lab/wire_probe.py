@@ -66,6 +66,7 @@ def random_group(
         sender=identity.peer_id,
         number=number,
         prompt_ref=PromptRef("gsm8k", "train", number),
+        problem_hash=bytes(16),
         prompt_hash=hash_prompt([number]),
         completions=tuple(
             Completion(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.errors import RecordError
-from ftis_node.records.codec import unpack_any
+from ftis_node.records.codec import hash_prompt, unpack_any
 from ftis_node.records.group import TextGroup
 
 if TYPE_CHECKING:
@@ -64,17 +64,18 @@ def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
         sizes = f"{num_prompt_bytes} prompt bytes, {num_completions} completions, {num_texts} texts, {counts} for them"
         raise ValueError(f"group {group.group_id} cannot be trained on: {sizes}")
     unpacked = record.in_tokens(group.text_token_ids) if isinstance(record, TextGroup) else record
+    prompt_ids = np.frombuffer(group.prompt_ids, "<i4")
     return UnpackedGroup(
         group_id=group.group_id,
         advantage_key=group.advantage_key,
         own=group.own,
         policy_version=unpacked.policy_version,
         policy_version_newest=unpacked.policy_version_newest,
-        prompt_ids=np.frombuffer(group.prompt_ids, "<i4"),
-        tokens=unpacked.tokens,
+        prompt_ids=prompt_ids,
+        tokens=unpacked.tokens if isinstance(record, TextGroup) else record.tokens_ending_with(group.end_ids),
         rewards=group.rewards,
         mean_logprobs=unpacked.mean_logprobs,
-        of_own_weights=group.of_own_weights,
+        of_own_weights=group.of_own_weights and record.prompt_hash == hash_prompt(prompt_ids),
         sender=group.sender,
         weight=group.weight,
     )

@@ -95,7 +95,8 @@ class TrainGroup(msgspec.Struct, frozen=True):
     prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it
     and sampled with this node's weights. The learner then measures the mismatch on it as on an own group, and checks
     its log-probs as a peer's. `sender` is the signer's peer id, used as a label only; a peer's group without one counts
-    as a separate sender. Advantages are multiplied by `weight`.
+    as a separate sender. Advantages are multiplied by `weight`. `end_ids` are those of this learner's model, which
+    replace the sender's (`Group.tokens_ending_with`); none: the ids stay.
     """
 
     group_id: str
@@ -108,6 +109,7 @@ class TrainGroup(msgspec.Struct, frozen=True):
     of_own_weights: bool = False
     sender: str = ""
     weight: float = 1.0
+    end_ids: tuple[int, ...] = ()
 
 
 class StepReport(msgspec.Struct, frozen=True):

@@ -2,22 +2,25 @@
 
 Tokenizer: sha256 over the vocabulary with its ids, the merges, the special tokens, and the token ids of a few awkward
 texts. The texts cover the normalizer and the splitting rules: releases of the libraries write those rules differently
-but split alike. Two nodes with one fingerprint read each other's ids. The chat template is not included, because
-related models with the same ids differ in it, for example in a default system prompt. Validation compares prompts one
-by one.
+but split alike. Two nodes with one fingerprint read each other's ids. It leaves out the chat template and the end
+tokens. Related models with the same ids differ in them, such as a base model and its chat model.
 
-Model: sha256 over the configuration, the tensors' names, types and shapes, and a sample of each weight file's bytes. It
-reads a few hundred kilobytes of a model of any size. It distinguishes models, but does not prove that no bit changed.
+Model: sha256 over the configuration, the tensors' names, types and shapes, and a sample of each weight file's bytes, an
+adapter's included. It reads a few hundred kilobytes of a model of any size. It distinguishes models, but does not prove
+that no bit changed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.models.adapter_folder import ADAPTER_FILE, read_adapter
+from ftis_node.models.json_file import read_json
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.models.source import CONFIG_FILE, read_json
+from ftis_node.models.source import CONFIG_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +50,6 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
             "vocabulary": sorted(tokenizer.get_vocab().items()),
             "merges": _merges(tokenizer),
             "special": [[token, added.content] for token, added in added_tokens if added.special],
-            "ends": [tokenizer.bos_token_id, tokenizer.eos_token_id],
             "probes": [tokenizer.encode(text, add_special_tokens=False) for text in PROBE_TEXTS],
         }
     )
@@ -57,7 +59,13 @@ def model_fingerprint(source: ModelSource) -> str:
     """Return 32 hexadecimal digits that identify the model of `source`. Raises ModelError if its files are damaged."""
     config = read_json(source.folder / CONFIG_FILE)
     lasting = {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS}
-    return _digest({"config": lasting, "weights": [_weights_file(path) for path in source.weights_files]})
+    described: dict[str, Any] = {
+        "config": lasting,
+        "weights": [_weights_file(path) for path in source.weights_files],
+    }
+    if source.adapter is not None:
+        described["adapter"] = [asdict(read_adapter(source.adapter)), _weights_file(source.adapter / ADAPTER_FILE)]
+    return _digest(described)
 
 
 def other_model(place: object, trained: object, given: object) -> str:

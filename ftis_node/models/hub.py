@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError, first_line
-from ftis_node.files import read_object
+from ftis_node.files import hub_cache_problem, read_object
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.telemetry.log import unwatched
 
@@ -27,8 +27,16 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.log import OnProgress
 
 T = TypeVar("T")
-# Weights as safetensors, configuration and tokenizer; no code, no sub-folders.
-WANTED_FILES = ("model*.safetensors", "*.json", "tokenizer.model", "merges.txt", "vocab.txt", "chat_template.jinja")
+# Weights or an adapter as safetensors, configuration and tokenizer; no code, no sub-folders.
+WANTED_FILES = (
+    "model*.safetensors",
+    "adapter_model.safetensors",
+    "*.json",
+    "tokenizer.model",
+    "merges.txt",
+    "vocab.txt",
+    "chat_template.jinja",
+)
 UNWANTED_FILES = ("*/*",)
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
@@ -53,6 +61,8 @@ def cached_snapshot(repo: str) -> Path | None:
             return _snapshot(repo, local_files_only=True)
         except LocalEntryNotFoundError:
             return None
+        except PermissionError as error:
+            raise _fetch_error(repo, error) from error
 
 
 def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnProgress = unwatched) -> Path:
@@ -75,6 +85,8 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
 def _fetch_error(repo: str, error: Exception) -> FtisError:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return MachineError(f"the disk is too full for {repo}: free disk space and start again")
+    if problem := hub_cache_problem(error):
+        return ModelError(f"{repo}: {problem}")
     if (refusal := _refusal(repo, error)) is not None:
         return ModelError(refusal)
     return ModelFetchError(

@@ -20,10 +20,11 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.errors import ConfigError, MachineError, ModelError, first_line
@@ -108,7 +109,7 @@ def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
             if (source.folder / GENERATION_CONFIG_FILE).exists():
                 model.generation_config = GenerationConfig.from_pretrained(source.folder, local_files_only=True)
         except Exception as error:
-            raise ModelError(f"the model in {source.folder} cannot be built: {first_line(error)}") from error
+            raise ModelError(f"the model in {source.folder} cannot be built: {_reason(error)}") from error
     return model.eval()
 
 
@@ -117,6 +118,7 @@ class WeightRows:
 
     def __init__(self, source: ModelSource) -> None:
         """Read the headers. Raises ModelError if a file is damaged."""
+        self._adapter = source.adapter
         self._where: dict[str, tuple[Path, dict[str, Any]]] = {
             name: (path, entry) for path in source.weights_files for name, entry in read_header(path).tensors.items()
         }
@@ -126,6 +128,8 @@ class WeightRows:
 
     def why_not(self, model: Any) -> str:
         """Return why the files cannot fill `model` tensor by tensor; empty if they can."""
+        if self._adapter is not None:
+            return "its adapter is merged"
         shapes = {name: value.shape for name, value in model.named_parameters()}
         shapes |= {name: value.shape for name, value in model.named_buffers() if name in model.state_dict()}
         for name, shape in shapes.items():
@@ -146,18 +150,16 @@ class WeightRows:
 
         path, entry = self._where[name]
         with safe_open(path, framework="pt") as file:
-            if not entry["shape"]:
-                scalar: torch.Tensor = file.get_tensor(name).clone()
-                return scalar
-            rows: torch.Tensor = file.get_slice(name)[start:end].clone()
-        return rows
+            found: torch.Tensor = file.get_slice(name)[start:end] if entry["shape"] else file.get_tensor(name)
+            check_finite(name, found, path)
+            return found.clone()
 
 
 def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu") -> Any:
     """Return the model of `source` as a transformers model in eval mode, with scaled-dot-product attention.
 
-    `dtype` "auto" keeps the type of the saved weights. Raises ModelError if the weights are damaged or do not fit the
-    configuration. Raises MachineError if `device` is "cuda" and there is none.
+    An adapter is merged. `dtype` "auto" keeps the type of the saved weights. Raises ModelError if the weights are
+    damaged, not finite, or do not fit the configuration. Raises MachineError if `device` is "cuda" and there is none.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar
@@ -177,7 +179,7 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
                 output_loading_info=True,
             )
         except Exception as error:
-            raise ModelError(f"the model in {source.folder} cannot be loaded: {first_line(error)}") from error
+            raise ModelError(f"the model in {source.folder} cannot be loaded: {_reason(error)}") from error
         finally:
             enable_progress_bar()
     if report["mismatched_keys"]:
@@ -185,7 +187,50 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
         raise ModelError(f"the weights in {source.folder} do not have the shapes of its config.json: {first}")
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
-    return model.to(target).eval()
+    model = model.to(target)
+    if source.adapter is not None:
+        model = _merged(model, source.adapter)
+    for name, value in model.named_parameters():
+        check_finite(name, value.detach(), source.path)
+    return model.eval()
+
+
+def _reason(error: Exception) -> str:
+    is_custom = "trust_remote_code" in str(error)
+    return "it needs code from its folder, which is never run" if is_custom else first_line(error)
+
+
+def check_finite(name: str, value: torch.Tensor, where: Path) -> None:
+    """Raise ModelError for NaN or infinite weights. The sum is finite unless one is, or all are absurdly large."""
+    import torch
+
+    if not value.is_floating_point():
+        return
+    total = value.sum(dtype=torch.promote_types(value.dtype, torch.float32))
+    if not total.isfinite() and not value.isfinite().all():
+        raise ModelError(f"{where}: the tensor {name} has NaN or infinite weights: get the model again")
+
+
+def _merged(model: Any, adapter: Path) -> Any:
+    """Return `model` with the adapter merged into its weights. Raises ModelError if peft cannot read the adapter."""
+    with quiet_library_logging():
+        from peft import PeftModel
+
+        try:
+            return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        except Exception as error:
+            raise ModelError(f"the adapter in {adapter} cannot be loaded: {first_line(error)}") from error
+
+
+@contextmanager
+def merged_source(source: ModelSource, *, dtype: Dtype) -> Iterator[ModelSource]:
+    """Yield `source`; if it is an adapter, a model in a temporary folder with the adapter merged."""
+    if source.adapter is None:
+        yield source
+        return
+    with TemporaryDirectory(prefix="ftis-merged-") as folder, quiet_library_logging():
+        load_causal_lm(source, dtype=dtype).save_pretrained(folder)
+        yield replace(source.base, name=source.name, folder=Path(folder))
 
 
 def pick_device(device: Device) -> Literal["cpu", "cuda"]:

@@ -14,10 +14,12 @@ from ftis_node.errors import FileError, ModelError
 from ftis_node.files import check_regular
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's own limit
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3")  # the format's names
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ def read_header(path: Path) -> SafetensorsHeader:
         num_data_bytes = max((_end_of(entry) for entry in header.values()), default=0)
     except FileError as error:
         raise ModelError(str(error)) from None
+    except PermissionError as error:
+        raise ModelError(f"weight file {path} cannot be read ({error.strerror})") from None
     except RecursionError:
         raise ModelError(f"weight file {path} is damaged: its header is nested too deep") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -62,3 +66,23 @@ def _end_of(entry: dict[str, Any]) -> int:
     if start > end:
         raise ValueError("a tensor ends before it begins")
     return int(end)
+
+
+def check_tensors(
+    what: str, entries: Mapping[str, Any], own: Mapping[str, tuple[int, ...]], *, optional: Iterable[str]
+) -> None:
+    """Raise ModelError if the tensors of a header are not exactly those of `own`, as floats.
+
+    `own` has shapes by name; the file may have the names `optional`, too. `what` begins the error.
+    """
+    found = {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    problems = (
+        ("lacks", sorted(own.keys() - found.keys())),
+        ("names unknown", sorted(found.keys() - own.keys() - set(optional))),
+        ("has another shape of", sorted(name for name in own.keys() & found.keys() if own[name] != found[name])),
+        ("has integers in", sorted(name for name, entry in entries.items() if entry["dtype"] not in FLOATS)),
+    )
+    for problem, names in problems:
+        if names:
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ModelError(f"{what} do not fit the model: the file {problem} {names[0]}{others}")

@@ -11,8 +11,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ModelError
-from ftis_node.models.safetensors_file import read_header
-from ftis_node.models.source import CONFIG_FILE, read_json
+from ftis_node.models.json_file import read_json
+from ftis_node.models.source import CONFIG_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -145,5 +145,4 @@ def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | Non
 
 def parameter_count(source: ModelSource) -> int:
     """Return the stored parameters; tied weights are stored once. Raises ModelError for a damaged file."""
-    headers = (read_header(path) for path in source.weights_files)
-    return sum(prod(entry["shape"]) for header in headers for entry in header.tensors.values())
+    return sum(map(prod, source.weight_shapes.values()))

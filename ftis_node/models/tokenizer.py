@@ -1,6 +1,7 @@
 """A model's tokenizer: chat messages to prompt ids, completion ids to text, and the ids that end a completion.
 
-The prompt is rendered by the model's own chat template. A base model without one gets plain lines,
+Each model is prompted by its own chat template, so nodes of one run may render a problem differently. A base model
+without a template gets plain lines,
 
     System: <content>
 
@@ -18,28 +19,42 @@ transformers, `AutoTokenizer` chooses.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module, metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import FileError, ModelError
-from ftis_node.files import read_object
+import jinja2
+import numpy as np
+
+from ftis_node.errors import ModelError
+from ftis_node.models.chat_template import RUN_DATE, ChatTemplate, check_template
 from ftis_node.models.fingerprint import tokenizer_fingerprint
+from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.models.source import CONFIG_FILE, read_json
+from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
+from ftis_node.models.source import CONFIG_FILE
+from ftis_node.records.group import FinishReason
+from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import date
+    from pathlib import Path
 
-    from tokenizers import Tokenizer
+    from numpy.typing import NDArray
 
-    from ftis_node.config.home import Home
     from ftis_node.models.source import ModelSource
+    from ftis_node.records.token_batch import TokenBatch
 
+log = logging.getLogger(__name__)
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_REMEMBERED_PROMPTS = 4096
+MAX_IDS = 1 << 31
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."
 QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
@@ -57,112 +72,149 @@ CLASSES = {
     ("llama", "TokenizersBackend"): GENERIC,
 }
 """Module and class by `model_type` in config.json and `tokenizer_class` in tokenizer_config.json."""
-TOKENIZER_FILE = "tokenizer.json"
 
 
-class Decoder:
-    """Decoder of token ids to text, by the tokenizer of a home's model. It loads neither transformers nor torch.
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """How this node renders prompts. `run_date` is the run's; `template` and `arguments` are the operator's.
 
-    The first use reads `tokenizer.json`, which may take a second, so do not call it in an event loop. If that file is
-    not on this machine, the ids stay ids: nothing is downloaded.
+    `template` names one of several chat templates. `arguments` are variables of the template, such as
+    `enable_thinking`.
     """
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
-
-    @cached_property
-    def _opened(self) -> tuple[Tokenizer | None, str]:
-        return _open_tokenizer(self._home)
-
-    @property
-    def missing(self) -> str:
-        """Reason why there is no tokenizer; empty if there is one."""
-        return self._opened[1]
-
-    def text(self, token_ids: Sequence[int], *, with_special_tokens: bool = False) -> str | None:
-        """Return the text of these ids; None if there is no tokenizer, or if an id is not in its vocabulary."""
-        tokenizer, _ = self._opened
-        if tokenizer is None:
-            return None
-        try:
-            ids = [int(token) for token in token_ids]
-            return str(tokenizer.decode(ids, skip_special_tokens=not with_special_tokens))
-        except OverflowError:  # a negative id
-            return None
+    run_date: date = RUN_DATE
+    template: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:
-    try:
-        model = str(read_object(home.settings)["model"])
-    except (OSError, FileError, KeyError):
-        return None, f"{home.settings} names no model: showing token ids"
-    folder = _folder_of(model)
-    if folder is None or not (folder / TOKENIZER_FILE).is_file():
-        return None, f"the model's {TOKENIZER_FILE} is not on this machine: showing token ids"
-    from tokenizers import Tokenizer
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt as this model reads it: `text` without `opening`, the beginning of the answer in the template's words.
 
-    try:
-        return Tokenizer.from_file(str(folder / TOKENIZER_FILE)), ""
-    except Exception as error:  # the library raises a plain Exception for an unreadable file
-        return None, f"{folder / TOKENIZER_FILE} cannot be read ({error}): showing token ids"
+    `opening` is empty, or an open or empty think block. `token_ids` are those of both together.
+    """
 
-
-def _folder_of(model: str) -> Path | None:
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    from huggingface_hub.errors import HFValidationError
-
-    from ftis_node.models.hub import cached_snapshot
-
-    try:
-        return cached_snapshot(model)
-    except HFValidationError:  # the folder was removed
-        return None
+    text: str
+    opening: str
+    token_ids: tuple[int, ...]
 
 
 class PromptTokenizer:
     """One model's tokenizer. `fingerprint` is the same on every node that tokenizes alike."""
 
-    def __init__(self, tokenizer: Any, *, name: str, extra_eos_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str,
+        extra_eos_ids: Sequence[int] = (),
+        num_rows: int | None = None,
+        prompts: PromptSettings = PromptSettings(),
+    ) -> None:
+        """Wrap a transformers tokenizer. `num_rows` is the number of the model's embeddings, None if unknown."""
         self._tokenizer = tokenizer
-        self._encoded: dict[str, tuple[int, ...]] = {}
+        self._prompts = prompts
+        self._rendered: dict[str, RenderedPrompt] = {}
         self.name = name
-        self.eos_id: int | None = tokenizer.eos_token_id  # the id that ends a turn; generation may stop at others
-        self.eos_ids: tuple[int, ...] = tuple(
-            sorted({int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None})
-        )
-        # Number of the tokenizer's ids. The model's embedding has more rows, because it is padded.
-        # Equal to len(tokenizer) unless the vocabulary has holes.
-        self.vocab_size: int = max(tokenizer.get_vocab().values()) + 1
+        # Ids from here on are no tokens: the tokenizer does not have them, or the model no embedding of them. Most
+        # embeddings are padded to more rows. The first bound is len(tokenizer) unless the vocabulary has holes.
+        self.vocab_size: int = min(max(tokenizer.get_vocab().values()) + 1, num_rows or MAX_IDS)
+        ends = {int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None}
+        self.eos_ids: tuple[int, ...] = tuple(sorted(eos for eos in ends if 0 <= eos < self.vocab_size))
+        if left_out := sorted(ends.difference(self.eos_ids)):
+            log.warning("%s names the end tokens %s, which it does not have: they are left out", name, left_out)
         self.fingerprint: str = tokenizer_fingerprint(tokenizer)
 
-    def encode_prompt(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        """Return the ids of `messages` up to the assistant's turn. Raises ModelError for a broken template.
+    @cached_property
+    def eos_id(self) -> int | None:
+        """The id with which this model ends an answer; None if it has none. Generation may stop at other `eos_ids`.
+
+        It is the one that the chat template writes after an answer, else the tokenizer's.
+        """
+        first = self._tokenizer.eos_token_id if self._tokenizer.eos_token_id in self.eos_ids else None
+        if self.template is not None and len(self.eos_ids) > 1:
+            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            with suppress(jinja2.TemplateError):
+                ids = self._encode(self.template.render(turns))
+                found = [token for token in reversed(ids) if token in self.eos_ids]
+                first = found[0] if found else first
+        return next(iter(self.eos_ids), None) if first is None else int(first)
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The ids of `eos_ids`, `eos_id` first: those with which this model ends an answer, by preference."""
+        return tuple(sorted(self.eos_ids, key=lambda token: (token != self.eos_id, token)))
+
+    @cached_property
+    def hidden_ids(self) -> NDArray[np.int32]:
+        """The ids of special tokens that no answer may contain, ascending; the tags of the answer format are allowed.
+
+        Nodes with one fingerprint have the same ones.
+        """
+        added = self._tokenizer.added_tokens_decoder.items()
+        hidden = [int(token) for token, each in added if each.special and each.content not in ANSWER_TAGS]
+        return np.array(sorted(hidden), dtype=np.int32)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template; None for plain lines. Raises ModelError if there are several, and none is chosen."""
+        return _chosen_template(self._tokenizer, self.name, self._prompts)
+
+    @cached_property
+    def template_digest(self) -> str:
+        """32 hexadecimal digits that identify the chat template with its variables and the run's date."""
+        form = "" if self.template is None else self.template.to_json()
+        return hashlib.sha256(form.encode()).hexdigest()[:32]
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, object]], *, opening: str | None = None) -> list[int]:
+        """Return the ids of `messages` up to the answer. Raises ModelError for a broken template.
+
+        `opening` replaces the beginning of the answer that this model's template writes, because a peer sampled its
+        answer after another one.
+        """
+        rendered = self.render_prompt(messages)
+        if opening is None or opening == rendered.opening:
+            return list(rendered.token_ids)
+        return self._encode(rendered.text + opening)
+
+    def render_prompt(self, messages: Sequence[Mapping[str, object]]) -> RenderedPrompt:
+        """Return the prompt in this model's form. Raises ModelError for a broken template.
 
         The last ones are cached: a node encodes a prompt at generation, at validation and again at every evaluation.
         """
         key = json.dumps(messages, sort_keys=True)
-        if (known := self._encoded.get(key)) is None:
-            known = self._encoded[key] = tuple(self._encode(messages))
-            if len(self._encoded) > MAX_REMEMBERED_PROMPTS:
-                del self._encoded[next(iter(self._encoded))]
-        return list(known)
+        if (known := self._rendered.get(key)) is None:
+            text = self._prompt_text(messages)
+            known = RenderedPrompt(*split_opening(text), tuple(self._encode(text)))
+            if known.token_ids and max(known.token_ids) >= self.vocab_size:
+                raise ModelError(
+                    f"the prompts of {self.name} have the id {max(known.token_ids)}, but the model has "
+                    f"{self.vocab_size} embeddings: resize them, or use the tokenizer that belongs to the model"
+                )
+            self._rendered[key] = known
+            if len(self._rendered) > MAX_REMEMBERED_PROMPTS:
+                del self._rendered[next(iter(self._rendered))]
+        return known
 
-    def _encode(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        from jinja2 import TemplateError
-
-        if self._tokenizer.chat_template is None:
+    def _prompt_text(self, messages: Sequence[Mapping[str, object]]) -> str:
+        if self.template is None:
             turns = [f"{str(message['role']).capitalize()}: {message['content']}" for message in messages]
-            return list(self._tokenizer.encode("\n\n".join([*turns, "Assistant:"])))
+            return "\n\n".join([*turns, "Assistant:"])
         try:
-            return self._render(messages)
-        except TemplateError as error:
-            if messages[0]["role"] != "system":
+            return self.template.render(messages)
+        except jinja2.TemplateError as error:
+            if messages[0]["role"] != "system" or len(messages) == 1:
                 raise ModelError(f"the chat template of {self.name} refuses the prompt: {error}") from error
             system, first, *rest = messages
             with_system = {"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}
-            return self._render([with_system, *rest])
+            return self._prompt_text([with_system, *rest])
+
+    def _encode(self, text: str) -> list[int]:
+        """Return the ids of a prompt's text. A template writes its start token, plain lines get the usual one."""
+        ids = [int(token) for token in self._tokenizer.encode(text, add_special_tokens=self.template is None)]
+        while self.template is None and ids and ids[-1] in self.eos_ids:  # `add_eos_token`: for training texts
+            ids.pop()
+        return ids
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of plain text, such as a peer's. Text that looks like a special token is split, too."""
@@ -175,26 +227,73 @@ class PromptTokenizer:
         decode = self._tokenizer.decode
         return str(decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
+    def answer_texts(
+        self, tokens: TokenBatch, finish_reasons: Sequence[FinishReason], *, opening: str = ""
+    ) -> list[str | None]:
+        """Return the text of each completion that is scored (`think_block.whole_answer`), without its end token.
+
+        It is None if the completion has another special token: nobody sees such a token in a text, so no reward judges
+        it. Every node of one tokenizer returns the same texts.
+        """
+        texts: list[str | None] = []
+        for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True):
+            answer = ids[:-1] if reason is FinishReason.STOP else ids
+            is_hidden = bool(np.isin(answer, self.hidden_ids).any())
+            texts.append(None if is_hidden else whole_answer(opening, self.decode(answer.tolist(), skip_special=False)))
+        return texts
+
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files in the hub's format."""
+        """Write the tokenizer's files in the hub's format, and the template of plain lines if it has none."""
         self._tokenizer.save_pretrained(folder)
+        if self._tokenizer.chat_template is None:
+            template = plain_template(self._tokenizer, self.encode_prompt)
+            if template:
+                (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+            else:
+                log.warning("no chat template gives the ids of the prompts of %s: the model card shows one", self.name)
 
-    def _render(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        ids = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-        return [int(token) for token in ids]
+
+def _chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatTemplate | None:
+    source = tokenizer.chat_template
+    if isinstance(source, dict):
+        wanted = prompts.template or "default"
+        if wanted not in source:
+            names = ", ".join(sorted(source))
+            raise ModelError(
+                f"{name} has several chat templates, none named {wanted!r}: set prompts.template to one of {names}"
+            )
+        source = source[wanted]
+    elif prompts.template:
+        raise ModelError(f"{name} has one chat template without a name: remove prompts.template from node.toml")
+    if source is None:
+        return None
+    return ChatTemplate(
+        source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments, run_date=prompts.run_date
+    )
 
 
-def load_tokenizer(source: ModelSource) -> PromptTokenizer:
-    """Return the tokenizer of `source`. Raises ModelError if its files are damaged."""
+def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None) -> PromptTokenizer:
+    """Return the tokenizer of `source`. Raises ModelError if its files are damaged.
+
+    With `prompts` its chat template is checked (`check_template`); a process that encodes no prompts needs none. Raises
+    ModelError too for a template that exceeds the limits.
+    """
     with quiet_library_logging():
         try:
-            chosen = tokenizer_class(source.folder)
-            tokenizer = chosen.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+            chosen = tokenizer_class(source.folder, source.tokenizer_folder)
+            tokenizer = chosen.from_pretrained(source.tokenizer_folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:
-            raise ModelError(f"the tokenizer in {source.folder} cannot be read: {error}") from error
-    return PromptTokenizer(tokenizer, name=source.name, extra_eos_ids=_generation_eos_ids(source.folder))
+            raise ModelError(f"the tokenizer in {source.tokenizer_folder} cannot be read: {error}") from error
+    made = PromptTokenizer(
+        tokenizer,
+        name=source.name,
+        extra_eos_ids=_generation_eos_ids(source.folder),
+        num_rows=source.num_embedding_rows,
+        prompts=prompts or PromptSettings(),
+    )
+    if prompts is not None and made.template is not None and (reason := check_template(made.template)):
+        raise ModelError(f"the chat template of {source.name} cannot be used: {reason}; give another model")
+    return made
 
 
 def _generation_eos_ids(folder: Path) -> list[int]:
@@ -208,12 +307,13 @@ def _generation_eos_ids(folder: Path) -> list[int]:
     return [token for token in eos if isinstance(token, int)] if isinstance(eos, list) else []
 
 
-def tokenizer_class(folder: Path) -> Any:
-    """Return the transformers class whose `from_pretrained(folder)` AutoTokenizer would call, or AutoTokenizer.
+def tokenizer_class(folder: Path, tokenizer_folder: Path | None = None) -> Any:
+    """Return the transformers class whose `from_pretrained` AutoTokenizer would call, or AutoTokenizer itself.
 
-    Raises ModelError for a damaged config.json or tokenizer_config.json.
+    `folder` has the model's configuration, and the tokenizer's unless `tokenizer_folder` has it. Raises ModelError for
+    a damaged config.json or tokenizer_config.json.
     """
-    path = folder / TOKENIZER_CONFIG_FILE
+    path = (tokenizer_folder or folder) / TOKENIZER_CONFIG_FILE
     if path.is_file() and metadata.version("transformers").startswith(KNOWN_RELEASE):
         config = read_json(path)
         kind = str(read_json(folder / CONFIG_FILE).get("model_type")), str(config.get("tokenizer_class"))

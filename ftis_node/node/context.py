@@ -9,6 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class NodeDescription:
     """Description of the node for peers and users.
 
     `tokenizer` is the tokenizer's fingerprint (hex). `domain` is the canonical task SPEC that the node generates for,
-    "" for the whole task of the run. `training` is one line: full weights or LoRA, with the reason.
+    "" for the whole task of the run. `training` is one line: full weights or LoRA, with the reason. `releases` names
+    the packages with which the node judges groups.
     """
 
     name: str
@@ -90,6 +92,7 @@ class NodeDescription:
     tokenizer: str
     domain: str = ""
     training: str = ""
+    releases: Releases = Releases()
 
     @property
     def tokenizer_prefix(self) -> bytes:

@@ -23,6 +23,11 @@ from ftis_node.records.identity import is_peer_id
 
 RUN_ID_BYTES: Final = 16
 HASH_BYTES: Final = 16
+PROMPT_HASH_BYTES: Final = 4
+MAX_END_IDS: Final = 64
+MAX_OPENING_BYTES: Final = 64
+MAX_GRADER_BYTES: Final = 256
+MAX_RELEASE_BYTES: Final = 32
 ID_BYTES: Final = 32  # of a group: SHA-256 of its body
 DIGEST_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
@@ -155,7 +160,7 @@ HEADER: Final[dict[str, Bound]] = {
     "created_ms": TIME_MS,
     "task": NAME,
     "prompt_index": whole(),
-    "prompt_hash": raw(HASH_BYTES),
+    "problem_hash": raw(HASH_BYTES),
     "model": NAME,
     "tokenizer": raw(HASH_BYTES),
     "policy_version": VERSION,
@@ -165,6 +170,9 @@ HEADER: Final[dict[str, Bound]] = {
     "finishes": many_of(FINISHES, least=1, most=MAX_COMPLETIONS),
     "rewards": many_judged(least=1, most=MAX_COMPLETIONS),
     "weights_of": optional_peer_id,
+    "prompt_hash": raw(PROMPT_HASH_BYTES),
+    "end_ids": many_whole(0, MAX_UINT32, most=MAX_END_IDS),
+    "opening": text(MAX_OPENING_BYTES),
 }
 CONTENTS: Final[dict[str, Bound]] = dict.fromkeys(
     (
@@ -252,6 +260,9 @@ TABLES: Final[Mapping[type, Table]] = {
         read_shards=whole(0, 2**64 - 1),
         domain=text(MAX_ENVELOPE_BYTES),  # `open_peer_record` treats a text that is too long as empty
         stats=nested(PEER_STATS),
+        grader=text(MAX_GRADER_BYTES),
+        transformers=text(MAX_RELEASE_BYTES),
+        template=raw(0, HASH_BYTES),
     ),
     pb.WeightsQuestion: Table(
         schema=SCHEMA,

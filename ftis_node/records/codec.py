@@ -31,7 +31,14 @@ import zstandard
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.bounds import HASH_BYTES, MAX_ID_PLANES, MAX_TOKENS, NUM_FLOAT_PLANES, NUM_UNIT_PLANES
+from ftis_node.records.bounds import (
+    HASH_BYTES,
+    MAX_ID_PLANES,
+    MAX_TOKENS,
+    NUM_FLOAT_PLANES,
+    NUM_UNIT_PLANES,
+    PROMPT_HASH_BYTES,
+)
 from ftis_node.records.group import CompletionStatus, Group, TextCompletion, TextGroup
 from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, settle
 from ftis_node.records.token_batch import TokenBatch
@@ -150,9 +157,9 @@ def _decompress(frames: Sequence[bytes], num_bytes: int, allowed: Sequence[int])
     return planes
 
 
-def hash_prompt(prompt_ids: Sequence[int]) -> bytes:
-    """Return 16 bytes that identify a prompt's token ids."""
-    return hashlib.sha256(np.asarray(prompt_ids, dtype="<i4").tobytes()).digest()[:HASH_BYTES]
+def hash_prompt(prompt_ids: Sequence[int] | NDArray[np.int32]) -> bytes:
+    """Return 4 bytes by which a receiver sees whether it reads the same token ids as a group's sender."""
+    return hashlib.sha256(np.asarray(prompt_ids, dtype="<i4").tobytes()).digest()[:PROMPT_HASH_BYTES]
 
 
 def pack_group(group: Group, *, codec: CodecName = "exact") -> bytes:
@@ -240,7 +247,7 @@ def _read_versions(body: pb.Body) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def hash_messages(messages: Sequence[Mapping[str, object]]) -> bytes:
-    """Return 16 bytes that identify a prompt's chat messages, whatever tokenizer or template renders them."""
+    """Return 16 bytes that identify a problem by its chat messages, whatever tokenizer or template renders them."""
     canonical = json.dumps([dict(message) for message in messages], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).digest()[:HASH_BYTES]
 

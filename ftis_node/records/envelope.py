@@ -33,7 +33,7 @@ from ftis_node.records.identity import (
     verify,
 )
 from ftis_node.records.parsing import SCHEMA, read_message
-from ftis_node.records.peer_messages import pack_stats, unpack_stats
+from ftis_node.records.peer_messages import Releases, pack_stats, unpack_stats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,6 +232,7 @@ class PeerRecord:
     read_shards: frozenset[int] = frozenset()
     domain: str = ""
     stats: PeerStats | None = None
+    releases: Releases = Releases()
 
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
@@ -252,6 +253,9 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
         read_shards=sum(1 << shard for shard in record.read_shards),
         domain=record.domain,
         stats=None if record.stats is None else pack_stats(record.stats),
+        grader=record.releases.grader,
+        transformers=record.releases.transformers,
+        template=bytes.fromhex(record.releases.template),
     ).SerializeToString()
     return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
 
@@ -281,6 +285,7 @@ def open_peer_record(data: bytes) -> PeerRecord:
         read_shards=frozenset(shard for shard in range(MAX_SHARDS) if info.read_shards >> shard & 1),
         domain=info.domain if len(info.domain.encode()) <= MAX_DOMAIN_BYTES else "",
         stats=unpack_stats(info.stats) if info.HasField("stats") else None,
+        releases=Releases(info.grader, info.transformers, info.template.hex()),
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FinishReason(StrEnum):
-    STOP = "stop"  # the end-of-sequence token was sampled; it is the last token
+    STOP = "stop"  # an end token of the sender was sampled; it is the last token
     LENGTH = "length"  # the token limit was reached
     ABORT = "abort"  # the node stopped it early; the tokens sampled so far are kept
 
@@ -86,18 +86,25 @@ class GroupHeader:
 
     `number` is the sender's sequence number (1, 2, ...). `created_at` is Unix time in seconds. `weights_of` is the peer
     whose weights sampled the group, None for the sender; policy versions are that peer's.
+
+    `problem_hash` identifies the problem's messages (`codec.hash_messages`), `prompt_hash` their tokens as the sender's
+    model read them (`codec.hash_prompt`). `end_ids` are the ids with which that model ends an answer. `opening` is the
+    beginning of the answer that its chat template wrote (`records/think_block.py`).
     """
 
     run_id: str
     sender: str
     number: int
     prompt_ref: PromptRef
+    problem_hash: bytes
     prompt_hash: bytes
     sampling: SamplingSettings
     model: str
     tokenizer: str
     created_at: float
     weights_of: str | None = None
+    end_ids: tuple[int, ...] = ()
+    opening: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +162,23 @@ class Group(GroupHeader):
     def num_tokens(self) -> int:
         return self.tokens.num_tokens
 
+    def tokens_ending_with(self, end_ids: Sequence[int]) -> TokenBatch:
+        """Return the tokens with each stop in this model's form: one of `end_ids`, of which the first is preferred.
+
+        The end of an answer is an event. The sender's model has its own ids for it, and the reader's model has others.
+        Such an id of the reader stays, so that own samples keep a ratio of 1. Any other one becomes the first of
+        `end_ids`: its probability is at most that of the event, which is the sum over `end_ids`. So the ratio is exact
+        if both models have one id, and else errs by the share of the other ids (`tests/learner/test_learner_ends.py`).
+        """
+        ends = self.tokens.ends.tolist()
+        stops = [end - 1 for end, reason in zip(ends, self.finish_reasons, strict=True) if reason is FinishReason.STOP]
+        others = [at for at in stops if int(self.tokens.token_ids[at]) not in end_ids] if end_ids else []
+        if not others:
+            return self.tokens
+        token_ids = self.tokens.token_ids.copy()
+        token_ids[others] = end_ids[0]
+        return replace(self.tokens, token_ids=token_ids)
+
     @property
     def reward_mean(self) -> float:
         return sum(self.rewards) / len(self.rewards)
@@ -194,7 +218,6 @@ class TextCompletion:
 class TextGroup(GroupHeader):
     """The completions of one prompt by one generator, as texts. `retells` is the id of the token form.
 
-    `prompt_hash` is `codec.hash_messages` of the prompt, because token ids differ between tokenizers.
     `policy_version` and `policy_version_newest` are those of the token form.
     """
 

@@ -106,7 +106,7 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
         created_ms=milliseconds(group.created_at),
         task=group.prompt_ref.task,
         prompt_index=group.prompt_ref.index,
-        prompt_hash=group.prompt_hash,
+        problem_hash=group.problem_hash,
         model=clip_name(group.model),
         tokenizer=bytes.fromhex(group.tokenizer),
         policy_version=oldest,
@@ -118,6 +118,9 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
         finishes=[FINISH_TO_WIRE[reason] for reason in group.finish_reasons],
         rewards=group.rewards,
         weights_of=peer_id_from_text(group.weights_of) if group.weights_of else b"",
+        prompt_hash=group.prompt_hash,
+        end_ids=group.end_ids,
+        opening=group.opening,
         **contents,
     ).SerializeToString()
 
@@ -138,12 +141,15 @@ def read_header(body: pb.Body) -> dict[str, Any]:
         "sender": peer_id_text(body.sender),
         "number": body.number,
         "prompt_ref": PromptRef(task=body.task, split="train", index=body.prompt_index),
-        "prompt_hash": body.prompt_hash,
+        "problem_hash": body.problem_hash,
         "sampling": _settle_sampling(sampling.temperature, sampling.top_p, sampling.top_k),
         "model": body.model,
         "tokenizer": body.tokenizer.hex(),
         "created_at": seconds(body.created_ms),
         "weights_of": peer_id_text(body.weights_of) if body.weights_of else None,
+        "prompt_hash": body.prompt_hash,
+        "end_ids": tuple(body.end_ids),
+        "opening": body.opening,
     }
 
 

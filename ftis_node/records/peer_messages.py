@@ -29,6 +29,19 @@ class PeerStats:
     trained_groups: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """Claims of a peer about the packages with which it judges groups; "" if it names none.
+
+    `grader` names those that decide problem texts and rewards, `transformers` is the release that tokenizes.
+    `template` identifies the chat template with its variables (`PromptTokenizer.template_digest`).
+    """
+
+    grader: str = ""
+    transformers: str = ""
+    template: str = ""
+
+
 def pack_stats(stats: PeerStats) -> pb.PeerStats:
     """Return the message, within the bounds that readers require."""
     return pb.PeerStats(

@@ -51,7 +51,7 @@ class Envelope(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Body(_message.Message):
-    __slots__ = ("schema", "codec", "run", "sender", "number", "created_ms", "task", "prompt_index", "prompt_hash", "model", "tokenizer", "policy_version", "policy_version_span", "sampling", "lengths", "finishes", "rewards", "token_ids", "logprobs", "texts", "mean_logprobs", "retells", "version_offsets", "version_spans", "id_planes", "logprob_planes", "weights_of")
+    __slots__ = ("schema", "codec", "run", "sender", "number", "created_ms", "task", "prompt_index", "problem_hash", "model", "tokenizer", "policy_version", "policy_version_span", "sampling", "lengths", "finishes", "rewards", "token_ids", "logprobs", "texts", "mean_logprobs", "retells", "version_offsets", "version_spans", "id_planes", "logprob_planes", "weights_of", "prompt_hash", "end_ids", "opening")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -60,7 +60,7 @@ class Body(_message.Message):
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_HASH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,9 @@ class Body(_message.Message):
     ID_PLANES_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_PLANES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_OF_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
+    END_IDS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     schema: int
     codec: Codec
     run: bytes
@@ -87,7 +90,7 @@ class Body(_message.Message):
     created_ms: int
     task: str
     prompt_index: int
-    prompt_hash: bytes
+    problem_hash: bytes
     model: str
     tokenizer: bytes
     policy_version: int
@@ -106,7 +109,10 @@ class Body(_message.Message):
     id_planes: _containers.RepeatedScalarFieldContainer[bytes]
     logprob_planes: _containers.RepeatedScalarFieldContainer[bytes]
     weights_of: bytes
-    def __init__(self, schema: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., run: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., number: _Optional[int] = ..., created_ms: _Optional[int] = ..., task: _Optional[str] = ..., prompt_index: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., policy_version_span: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., finishes: _Optional[_Iterable[_Union[Finish, str]]] = ..., rewards: _Optional[_Iterable[float]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., mean_logprobs: _Optional[_Iterable[float]] = ..., retells: _Optional[bytes] = ..., version_offsets: _Optional[_Iterable[int]] = ..., version_spans: _Optional[_Iterable[int]] = ..., id_planes: _Optional[_Iterable[bytes]] = ..., logprob_planes: _Optional[_Iterable[bytes]] = ..., weights_of: _Optional[bytes] = ...) -> None: ...
+    prompt_hash: bytes
+    end_ids: _containers.RepeatedScalarFieldContainer[int]
+    opening: str
+    def __init__(self, schema: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., run: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., number: _Optional[int] = ..., created_ms: _Optional[int] = ..., task: _Optional[str] = ..., prompt_index: _Optional[int] = ..., problem_hash: _Optional[bytes] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., policy_version_span: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., finishes: _Optional[_Iterable[_Union[Finish, str]]] = ..., rewards: _Optional[_Iterable[float]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., mean_logprobs: _Optional[_Iterable[float]] = ..., retells: _Optional[bytes] = ..., version_offsets: _Optional[_Iterable[int]] = ..., version_spans: _Optional[_Iterable[int]] = ..., id_planes: _Optional[_Iterable[bytes]] = ..., logprob_planes: _Optional[_Iterable[bytes]] = ..., weights_of: _Optional[bytes] = ..., prompt_hash: _Optional[bytes] = ..., end_ids: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k")
@@ -173,7 +179,7 @@ class PeerRecord(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("schema", "run", "peer", "name", "model", "parameters", "tokenizer", "role", "last_number", "policy_version", "tokens_per_s", "created_ms", "software", "read_shards", "domain", "stats")
+    __slots__ = ("schema", "run", "peer", "name", "model", "parameters", "tokenizer", "role", "last_number", "policy_version", "tokens_per_s", "created_ms", "software", "read_shards", "domain", "stats", "grader", "transformers", "template")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +196,9 @@ class PeerInfo(_message.Message):
     READ_SHARDS_FIELD_NUMBER: _ClassVar[int]
     DOMAIN_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    GRADER_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORMERS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     schema: int
     run: bytes
     peer: bytes
@@ -206,7 +215,10 @@ class PeerInfo(_message.Message):
     read_shards: int
     domain: str
     stats: PeerStats
-    def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ..., read_shards: _Optional[int] = ..., domain: _Optional[str] = ..., stats: _Optional[_Union[PeerStats, _Mapping]] = ...) -> None: ...
+    grader: str
+    transformers: str
+    template: bytes
+    def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ..., read_shards: _Optional[int] = ..., domain: _Optional[str] = ..., stats: _Optional[_Union[PeerStats, _Mapping]] = ..., grader: _Optional[str] = ..., transformers: _Optional[str] = ..., template: _Optional[bytes] = ...) -> None: ...
 
 class PeerStats(_message.Message):
     __slots__ = ("step", "groups_per_minute", "rejected_groups", "pass_rates", "sources", "trained_groups")

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.config.home_files import remembered_paths
 from ftis_node.errors import ConfigError, FtisError
 from ftis_node.files import read_toml
-from ftis_node.models.tokenizer import Decoder
+from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion, Group
+from ftis_node.records.group import Completion, FinishReason, Group
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
 from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.history import event_or_none
@@ -84,7 +84,7 @@ class PromptResolver:
             return ResolvedPrompt(missing="this task has no such problem")
         except FtisError as error:
             return ResolvedPrompt(missing=str(error))
-        if not isinstance(group, Group) and hash_messages(item.prompt) != group.prompt_hash:
+        if hash_messages(item.prompt) != group.problem_hash:
             return ResolvedPrompt(missing="the problem reads otherwise now")
         return ResolvedPrompt(item.prompt, item.answer)
 
@@ -252,7 +252,8 @@ def read_completion(completion: Completion | TextCompletion, reward: float, deco
     ids, logprobs, versions = [], [], None
     if isinstance(completion, Completion):
         ids, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
-        text, num_tokens = decoder.text(ids), len(ids)
+        has_stopped = completion.finish_reason is FinishReason.STOP
+        text, num_tokens = decoder.answer(ids, has_stopped=has_stopped), len(ids)
         mean_logprob = float(completion.logprobs.mean(dtype="float64"))
         versions = (completion.policy_version, completion.policy_version_newest)
     else:

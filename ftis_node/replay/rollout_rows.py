@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.config.home import Home
-from ftis_node.models.tokenizer import Decoder
+from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion
+from ftis_node.records.group import Completion, FinishReason
 from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.reader import ReplayReader
 
@@ -179,7 +179,8 @@ class TextRows:
     def _with_text(self, completion: Row) -> Row:
         if "text" in completion:
             return completion
-        text = self._decoder.text(completion["token_ids"])
+        has_stopped = completion["finish_reason"] == FinishReason.STOP
+        text = self._decoder.answer(completion["token_ids"], has_stopped=has_stopped)
         if text is None:
             self.missing[self._decoder.missing or "a token is not in the tokenizer's vocabulary"] += 1
         return {**completion, "text": text}

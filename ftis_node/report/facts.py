@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.config.home_files import last_settings
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_text
-from ftis_node.models.tokenizer import Decoder
+from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.group_history import read_completion

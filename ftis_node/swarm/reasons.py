@@ -36,9 +36,11 @@ REFUSALS = {
         "a log-prob is not finite or above 0, more than 16 are equal for different or uncertain completions, or "
         "their mean is below `validation.min_mean_logprob`"
     ),
-    "finish_reason": "a finish reason does not fit the last token",
+    "finish_reason": "a finish reason does not fit the end tokens that its sender names",
     "scoring_quota": "scoring the groups of its sender, or of all new peers, exceeded their time limit",
     "prompt_mismatch": "the problem does not exist here, or its text differs",
+    "opening": "the beginning of the answer that its sender's chat template wrote is not a think block",
+    "too_long_here": "its problem is longer in this node's chat template, and leaves no space for its completions",
     "not_encodable": "the tokenizer here cannot encode one of its texts",
     "duplicate_completions": (
         "its completions were in a group of another peer before, or in an earlier one of its sender"
@@ -83,9 +85,11 @@ NO_FAULT = frozenset(
     {
         *("version", "codec"),  # another software version
         *("banned", "duplicate", "sequence_reused", "stale", "clock_skew"),
-        *("scoring_failed", "not_encodable", "scoring_quota"),  # this node scores and tokenizes
+        *("scoring_failed", "not_encodable", "scoring_quota", "too_long_here"),  # this node scores and tokenizes
     }
 )
+GRADED = frozenset({"reward_mismatch", "prompt_mismatch"})
+"""Reasons that depend on the releases of the packages that make and grade problems."""
 SIGNER_FAULT = {
     "scoring_timeout": Behaviour.SLOW,
     "reward_mismatch": Behaviour.FALSE_CLAIM,
@@ -101,16 +105,21 @@ class Attribution(NamedTuple):
     conduct: Behaviour
 
 
-def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: bool) -> Attribution:
+def attribute_refusal(
+    reason: str, *, origin: str, sender: str | None, signed: bool, grades_alike: bool = True
+) -> Attribution:
     """Return the peer at fault: `origin` sent the group, `sender` is its named creator, verified if `signed`.
 
     Any peer may serve any group. So a reason found before the signature check is not charged to the named creator,
     because any peer can write that name. A reason that a relaying peer cannot know, such as our clock, quotas or bans,
     is not charged to that peer. It knows form and signature, because its own validation checks them.
+
+    `grades_alike`: the sender says that it has this node's releases. Otherwise its rewards and problem texts may differ
+    without fault.
     """
     if conduct := ORIGIN_FAULT.get(reason):
         return Attribution(origin, conduct)
-    if reason in NO_FAULT:
+    if reason in NO_FAULT or (reason in GRADED and not grades_alike):
         return Attribution(origin, Behaviour.HARMLESS)
     if reason == "quota":
         return Attribution(origin, Behaviour.RATE_LIMITED if sender == origin else Behaviour.HARMLESS)

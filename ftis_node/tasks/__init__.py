@@ -20,7 +20,7 @@ scoring_worker.py     that process
 
 from __future__ import annotations
 
-from ftis_node.tasks.base import ChatMessage, Task, TaskItem
+from ftis_node.tasks.base import ChatMessage, Task, TaskItem, grader_releases
 from ftis_node.tasks.registry import held_out_spec, load_task
 from ftis_node.tasks.spec import TaskPart, TaskSpec, is_domain, parse_spec, part_names, proportions, validated_domain
 
@@ -30,6 +30,7 @@ __all__ = [
     "TaskItem",
     "TaskPart",
     "TaskSpec",
+    "grader_releases",
     "held_out_spec",
     "is_domain",
     "load_task",

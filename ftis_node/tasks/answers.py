@@ -33,7 +33,8 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ftis_node.tasks.base import leaves
+from ftis_node.records.think_block import ANSWER_TAGS
+from ftis_node.tasks.base import broken_grader, leaves, release_of
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ SYSTEM_PROMPT = (
     "tags, that is: <think> your reasoning </think> <answer> your final answer </answer>"
 )
 
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-
 MAX_NUM_REFERENCES_CACHED: Final = 4096
+GRADER_PACKAGES: Final = ("latex2sympy2-extended", "math-verify", "sympy")
+PROBES: Final = ((r"\frac{1}{2}", r"\boxed{\frac{2}{4}}", True), ("72", "72.0 clips", True), ("72", "$73$", False))
 
 _NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?")
 _DRESS = re.compile(r"\\boxed\{([^{}]*)\}|\$([^$]*)\$|\\\(([^()]*)\\\)")
@@ -71,7 +72,7 @@ def chat_prompt(problem: str) -> tuple[ChatMessage, ...]:
 
 def final_answer(completion_text: str) -> str | None:
     """Return the stripped content of the answer block; None if the format is broken."""
-    if any(completion_text.count(tag) != 1 for tag in _TAGS):
+    if any(completion_text.count(tag) != 1 for tag in ANSWER_TAGS):
         return None
     before, _, rest = completion_text.partition("<think>")
     _, _, rest = rest.partition("</think>")
@@ -94,6 +95,27 @@ def answers_agree(reference: str, answer: str) -> bool:
         # Third-party parsers on untrusted text may raise any exception. Then the answer gets no reward.
         log.debug("an answer could not be read", exc_info=True)
         return False
+
+
+def math_releases() -> str:
+    """Return the releases of the packages that decide whether two answers agree."""
+    return ", ".join(map(release_of, GRADER_PACKAGES))
+
+
+def check_math() -> None:
+    """Raise MachineError if these packages do not grade three known answers here.
+
+    `math_verify.parse` hides the errors of the LaTeX parser, so the parser is also called by itself.
+    """
+    try:
+        from latex2sympy2_extended import latex2sympy
+
+        latex2sympy(PROBES[0][0])
+        for reference, answer, expected in PROBES:
+            if answers_agree(reference, answer) != expected:
+                raise ValueError(f"{answer} {'does not equal' if expected else 'equals'} {reference}")
+    except Exception as error:
+        raise broken_grader(math_releases(), "math-verify", error) from error
 
 
 def plain_answer(answer: str) -> str:

@@ -22,6 +22,7 @@ from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 from ftis_node.errors import TaskError
+from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.problems import IndexedTask, stable_hash
 
 if TYPE_CHECKING:
@@ -127,11 +128,11 @@ class ArithmeticTask(IndexedTask):
         return _training_problem(self._part, index) if self.split == "train" else _held_out_of(self._part)[index]
 
     def score(self, item: TaskItem, completion_text: str) -> float:
-        return 1.0 if completion_text.strip() == item.answer else 0.0
+        return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """Return the whole text, as `score` reads it."""
-        return completion_text.strip() or None
+        """Return the text after a think block, as `score` reads it."""
+        return after_thinking(completion_text).strip() or None
 
 
 def _training_problem(part: ProblemPart, index: int) -> ArithmeticProblem:

@@ -12,12 +12,17 @@ prompt.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, runtime_checkable
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypedDict, runtime_checkable
+
+from ftis_node.errors import MachineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ftis_node.records.group import PromptRef
+
+MAX_GRADER_BYTES: Final = 256
 
 
 class ChatMessage(TypedDict):
@@ -42,7 +47,9 @@ class Task(Protocol):
 
     Optional members: `isolate_resolving` is True if making a problem may be slow. Then the scoring process makes a
     problem whose index a peer chose. `answer_of(item, completion_text) -> str | None` returns the answer for votes
-    (`answers.py`).
+    (`answers.py`). `grader` names the releases that decide rewards and problem texts, such as `reasoning-gym 0.1.25`,
+    joined by ", " (`grader_releases`). `check_grader()` scores a few known answers and raises MachineError if a library
+    does not work here. The scoring process calls it at the start of a node (`scorer.IsolatedScorer.check`).
 
     A task is immutable. A task with `isolate_scoring` is pickled and sent to the scoring process, so it creates
     unpicklable members on first use.
@@ -129,6 +136,30 @@ class MixedTask:
 def leaves(task: Task) -> tuple[Task, ...]:
     """Return the tasks that `item.ref.task` can name: a mixture's parts, or the task itself."""
     return task.parts if isinstance(task, MixedTask) else (task,)
+
+
+def release_of(package: str) -> str:
+    """Return the name and version of an installed package."""
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"{package} (not installed)"
+
+
+def broken_grader(releases: str, package: str, error: Exception) -> MachineError:
+    """Return the error of a task whose library does not work here."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return MachineError(f"{releases} cannot grade here ({reason}): pip install --force-reinstall {package}")
+
+
+def grader_releases(task: Task) -> str:
+    """Return the releases that decide rewards and problem texts, sorted and joined by ", "; "" for built-in graders.
+
+    Nodes with other releases may give other rewards for the same text.
+    """
+    named = {release.strip() for leaf in leaves(task) for release in getattr(leaf, "grader", "").split(",")}
+    text = ", ".join(sorted(filter(None, named)))
+    return text.encode()[:MAX_GRADER_BYTES].decode(errors="ignore")
 
 
 def _smooth_round(weights: tuple[int, ...]) -> Iterator[_Turn]:

@@ -26,13 +26,14 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import FtisError, NetworkError, TaskError
-from ftis_node.files import check_regular
+from ftis_node.files import check_regular, hub_cache_problem
 from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, check_pattern
 from ftis_node.tasks.problems import Problem
 
@@ -164,15 +165,31 @@ def _hub_rows(source: RowSource) -> Iterator[dict[str, Any]]:
 
     if not constants.HF_HUB_OFFLINE and not _answers(constants.ENDPOINT):
         constants.HF_HUB_OFFLINE = True  # `datasets` copies the value at its import
-    from datasets import load_dataset
-
-    try:
-        rows = load_dataset(source.hub, source.config or None, split=source.split, revision=source.revision or None)
-    except Exception as error:  # the library has dozens of them
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise NetworkError(f"cannot get {source} from the hub ({reason})") from None
+    rows = _hub_split(source)
     _check_columns(source, rows.column_names)
     yield from rows.select_columns(list(source.columns))
+
+
+def _hub_split(source: RowSource) -> Any:
+    """Return the split as the library's data set. A cache that this user may only read serves earlier downloads."""
+    import datasets
+    from huggingface_hub import constants
+
+    arguments = source.hub, source.config or None
+    options = {"split": source.split, "revision": source.revision or None}
+    try:
+        return datasets.load_dataset(*arguments, **options)
+    except Exception as error:  # the library has dozens of them
+        problem = hub_cache_problem(error)
+        if not problem:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise NetworkError(f"cannot get {source} from the hub ({reason})") from None
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    datasets.builder.FileLock = lambda path: nullcontext()  # nobody who could write has to wait for this reader
+    try:
+        return datasets.load_dataset(*arguments, **options)
+    except Exception:
+        raise TaskError(f"{source}: {problem}") from None
 
 
 def _answers(address: str) -> bool:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.plugins import call_plugin
-from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, plain_answer, plain_text
+from ftis_node.records.think_block import after_thinking
+from ftis_node.tasks.answers import (
+    answers_agree,
+    chat_prompt,
+    check_math,
+    final_answer,
+    math_releases,
+    plain_answer,
+    plain_text,
+)
 from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, finds
 from ftis_node.tasks.dataset_rows import digest_of, load_problems
 from ftis_node.tasks.plugins import load_reward
@@ -82,11 +91,11 @@ class DatasetTask(IndexedTask):
     The scoring process gets one problem alone, to warm up: a score needs only its item.
     """
 
-    def __init__(self, part: TaskPart, split: str) -> None:
-        """Read the problems. Raises TaskError, also if the training problems do not have the run's digest; and
-        NetworkError if the hub cannot be reached.
+    def __init__(self, part: TaskPart, split: str, *, problems: tuple[Problem, ...] | None = None) -> None:
+        """Read the problems, unless they are given. Raises TaskError, also if the training problems do not have the
+        run's digest; and NetworkError if the hub cannot be reached.
         """
-        problems = load_problems(part, split)
+        problems = problems or load_problems(part, split)
         assert part.rows is not None
         check_digest(part, problems, split)
         self._set_up(part.problems, split, part.rows, problems)
@@ -112,11 +121,12 @@ class DatasetTask(IndexedTask):
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self._problems[index]
         plain: Prompt = ({"role": "user", "content": problem.question},)
-        return plain if self._query.style == "plain" else chat_prompt(problem.question), problem.answer
+        return plain if self._is_plain else chat_prompt(problem.question), problem.answer
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         """Return the weighted mean of the rewards. Raises TaskError if a plug-in fails."""
-        scored = Scored(item, completion_text, self._final_answer(completion_text))
+        text = after_thinking(completion_text) if self._is_plain else completion_text
+        scored = Scored(item, text, self._final_answer(completion_text))
         total = sum(weight for _, weight in self._rewards)
         return sum(weight * reward(scored) for reward, weight in self._rewards) / total
 
@@ -126,9 +136,25 @@ class DatasetTask(IndexedTask):
         is_math = any(name == "math" for name, _ in self._query.reward)
         return plain_answer(answer) if answer and is_math else plain_text(answer or "")
 
+    @property
+    def grader(self) -> str:
+        names = [name for name, _ in self._query.reward]
+        plugins = [load_reward(name)[0].release for name in names if name not in BUILT_IN_REWARDS]
+        return ", ".join([math_releases()] * ("math" in names) + plugins)
+
+    def check_grader(self) -> None:
+        """Raise MachineError if the packages of the reward `math` do not work here."""
+        if any(name == "math" for name, _ in self._query.reward):
+            check_math()
+
     def _final_answer(self, completion_text: str) -> str | None:
-        is_plain = self._query.style == "plain"
-        return (completion_text.strip() if is_plain else final_answer(completion_text)) or None
+        if self._is_plain:
+            return after_thinking(completion_text).strip() or None
+        return final_answer(completion_text) or None
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._query.style == "plain"
 
 
 def check_digest(part: TaskPart, problems: tuple[Problem, ...], split: str) -> None:

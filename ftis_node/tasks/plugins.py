@@ -9,10 +9,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ftis_node.errors import TaskError
+from ftis_node.errors import MachineError, TaskError
 from ftis_node.plugins import REWARD_GROUP, TASK_GROUP, Plugin, call_plugin, describe, find_entry, find_plugins
 from ftis_node.tasks.answers import answer_in, plain_text
-from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.base import Task, TaskItem, grader_releases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +104,16 @@ class PluginTask:
         answer: str | None = _call(self._plugin, lambda: answer_in(self._task, item, completion_text))
         return answer
 
+    @property
+    def grader(self) -> str:
+        """Return the release of the package, and those that the task names itself."""
+        return f"{self._plugin.release}, {_call(self._plugin, lambda: grader_releases(self._task))}"
+
+    def check_grader(self) -> None:
+        """Raise MachineError if the task's own check fails."""
+        if check := getattr(self._task, "check_grader", None):
+            call_plugin(self._plugin, check, error=MachineError)
+
 
 class RewardedTask:
     """Problems of `task` with another reward, named `TASK@REWARD` among peers."""
@@ -135,6 +145,10 @@ class RewardedTask:
         """Return the answer to the task's problem, else the text, because this reward may accept it."""
         problem = replace(item, ref=replace(item.ref, task=self._task.name))
         return answer_in(self._task, problem, completion_text) or plain_text(completion_text)
+
+    @property
+    def grader(self) -> str:
+        return f"{self._plugin.release}, {grader_releases(self._task)}"
 
     def _renamed(self, item: TaskItem) -> TaskItem:
         return replace(item, ref=replace(item.ref, task=self.name))

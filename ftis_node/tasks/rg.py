@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.answers import chat_prompt, final_answer, plain_text
+from ftis_node.tasks.base import broken_grader, release_of
 from ftis_node.tasks.expression_limits import is_within_limits
 from ftis_node.tasks.problems import IndexedTask
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import TaskItem
     from ftis_node.tasks.problems import Prompt
 
+PACKAGE: Final = "reasoning-gym"
 NUM_ENTRIES_CACHED: Final = 256
 EVALUATED: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 PARSED: Final = frozenset({"countdown", "intermediate_integration", "puzzle24", "simple_integration"})
@@ -111,7 +113,8 @@ REFUSED: Final = {
 class ReasoningGymTask(IndexedTask):
     """One task of reasoning-gym with its default settings.
 
-    Raises TaskError if reasoning-gym has no task `generator`, or has one that a swarm cannot use.
+    Raises TaskError if reasoning-gym has no task `generator`, or has one that a swarm cannot use. Raises MachineError
+    if the library cannot be imported.
     """
 
     isolate_scoring: ClassVar[bool] = True
@@ -150,6 +153,17 @@ class ReasoningGymTask(IndexedTask):
         """Return the content of the answer block with normalized white space; None if the format is broken."""
         return plain_text(final_answer(completion_text) or "")
 
+    @property
+    def grader(self) -> str:
+        return release_of(PACKAGE)
+
+    def check_grader(self) -> None:
+        """Raise MachineError if the verifier fails on a reference answer."""
+        try:
+            self._dataset.score_answer(self[0].answer, self._entry(0))
+        except Exception as error:
+            raise broken_grader(self.grader, PACKAGE, error) from error
+
     @cached_property
     def _dataset(self) -> Any:
         import reasoning_gym
@@ -170,7 +184,10 @@ class ReasoningGymTask(IndexedTask):
 
 
 def _check_known(generator: str) -> None:
-    from reasoning_gym.factory import DATASETS
+    try:
+        from reasoning_gym.factory import DATASETS
+    except Exception as error:
+        raise broken_grader(release_of(PACKAGE), PACKAGE, error) from error
 
     if reason := REFUSED.get(generator):
         raise TaskError(f"rg:{generator} cannot be used: {reason}")

@@ -19,16 +19,17 @@ import signal
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from pebble import ProcessExpired, ProcessPool
 
-from ftis_node.errors import TaskError, WorkerDiedError
+from ftis_node.errors import MachineError, TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks.base import leaves
 from ftis_node.tasks.scoring_worker import (
     ScoringCost,
     ScoringReply,
+    check_in_worker,
     checked_score,
     resolve_in_worker,
     score_in_worker,
@@ -63,6 +64,22 @@ class ScoringLimits:
     num_workers: int = 1
 
 
+class Scorer(Protocol):
+    """Scorer of completion texts. A text whose scoring fails or takes too long is UNSCORED with reward 0."""
+
+    async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
+        """Return one reward and status for each text, in order. Adds the scoring time to `cost`."""
+        ...
+
+
+async def score_answers(
+    scorer: Scorer, item: TaskItem, texts: Sequence[str | None], *, cost: ScoringCost | None = None
+) -> list[Score]:
+    """Return the score of each text of `PromptTokenizer.answer_texts`; the reward 0 for None."""
+    scores = iter(await scorer.score(item, [text for text in texts if text is not None], cost=cost))
+    return [(0.0, CompletionStatus.SCORED) if text is None else next(scores) for text in texts]
+
+
 class IsolatedScorer:
     """Scorer for completions of the problems of `tasks`. `start` or the first score starts it, `close` ends it."""
 
@@ -85,7 +102,13 @@ class IsolatedScorer:
         self._closed = False
 
     async def __aenter__(self) -> Self:
+        """Start, and check the graders. Raises MachineError, WorkerDiedError."""
         await self.start()
+        try:
+            await self.check()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -101,6 +124,23 @@ class IsolatedScorer:
                 await self._running_pool()
             except BrokenProcessPool as error:
                 raise WorkerDiedError(f"the scoring process cannot be started: {error}") from error
+
+    async def check(self) -> None:
+        """Let the tasks check their graders in the scoring process, because an honest peer would be blamed for a broken
+        one. Raises MachineError, and WorkerDiedError if no scoring process stays up.
+        """
+        for task in self._isolated:
+            cost = ScoringCost()
+            try:
+                async with self._free_workers:
+                    fault = await self._ask_worker(check_in_worker, task.name, task.split, cost=cost)
+            except (TimeoutError, ProcessExpired) as error:
+                fault = f"{task.name}: its grader was not checked: {self._note_end(error, cost)}"
+                if not cost.num_stopped:
+                    log.warning("%s", fault)
+                    continue
+            if fault:
+                raise MachineError(str(fault))
 
     async def resolve(self, ref: PromptRef, *, cost: ScoringCost | None = None) -> TaskItem:
         """Return the problem that `ref` names, made in the scoring process if the task declares this slow.

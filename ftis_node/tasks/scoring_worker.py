@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftis_node.errors import TaskError
+from ftis_node.errors import MachineError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +86,19 @@ def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> ScoringRe
 def resolve_in_worker(ref: PromptRef, time_limit_s: float) -> ScoringReply:
     """Return the problem that `ref` names; the error is a KeyError, or any exception of the task."""
     return _done(lambda: _tasks[ref.task, ref.split].resolve(ref), time_limit_s)
+
+
+def check_in_worker(name: str, split: str, time_limit_s: float) -> ScoringReply:
+    """Return why a task cannot grade here; "" if it can, or has no check."""
+    return _done(lambda: _grader_fault(_tasks[name, split]), time_limit_s)
+
+
+def _grader_fault(task: Task) -> str:
+    try:
+        getattr(task, "check_grader", lambda: None)()
+    except MachineError as error:
+        return str(error)
+    return ""
 
 
 def _done(work: Callable[[], object], time_limit_s: float) -> ScoringReply:

@@ -2,7 +2,7 @@
 
 bytes -> size, parse, version, codec, malformed     (records/: sizes are bounded before parsing)
       -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
-      -> prompt rebuilt and compared                (tasks + tokenizer)
+      -> problem rebuilt and compared, and rendered by this node's chat template
       -> a group sent as text: tokenized here       (text_rules.py)
       -> copied completions                         (swarm/duplicates.py)
       -> rewards scored, except those of own groups; claimed rewards are only compared
@@ -18,6 +18,7 @@ from ftis_node.errors import MachineError, RecordError, WorkerError
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_any
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.group import CompletionStatus, Group
+from ftis_node.tasks.scorer import score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.rules import RULES, Refusal, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenize
@@ -115,14 +116,13 @@ async def _judge_costly(
     item = await _resolve(unpacked.prompt_ref, context, cost)
     if isinstance(item, Refusal):
         return item
-    prompt_ids = context.tokenizer.encode_prompt(item.prompt)
-    our_hash = hash_prompt(prompt_ids) if isinstance(unpacked, Group) else hash_messages(item.prompt)
-    if our_hash != unpacked.prompt_hash:
+    if hash_messages(item.prompt) != unpacked.problem_hash:
         return Refusal("prompt_mismatch", f"problem {unpacked.prompt_ref} has another text here")
+    prompt_ids = context.tokenizer.encode_prompt(item.prompt, opening=unpacked.opening)
     group = unpacked if isinstance(unpacked, Group) else retokenize(envelope, unpacked, context)
     if isinstance(group, Refusal):
         return group
-    if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
+    if refusal := _lengths_fit_prompt(group, prompt_ids, context):
         return refusal
     if reason := context.duplicate_reason(group):
         return Refusal(reason, "too many of its completions are duplicates")
@@ -159,10 +159,17 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
         return Refusal("prompt_mismatch", f"problem {ref} cannot be made: {type(error).__name__}")
 
 
-def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: ValidationContext) -> Refusal | None:
-    limit = context.manifest.sampling.completion_limit(num_prompt_tokens)
+def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: ValidationContext) -> Refusal | None:
+    """Reject completions that exceed the limit after this prompt. Another rendering of the prompt is no fault."""
+    sampling, num_prompt_tokens = context.manifest.sampling, len(prompt_ids)
+    limit = sampling.completion_limit(num_prompt_tokens) if num_prompt_tokens <= sampling.max_prompt_tokens else 0
     longest = int(group.tokens.lengths.max())
-    return Refusal("length", f"{longest} tokens, at most {limit} after this prompt") if longest > limit else None
+    if longest <= limit:
+        return None
+    detail = f"{longest} tokens, at most {limit} after the prompt of {num_prompt_tokens} tokens"
+    if group.prompt_hash == hash_prompt(prompt_ids):
+        return Refusal("length", detail)
+    return Refusal("too_long_here", detail)
 
 
 def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
@@ -179,7 +186,7 @@ def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
 
 
 async def _rescore(group: Group, item: TaskItem, context: ValidationContext, cost: ScoringCost) -> Group:
-    texts = [context.tokenizer.decode(ids.tolist()) for ids in group.tokens.ids_of_each()]
-    scores = await context.scorer.score(item, texts, cost=cost)
+    texts = context.tokenizer.answer_texts(group.tokens, group.finish_reasons, opening=group.opening)
+    scores = await score_answers(context.scorer, item, texts, cost=cost)
     rewards, statuses = zip(*scores, strict=True)
     return replace(group, rewards=rewards, statuses=statuses)

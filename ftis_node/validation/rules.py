@@ -13,37 +13,29 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ftis_node.config.limits import ValidationSection
 from ftis_node.records.group import FinishReason
+from ftis_node.records.think_block import is_opening
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.models import PromptTokenizer
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import CompletionStatus, Group, PromptRef, TextGroup
+    from ftis_node.records.group import Group, PromptRef, TextGroup
     from ftis_node.tasks.base import TaskItem
+    from ftis_node.tasks.scorer import Scorer
     from ftis_node.tasks.scoring_worker import ScoringCost
 
 LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0
 MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by chance
 TEMPERATURE_SLACK = 1e-6
 _STOP = FinishReason.STOP
-
-
-class Scorer(Protocol):
-    """Scorer of completion texts. A text whose scoring fails or takes too long is UNSCORED with reward 0."""
-
-    async def score(
-        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
-    ) -> list[tuple[float, CompletionStatus]]:
-        """Return one reward and status for each text, in order. Adds the scoring time to `cost`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +163,8 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Val
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
     ids = group.tokens.token_ids
-    if ids.view(np.uint32).max() >= context.tokenizer.vocab_size:  # a negative id is 2^31 or more
+    largest = max(int(ids.view(np.uint32).max()), *group.end_ids, 0)  # a negative id is 2^31 or more
+    if largest >= context.tokenizer.vocab_size:
         return Refusal("token_out_of_range", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
     return None
 
@@ -210,21 +203,27 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
 
 
 def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Reject a group whose end-of-sequence ids contradict its finish reasons.
+    """Reject a group whose end ids contradict its finish reasons.
 
-    A completion that stopped has such an id at its end and nowhere else. Any other completion has none.
+    A completion that stopped has an end id of its sender at its end and nowhere else. Any other completion has none. An
+    end id of another model is a token like another (`PromptTokenizer.answer_texts`).
     """
     ids, ends = group.tokens.token_ids, group.tokens.ends
     stops = [end - 1 for end, reason in zip(ends.tolist(), group.finish_reasons, strict=True) if reason is _STOP]
     is_eos = np.zeros(len(ids), dtype=bool)
-    for eos_id in context.tokenizer.eos_ids:
-        is_eos |= ids == eos_id
+    for end_id in group.end_ids:
+        is_eos |= ids == end_id
     found = np.flatnonzero(is_eos)
     if len(found) == len(stops) and found.tolist() == stops:
         return None
     wrong = np.setxor1d(found, stops)
     reason = group.finish_reasons[int(np.searchsorted(ends, wrong[0], side="right"))]
     return Refusal("finish_reason", f"finish reason {reason.value!r} does not fit its tokens")
+
+
+def opening_possible(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
+    """Reject an opening that no chat template writes: only an open or an empty think block is known."""
+    return None if is_opening(group.opening) else Refusal("opening", "its opening is not a think block")
 
 
 def rewards_possible(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
@@ -244,6 +243,7 @@ RULES: tuple[Callable[[Envelope, Group, ValidationContext], Refusal | None], ...
     sampled_as_agreed,
     lengths_in_bounds,
     rewards_possible,
+    opening_possible,
     ids_in_vocabulary,
     logprobs_possible,
     logprobs_plausible,

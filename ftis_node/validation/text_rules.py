@@ -7,6 +7,7 @@ peer may invent the mean log-prob, but it changes a completion's weight only up 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.records.group import FinishReason
@@ -17,6 +18,7 @@ from ftis_node.validation.rules import (
     ids_in_vocabulary,
     in_time,
     not_seen,
+    opening_possible,
     rewards_possible,
     same_run,
     sampled_as_agreed,
@@ -97,7 +99,7 @@ def retokenize(envelope: Envelope, text_group: TextGroup, context: ValidationCon
         token_ids.append(ids)
     if not all(token_ids):
         return Refusal("not_encodable", "an empty text that did not stop")
-    group = text_group.in_tokens(token_ids)
+    group = replace(text_group.in_tokens(token_ids), end_ids=tokenizer.end_ids)
     return ids_in_vocabulary(envelope, group, context) or finishes_agree(envelope, group, context) or group
 
 
@@ -114,5 +116,6 @@ TEXT_RULES: tuple[Callable[[Envelope, TextGroup, ValidationContext], Refusal | N
     sampled_as_agreed,
     texts_in_bounds,
     rewards_possible,
+    opening_possible,
     means_possible,
 )

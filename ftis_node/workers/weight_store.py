@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ModelError
+from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.workers.durable import complete_folder, keep_newest, take_oldest
 from ftis_node.workers.shared_weights import WAYS, SharedWeights, Way
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 PREFIX = "weights-"
 WEIGHTS_FILE = "model.safetensors"
-ADAPTER_FILE = "adapter_model.safetensors"  # this and the next are peft's names
-ADAPTER_CONFIG_FILE = "adapter_config.json"
 PROBE_LENGTH = 32
 PROBE_MULTIPLIER = 2_654_435_761  # Knuth's multiplier, near 2^32 / golden ratio: spreads indices over a vocabulary
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 from ftis_node.algorithms import policy_loss
-from ftis_node.algorithms.methods import METHODS
+from ftis_node.algorithms.methods import method_parameters
 from ftis_node.algorithms.settings import TENSORS
 
 from .reference import FILTERED, KL_ESTIMATORS, reference_loss
@@ -33,7 +33,7 @@ class Case:
     mask: list[list[bool]]
     advantages: list[float]
     group_ids: list[int]
-    anchor: list[list[float]]
+    first_pass: list[list[float]]
     sender_ids: list[int]
 
     def tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -62,19 +62,19 @@ def make_case(seed: int, num_completions: int, num_columns: int, regime: str) ->
     density = generator.choice((0.2, 0.7, 1.0))
     ids = [generator.randrange(-9, 10**6) for _ in range(max(1, num_completions // 2))]
     mask = [[generator.random() < density for _ in range(num_columns)] for _ in range(num_completions)]
-    lp, lg, anchor = [], [], []
+    lp, lg, first_pass = [], [], []
     for marks in mask:
         behaviour = [generator.uniform(-8, 0) for _ in marks]
         learner = [value + log_ratio(generator, regime) for value in behaviour]
         reach = 30.0 if regime == "beyond_clamp" else 0.5
         first = [value + generator.choice((0.0, generator.uniform(-reach, reach))) for value in learner]
-        for values, rows in ((learner, lp), (behaviour, lg), (first, anchor)):
+        for values, rows in ((learner, lp), (behaviour, lg), (first, first_pass)):
             padded = [v if inside else generator.choice(PADDING) for v, inside in zip(values, marks, strict=True)]
             rows.append(padded)
     advantages = [generator.choice((0.0, generator.gauss(0, 1), generator.gauss(0, 1))) for _ in mask]
     group_ids = [generator.choice(ids) for _ in mask]
     senders = [0, *(generator.randrange(-9, 10**6) for _ in range(max(1, num_completions // 3)))]
-    return Case(lp, lg, mask, advantages, group_ids, anchor, [generator.choice(senders) for _ in mask])
+    return Case(lp, lg, mask, advantages, group_ids, first_pass, [generator.choice(senders) for _ in mask])
 
 
 @st.composite
@@ -124,7 +124,7 @@ def make_parameters(seed: int, method: str) -> dict[str, Any]:
         if generator.random() < 0.5:
             given[name] = generator.choice(values)
     for name in TENSORS:
-        if name in METHODS[method].takes and generator.random() < 0.5:
+        if name in method_parameters(method) and generator.random() < 0.5:
             given[name] = True
     return given
 
@@ -136,10 +136,10 @@ def check_case(method: str, case: Case, dtype: torch.dtype, params: dict[str, An
     if params.get("sender_ids"):
         params = params | {"sender_ids": torch.tensor(case.sender_ids)}
         reference_params["sender_ids"] = case.sender_ids
-    if params.get("anchor_logprobs"):
-        anchor = torch.tensor(case.anchor, dtype=dtype)
-        params = params | {"anchor_logprobs": anchor}
-        reference_params["anchor_logprobs"] = anchor.double().tolist()
+    if params.get("first_pass_logprobs"):
+        first_pass = torch.tensor(case.first_pass, dtype=dtype)
+        params = params | {"first_pass_logprobs": first_pass}
+        reference_params["first_pass_logprobs"] = first_pass.double().tolist()
     # The reference reads the numbers back from the tensors, so both see the same rounding to float32.
     as_lists = {name: value.detach().double().tolist() for name, value in tensors.items() if value.is_floating_point()}
     expected = reference_loss(

@@ -40,6 +40,16 @@ BATCH: dict[str, Any] = {
     "group_ids": [4, 4, 4, 9, 9, 9],
 }
 
+# The learner at the first pass. The log-probs have moved by up to 0.9 since then. Entries that use it hold `True`.
+FIRST_PASS = [
+    [-0.21, -1.32, -0.06, -2.2],
+    [-0.52, -1.0, -3.5, 0.0],
+    [-0.33, -0.02, -0.65, -0.5],
+    [-2.8, -7.4, -0.9, -6.2],
+    [-1.2, -1.7, -5.1, -3.4],
+    [-4.9, 0.0, 0.0, 0.0],
+]
+
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "tis": [{"floor": 0.5}],
     "ftis": [
@@ -60,8 +70,10 @@ def entries() -> list[dict[str, Any]]:
     made = []
     for method in METHOD_DEFAULTS:
         variants = VARIANTS.get(method, [])
-        for params in variants if method == "dr_grpo" else [{}, *variants]:
-            result = reference_loss(method, **BATCH, **params)
+        first, *others = variants if method == "dr_grpo" else [{}, *variants]
+        for params in [first, *others, first | {"first_pass_logprobs": True}]:
+            later = {"first_pass_logprobs": FIRST_PASS} if "first_pass_logprobs" in params else {}
+            result = reference_loss(method, **BATCH, **params | later)
             norm = math.sqrt(sum(slope * slope for row in result.gradient for slope in row))
             metrics = {name: getattr(result, name) for name in ("kept_fraction", "truncated_fraction", "mean_kl")}
             made.append({"method": method, "params": params, "loss": result.loss, "gradient_norm": norm, **metrics})
@@ -69,4 +81,4 @@ def entries() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({"batch": BATCH, "entries": entries()}, indent=1) + "\n")
+    GOLDEN.write_text(json.dumps({"batch": BATCH, "first_pass": FIRST_PASS, "entries": entries()}, indent=1) + "\n")

@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "filter": "kl",
     "keep_share": 0.3,
     "rank_own": False,
-    "anchor_logprobs": None,
+    "first_pass_logprobs": None,
     "sender_ids": None,
 }
 
@@ -64,15 +64,18 @@ FILTERED = ("ftis", "f-nois", "f-vis")
 
 @dataclass
 class Row:
-    """A completion without its padding: the log-probs of its tokens, and `columns`, their columns in the batch."""
+    """A completion without its padding: the log-probs of its tokens, and `columns`, their columns in the batch.
+
+    `lp0` is `lp` at the first pass over the batch.
+    """
 
     lp: list[float]
     lg: list[float]
-    anchor: list[float] | None
+    lp0: list[float]
     columns: list[int]
     advantage: float
     group: int
-    denominator: float = 1.0  # gepo: (1 - alpha) E_q + alpha p
+    denominator: float = 1.0  # gepo: (1 - alpha) E_q + alpha p0
     trusted: list[bool] = field(default_factory=list)  # m2po
 
     @property
@@ -98,6 +101,10 @@ class Result:
     kept_fraction: float
     truncated_fraction: float
     mean_kl: float
+
+
+def average(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def rho_and_slope(lp: float, lg: float) -> tuple[float, float]:
@@ -132,16 +139,17 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
     """Return the value at token t and its derivative by lp_t; for gspo and gepo 1/L of a sequence's derivative."""
     lp, lg, advantage = row.lp[t], row.lg[t], row.advantage
     rho, rho_slope = rho_and_slope(lp, lg)
+    rho0, _ = rho_and_slope(row.lp0[t], lg)
     low, high = 1 - p["eps_low"], 1 + p["eps_high"]
-    step, step_slope = (1.0, 1.0) if row.anchor is None else rho_and_slope(lp, row.anchor[t])
+    step, step_slope = rho_and_slope(lp, row.lp0[t])
     if method in ("nois", "f-nois", "swarm_sapo"):
         return surrogate(step, step_slope, advantage, low, high)
     if method in ("vis", "f-vis", "grpo", "dr_grpo", "dapo"):
         return surrogate(rho, rho_slope, advantage, low, high)
     if method in ("tis", "ftis", "mis"):
-        weight = min(rho, p["cap"])
+        weight = min(rho0, p["cap"])
         if method == "mis":
-            weight = rho if p["mis_low"] <= rho <= p["mis_high"] else 0.0
+            weight = rho0 if p["mis_low"] <= rho0 <= p["mis_high"] else 0.0
         elif advantage > 0:
             weight = max(weight, p["floor"])
         value, slope = surrogate(step, step_slope, advantage, low, high)
@@ -150,7 +158,7 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
         ratio = math.exp(row.mean_difference)
         return surrogate(ratio, ratio, advantage, low, high)
     if method == "gepo":
-        weight = math.exp(sum(row.lp) / row.length) / row.denominator
+        weight = math.exp(average(row.lp)) / row.denominator
         value, slope = weight * advantage, weight * advantage
         if p["clip"]:
             value, slope = surrogate(weight, weight, advantage, low, high)
@@ -174,10 +182,10 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
 def set_group_denominators(rows: list[Row], alpha: float) -> None:
     for row in rows:
         members = [other for other in rows if other.group == row.group and other.length]
-        q = [math.exp(sum(other.lg) / other.length) for other in members]
+        q = [math.exp(average(other.lg)) for other in members]
         if row.length:
             expected = sum(value * value for value in q) / sum(q)
-            row.denominator = (1 - alpha) * expected + alpha * math.exp(sum(row.lp) / row.length)
+            row.denominator = (1 - alpha) * expected + alpha * math.exp(average(row.lp0))
 
 
 def set_trusted_tokens(rows: list[Row], threshold: float) -> None:
@@ -192,7 +200,8 @@ def set_trusted_tokens(rows: list[Row], threshold: float) -> None:
 
 
 def effective_share(rows: list[Row]) -> float:
-    weights = [min(1.0, math.exp(max(-80.0, row.mean_difference))) if row.length else 1.0 for row in rows]
+    log_ratios = [average(row.lp0) - average(row.lg) if row.length else 0.0 for row in rows]
+    weights = [min(1.0, math.exp(max(-80.0, log_ratio))) for log_ratio in log_ratios]
     kish = sum(weights) ** 2 / sum(weight**2 for weight in weights)
     return kish / len(rows) * (sum(weights) / len(rows))
 
@@ -217,7 +226,7 @@ def read_rows(
     mask: list[list[bool]],
     advantages: list[float],
     group_ids: list[int],
-    anchor: list[list[float]] | None,
+    first_pass: list[list[float]] | None,
 ) -> list[Row]:
     rows = []
     for i, marks in enumerate(mask):
@@ -226,7 +235,7 @@ def read_rows(
             Row(
                 lp=[lp[i][t] for t in columns],
                 lg=[lg[i][t] for t in columns],
-                anchor=None if anchor is None else [anchor[i][t] for t in columns],
+                lp0=[(first_pass or lp)[i][t] for t in columns],
                 columns=columns,
                 advantage=advantages[i],
                 group=group_ids[i],
@@ -245,13 +254,13 @@ def reference_loss(
     **params: Any,
 ) -> Result:
     p = {**DEFAULTS, **METHOD_DEFAULTS[method], **params}
-    rows = read_rows(lp, lg, mask, advantages, group_ids, p["anchor_logprobs"])
+    rows = read_rows(lp, lg, mask, advantages, group_ids, p["first_pass_logprobs"])
     set_group_denominators(rows, p["alpha"])
     set_trusted_tokens(rows, p["m2_threshold"])
 
     kl, keep = [], []
     for row in rows:
-        values = [kl_token(p["kl_estimator"], a, b) for a, b in zip(row.lp, row.lg, strict=True)]
+        values = [kl_token(p["kl_estimator"], a, b) for a, b in zip(row.lp0, row.lg, strict=True)]
         kl.append(sum(values) / len(values) if values else 0.0)
         keep.append(method not in FILTERED or row.advantage > 0 or kl[-1] < p["kl_threshold"])
     if method in FILTERED and p["filter"] != "kl":
@@ -276,7 +285,7 @@ def reference_loss(
             gradient[i][column] -= share(row) * slope
 
     num_tokens = sum(row.length for row in rows)
-    num_truncated = sum(rho_and_slope(a, b)[0] > p["cap"] for row in rows for a, b in zip(row.lp, row.lg, strict=True))
+    num_truncated = sum(rho_and_slope(a, b)[0] > p["cap"] for row in rows for a, b in zip(row.lp0, row.lg, strict=True))
     with_tokens = [value for row, value in zip(rows, kl, strict=True) if row.length]
     return Result(
         loss=-total,

@@ -34,6 +34,9 @@ def test_every_method_is_in_the_file() -> None:
 def test_loss_gradient_and_metrics_equal_the_file(entry: dict[str, Any], dtype: torch.dtype) -> None:
     batch = STORED["batch"]
     learner = torch.tensor(batch["lp"], dtype=dtype, requires_grad=True)
+    params = dict(entry["params"])
+    if "first_pass_logprobs" in params:
+        params["first_pass_logprobs"] = torch.tensor(STORED["first_pass"], dtype=dtype)
     loss, metrics = policy_loss(
         entry["method"],
         learner,
@@ -41,7 +44,7 @@ def test_loss_gradient_and_metrics_equal_the_file(entry: dict[str, Any], dtype: 
         torch.tensor(batch["mask"]),
         torch.tensor(batch["advantages"], dtype=dtype),
         torch.tensor(batch["group_ids"]),
-        **entry["params"],
+        **params,
     )
     loss.backward()
     assert learner.grad is not None

@@ -46,7 +46,6 @@ def test_an_unknown_parameter_lists_the_parameters_of_the_method() -> None:
         ("tis", {"m2_threshold": 0.1}),
         ("gspo", {"alpha": 0.1}),
         ("ftis", {"topr_level": "token"}),
-        ("vis", {"anchor_logprobs": torch.zeros(3, 4, dtype=torch.float64)}),
         ("topr", {"floor": 0.5}),
         ("cispo", {"floor": 0.5}),
         ("f-nois", {"floor": 0.5}),
@@ -60,8 +59,8 @@ def test_a_parameter_of_another_method_is_refused(method: str, params: dict[str,
         call(method, **params)
 
 
-def test_a_method_without_an_anchor_accepts_none() -> None:
-    assert torch.equal(call("vis", anchor_logprobs=None), call("vis"))
+def test_a_method_without_senders_accepts_none() -> None:
+    assert torch.equal(call("vis", sender_ids=None), call("vis"))
 
 
 @pytest.mark.parametrize(
@@ -113,11 +112,11 @@ def test_a_common_parameter_out_of_bounds_is_refused(params: dict[str, Any], nam
         ("ftis", {"sender_ids": torch.zeros(4, dtype=torch.int64)}, r"sender_ids must have the shape \[3\], not \[4\]"),
         ("ftis", {"sender_ids": [0, 0, 0]}, "sender_ids must be a tensor, not list"),
         ("topr", {"topr_level": "sequence"}, "topr_level must be one of seq_mean, seq_sum, token"),
-        ("tis", {"anchor_logprobs": torch.zeros(3, 3, dtype=torch.float64)}, "anchor_logprobs"),
+        ("tis", {"first_pass_logprobs": torch.zeros(3, 3, dtype=torch.float64)}, "first_pass_logprobs"),
         (
             "tis",
-            {"anchor_logprobs": torch.full((3, 4), NAN, dtype=torch.float64)},
-            "anchor_logprobs .* inside the mask",
+            {"first_pass_logprobs": torch.full((3, 4), NAN, dtype=torch.float64)},
+            "first_pass_logprobs .* inside the mask",
         ),
     ],
 )
@@ -174,7 +173,7 @@ def test_parameters_have_the_defaults_of_the_method() -> None:
     assert method_parameters("cispo")["cap"] == 5.0
     assert method_parameters("dapo")["eps_high"] == 0.28
     assert method_parameters("gspo")["eps_low"] == 3e-4
-    assert "anchor_logprobs" not in method_parameters("grpo")
+    assert "sender_ids" not in method_parameters("grpo")
     with pytest.raises(ValueError, match="unknown method"):
         method_parameters("ppo")
 

@@ -153,9 +153,10 @@ def test_positive_log_probs_are_accepted(method: str) -> None:
 def test_only_the_learner_log_probs_have_a_gradient(method: str) -> None:
     tensors = make_case(4, 4, 4, "near").tensors(torch.float64)
     others = {name: tensors[name].clone().requires_grad_() for name in ("behaviour_logprobs", "advantages")}
-    anchored = {"anchor_logprobs": others["behaviour_logprobs"]} if "anchor_logprobs" in METHODS[method].takes else {}
     copies = {name: value.detach().clone() for name, value in tensors.items()}
-    loss, _ = policy_loss(method, **(tensors | others), **LIMITS.get(method, {}), **anchored)
+    loss, _ = policy_loss(
+        method, **(tensors | others), **LIMITS.get(method, {}), first_pass_logprobs=others["behaviour_logprobs"]
+    )
     loss.backward()
     assert all(tensor.grad is None for tensor in others.values())
     assert tensors["learner_logprobs"].grad is not None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from ftis_node import __version__
 from ftis_node.records.codec import pack_group
 from tests.attacks.member import change_completion, sign_body
 
@@ -56,6 +57,16 @@ def _sampled(group: Group, **changes: float) -> Group:
     return replace(group, sampling=replace(group.sampling, **changes))
 
 
+def _with_special_tokens(group: Group) -> Group:
+    """Return the group with 20 special tokens, which no text shows, after the first token of its right answer."""
+    right = group.completions[0]
+    assert right.reward == 1.0
+    ids = np.insert(right.token_ids, 1, [HIDDEN_ID] * NUM_HIDDEN).astype(np.int32)
+    logprobs = np.insert(right.logprobs, 1, np.linspace(-1.0, -2.0, NUM_HIDDEN)).astype(np.float32)
+    return change_completion(group, 0, token_ids=ids, logprobs=logprobs)
+
+
+HIDDEN_ID, NUM_HIDDEN = 0, 20  # <|endoftext|>
 BANNED, NOT_BANNED = True, False
 FALSE_CLAIMS: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
     "ids out of range": (_ids(2**31 - 1), "token_out_of_range", BANNED),
@@ -66,7 +77,20 @@ FALSE_CLAIMS: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
     "positive log-probs": (_logprobs(0.5), "logprobs", BANNED),
     "constant log-probs": (_all_logprobs(-0.5), "logprobs", BANNED),
     "implausibly low log-probs": (_logprobs(-1e6), "logprobs", BANNED),
-    "wrong claimed rewards": (lambda group: change_completion(group, reward=1.0), "reward_mismatch", BANNED),
+    "wrong claimed rewards": (lambda group: change_completion(group, reward=1.0), "reward_mismatch", NOT_BANNED),
+    "a changed problem": (lambda group: replace(group, problem_hash=bytes(16)), "prompt_mismatch", NOT_BANNED),
+    "special tokens in a right answer": (lambda group: _with_special_tokens(group), "reward_mismatch", NOT_BANNED),
+    "an opening that is no think block": (lambda group: replace(group, opening="<answer>"), "opening", BANNED),
+    "an end id inside an answer": (
+        lambda group: replace(group, end_ids=(*group.end_ids, int(group.tokens.token_ids[0]))),
+        "finish_reason",
+        BANNED,
+    ),
+    "an end id out of range": (
+        lambda group: replace(group, end_ids=(*group.end_ids, 2**32 - 1)),
+        "token_out_of_range",
+        BANNED,
+    ),
     "groups of one": (lambda group: group.with_completions(group.completions[:1]), "group_size", BANNED),
     "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock_skew", NOT_BANNED),
     "a clock a day behind": (lambda group: replace(group, created_at=time.time() - DAY_S), "stale", NOT_BANNED),
@@ -95,6 +119,37 @@ async def test_a_false_claim_is_rejected_by_its_name(
         await victim.until(lambda: _settled(victim, attacker, NUM_GROUPS))
         assert not await victim.is_banned(attacker.peer_id)
     assert (await victim.row(attacker.peer_id))["groups_accepted"] == 0
+
+
+@pytest.mark.parametrize("claim", ["wrong claimed rewards", "a changed problem", "special tokens in a right answer"])
+async def test_a_false_claim_by_a_peer_with_this_nodes_releases_is_banned(
+    victim: Victim, attacker: Member, claim: str
+) -> None:
+    """Without a record, or with other releases, the same claim is refused without a charge."""
+    change, reason, _ = FALSE_CLAIMS[claim]
+    await attacker.publish_record(grader=f"ftis-node {__version__}")
+    await attacker.offer(*(change(attacker.group()) for _ in range(NUM_GROUPS)))
+    await victim.until(lambda: victim.is_banned(attacker.peer_id))
+    row = await victim.row(attacker.peer_id)
+    assert row["groups_accepted"] == 0
+    assert row["groups_refused"][reason] >= 3
+
+
+async def test_a_peer_with_another_grader_is_named_and_not_charged(victim: Victim, attacker: Member) -> None:
+    await attacker.publish_record(grader="math-verify 0.8.0")
+    await attacker.offer(*(change_completion(attacker.group(), reward=1.0) for _ in range(NUM_GROUPS)))
+    row = await victim.until(lambda: _settled(victim, attacker, NUM_GROUPS))
+    assert row["groups_refused"] == {"reward_mismatch": NUM_GROUPS}
+    assert (row["standing"], row["score"]) == ("good", 0)
+    assert f"grades with math-verify 0.8.0, this node with ftis-node {__version__}" in victim.log_text()
+
+
+async def test_special_tokens_in_an_answer_score_zero(victim: Victim, attacker: Member) -> None:
+    """The same groups with the reward 0 are accepted: a base model may write a special token by chance."""
+    groups = [change_completion(_with_special_tokens(attacker.group()), 0, reward=0.0) for _ in range(2)]
+    await attacker.offer(*groups)
+    row = await victim.until(lambda: _settled(victim, attacker, len(groups)))
+    assert (row["groups_accepted"], row["groups_refused"]) == (len(groups), {})
 
 
 async def test_completions_copied_from_an_earlier_group_are_rejected(victim: Victim, attacker: Member) -> None:

@@ -74,6 +74,7 @@ def test_the_exported_model_has_the_learners_logprobs_and_a_card(
     assert "| groups trained on | 8, 25% from peers |" in card.text
     assert "| tokens trained on | unknown |" in card.text, "the home has no buffer"
     assert parse_manifest((out / "run.toml").read_text(), source="run.toml") == parse_manifest(RUN, source="here")
+    assert "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n" in card.text, "a rendered prompt"
     loader: Any = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
     exported = loader.from_pretrained(out, dtype=torch.float32).eval()
     assert proof.rms_difference(probe_logprobs(exported, proof.probe_ids)) < 1e-5

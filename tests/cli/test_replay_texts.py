@@ -14,16 +14,16 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from ftis_node.models.tokenizer import Decoder
+from ftis_node.models.decoder import Decoder
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import TextCompletion
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.group_history import read_group_history
+from ftis_node.replay.group_history import read_completion, read_group_history
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.terminal_text import cells
-from tests.conftest import PROMPT_IDS, make_group, make_text_group
+from tests.conftest import EOS, PROMPT_IDS, make_completion, make_group, make_text_group
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
@@ -131,6 +131,15 @@ def test_an_export_with_texts_decodes_completions_and_prompts(
     assert all(texts), "the tokenizer of the home's model has these ids"
     assert [completion["text"] for completion in as_text["completions"]] == ["\x1b]0;x\x0710", "naïve 京"]
     assert (as_text["prompt"], as_text["answer"]) == (None, None), "its prompt is not the task's"
+
+
+def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_run: Path) -> None:
+    hidden = make_completion(10, 0, 0, 11, EOS)  # <|endoftext|> twice
+    whole = make_completion(10, 11, EOS)
+    decoder = Decoder(Home(home_with_run))
+    shown = read_completion(hidden, 0.0, decoder).text
+    assert shown is not None and shown.count("<|endoftext|>") == 2
+    assert shown.replace("<|endoftext|>", "") == read_completion(whole, 0.0, decoder).text == decoder.text([10, 11])
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "msgpack"])

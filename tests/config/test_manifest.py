@@ -83,9 +83,13 @@ def test_the_canonical_form_omits_only_what_the_wire_format_documents() -> None:
         for name in getattr(kind, "model_fields", {})
         if name not in document[section]
     }
-    assert omitted == {"method.package"} and document.keys() == sections.keys()
+    assert omitted == {"method.package"} and document.keys() == sections.keys() - {"prompt_date"}
+    dated = RunManifest(name="a", task="gsm8k", prompt_date="2026-11-27")
+    assert json.loads(dated.canonical())["prompt_date"] == "2026-11-27"
     page = (ROOT / "docs/reference/wire-format.md").read_text()
-    assert "`method.package` is omitted if it is unset; every other unset setting is `null`." in page
+    assert "`method.package` and `prompt_date` are omitted if they are unset; every other unset setting is `null`." in (
+        page
+    )
 
 
 CUT = 'name = "a"\ntask = "x"\n[sampling]\ntruncated_sampling = "correct"\n'

@@ -17,7 +17,7 @@ import numpy as np
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.identity import peer_id_bytes, peer_id_from_text
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests.records import wire_example as example
@@ -37,6 +37,7 @@ BANNED, UNKNOWN = peer_id_bytes(b"\x11" * 32), peer_id_bytes(b"\x22" * 32)
 ACCEPTED = "accepted"
 
 PROBLEM = ArithmeticTask()[5]
+PROBLEM_HASH = hash_messages(PROBLEM.prompt)
 PROMPT_HASH = hash_prompt(list(PROBLEM.prompt[0]["content"].encode()))  # the message alone, without a template
 
 
@@ -52,7 +53,9 @@ def body(**changes: Any) -> pb.Body:
         "created_ms": NOW_MS - 60_000,
         "task": "arithmetic",
         "prompt_index": PROBLEM.ref.index,
+        "problem_hash": PROBLEM_HASH,
         "prompt_hash": PROMPT_HASH,
+        "end_ids": [END],
         "model": "tiny-s",
         "tokenizer": TOKENIZER,
         "policy_version": 3,
@@ -122,7 +125,14 @@ def groups() -> list[dict[str, str]]:
         "finish stop without the end token": ("finish_reason", body(token_ids=int32s([49, 49, 49, 48, END]))),
         "finish length at 2 tokens of 4": ("finish_reason", body(finishes=[pb.FINISH_STOP, pb.FINISH_LENGTH])),
         "a problem that does not exist": ("prompt_mismatch", body(prompt_index=2**31)),
-        "another prompt": ("prompt_mismatch", body(prompt_hash=bytes(16))),
+        "another problem": ("prompt_mismatch", body(problem_hash=bytes(16))),
+        "another rendering of the problem": (ACCEPTED, body(prompt_hash=bytes(4))),
+        "a prompt hash of 16 bytes": ("malformed", body(prompt_hash=bytes(16))),
+        "65 end ids": ("malformed", body(end_ids=range(65))),
+        "end ids of another model": (ACCEPTED, body(end_ids=[END, 3])),
+        "an end id inside a completion": ("finish_reason", body(end_ids=[END, int(PROBLEM.answer.encode()[0])])),
+        "an open think block in the prompt": (ACCEPTED, body(opening="<think>\n")),
+        "an opening that is no think block": ("opening", body(opening="<answer>")),
         "another task": ("prompt_mismatch", body(task="gsm8k")),
         "exchanged rewards": ("reward_mismatch", body(rewards=[0.0, 1.0])),
     }

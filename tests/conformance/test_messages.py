@@ -12,7 +12,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.wire_format import unpack_ids
 from ftis_node.records.envelope import open_announcement
-from ftis_node.records.group import CompletionStatus
+from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.records.identity import peer_id_text
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.tasks.arithmetic import ArithmeticTask
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ftis_node.records.group import PromptRef
+    from ftis_node.records.token_batch import TokenBatch
     from ftis_node.tasks.base import TaskItem
     from ftis_node.tasks.scoring_worker import ScoringCost
 
@@ -36,14 +37,17 @@ class _AsciiTokenizer:
 
     fingerprint = NODE["tokenizer"]
     vocab_size = NODE["vocabulary"]
-    eos_ids = (NODE["end"],)
 
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_prompt(self, messages: Sequence[Mapping[str, str]], *, opening: str) -> list[int]:
         (message,) = messages
-        return list(message["content"].encode("ascii"))
+        return list((message["content"] + opening).encode("ascii"))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(one for one in ids if one not in self.eos_ids).decode("ascii")
+    def answer_texts(self, tokens: TokenBatch, finish_reasons: Sequence[FinishReason], *, opening: str) -> list[str]:
+        answers = [
+            ids[:-1] if reason is FinishReason.STOP else ids
+            for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True)
+        ]
+        return [opening + bytes(answer.tolist()).decode("ascii") for answer in answers]
 
 
 class _Scorer:

@@ -237,7 +237,7 @@ def test_invalid_arguments_are_reported_in_one_line(
         (): "an ensemble needs models: name them with --models A,B or --swarm FOLDER",
         ("--swarm", str(tmp_path / "nothing")): "holds no trained model",
         ("--swarm", str(tmp_path / "nowhere")): "no such folder",
-        ("--swarm", str(tmp_path / "swarm")): "is an adapter alone: export it again with --merge",
+        ("--swarm", str(tmp_path / "swarm")): "describes no plain LoRA adapter",
     }
     for arguments, words in table.items():
         code, line = error_of(capsys, *arguments)

@@ -139,7 +139,7 @@ async def offer_text(simulation: Simulation, member: Hostile, rng: random.Random
         run_id=RUN.run_id,
         number=rng.randrange(1, 10**6),
         prompt_ref=exact.prompt_ref,
-        prompt_hash=hash_messages(({"role": "user", "content": ""},)),
+        problem_hash=hash_messages(({"role": "user", "content": ""},)),
         created_at=round(simulation.clock.time(), 3),
         retells=exact_id,
         completions=tuple(replace(completion, text=f"{10 + at} 11", mean_logprob=-0.5 - at / 8) for at in range(12)),

@@ -35,7 +35,8 @@ from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.terminal_text import columns
-from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, TextTokenizer
+from tests.conftest import PROMPT
+from tests.fuzz.targets import SEEDS_MADE_AT, TextTokenizer
 from tests.validation.test_pipeline import _Scorer
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.directory import entries
 from ftis_node.gossip.wire_format import Frame, read_frame, unpack_ids
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group, unpack_any
+from ftis_node.records.codec import CODECS, pack_group, pack_text_group, unpack_any
 from ftis_node.records.envelope import (
     Announcement,
     Envelope,
@@ -57,11 +57,13 @@ class TextTokenizer(_Tokenizer):
 
     eos_id = 2
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
     def encode_text(self, text: str) -> list[int]:
         return [int(word) for word in text.split() if word.isdecimal() and len(word) < 9]
 
 
-PROMPT = ({"role": "user", "content": "2+3="},)  # of each problem in the tests of validation
 SEEDS_MADE_AT = 1e9  # Unix time of the seeds, and of the validating node
 CONTEXT = _context(manifest=MANIFEST, tokenizer=TextTokenizer(), now=lambda: SEEDS_MADE_AT)
 
@@ -165,7 +167,7 @@ def signed_body_of_this_run(data: bytes) -> None:
     own = make_group(SENDER)
     is_text = message.codec == pb.CODEC_TEXT
     message.tokenizer = bytes(16) if is_text else bytes.fromhex(own.tokenizer)
-    message.prompt_hash = hash_messages(PROMPT) if is_text else own.prompt_hash
+    message.problem_hash, message.prompt_hash = own.problem_hash, own.prompt_hash
     _validated(_signed(message))
 
 

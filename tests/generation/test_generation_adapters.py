@@ -33,9 +33,9 @@ from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
+from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -216,7 +216,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "is incomplete": lambda folder: (folder / "COMPLETE").unlink(),
     f"has no {ADAPTER_CONFIG_FILE}": lambda folder: (folder / ADAPTER_CONFIG_FILE).unlink(),
     "of rank 5: ranks from 1 to 4": lambda folder: change_config(folder, r=5),
-    "no plain LoRA adapter \\['use_dora'\\]": lambda folder: change_config(folder, use_dora=True),
+    "no plain LoRA adapter \\(use_dora\\)": lambda folder: change_config(folder, use_dora=True),
     f"lacks {FIRST_A}$": lambda folder: change_tensors(folder, lambda tensors: tensors.pop(FIRST_A)),
     "names unknown base_model.model.other": lambda folder: change_tensors(
         folder, lambda tensors: tensors.update({"base_model.model.other.lora_A.weight": torch.zeros(1)})

@@ -16,11 +16,14 @@ from ftis_node.generation import evaluate as evaluation
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.evaluate import GREEDY, answer_problems, estimate_pass_at_k, evaluate
+from ftis_node.models.tokenizer import RenderedPrompt
 from ftis_node.records.group import Completion, CompletionStatus, FinishReason, PromptRef
 from ftis_node.tasks.base import TaskItem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ftis_node.records.token_batch import TokenBatch
 
 RIGHT, WRONG = 1, 0
 
@@ -47,17 +50,22 @@ class Digits:
     eos_ids: ClassVar[frozenset[int]] = frozenset({99})
 
     def encode_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        number = int(messages[0]["content"])
-        return [number] * (number + 1)
+        return list(self.render_prompt(messages).token_ids)
 
-    def decode(self, token_ids: list[int]) -> str:
-        return " ".join(map(str, token_ids))
+    def render_prompt(self, messages: Sequence[dict[str, str]]) -> RenderedPrompt:
+        number = int(messages[0]["content"])
+        return RenderedPrompt("", "", (number,) * (number + 1))
+
+    def answer_texts(self, tokens: TokenBatch, finish_reasons: object, *, opening: str) -> list[str]:
+        return [" ".join(map(str, ids)) for ids in tokens.ids_of_each()]
 
 
 class LastTokenScorer:
     """A scorer by the last token: 1 has reward 1, 5 has reward 0.5, 9 cannot be scored, others have reward 0."""
 
-    async def score(self, item: TaskItem, texts: Sequence[str]) -> list[tuple[float, CompletionStatus]]:
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: object = None
+    ) -> list[tuple[float, CompletionStatus]]:
         return [self.score_one(text.split()[-1]) for text in texts]
 
     def score_one(self, last: str) -> tuple[float, CompletionStatus]:
@@ -186,4 +194,4 @@ async def test_answers_end_at_the_given_eos_ids() -> None:
         await engine.close()
     assert answered.greedy is not None and unended.greedy is not None
     assert (answered.greedy.num_tokens, unended.greedy.num_tokens) == (1, 5)
-    assert unended.greedy.text == Digits().decode(whole.token_ids.tolist())
+    assert unended.greedy.text == " ".join(map(str, whole.token_ids.tolist()))

@@ -34,8 +34,12 @@ from generation_vllm_support import VLLM_MODEL, VLLM_SETTINGS, RemoteEngine
 
 from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
+from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
+from ftis_node.workers.hub_names import hub_tensors
 from ftis_node.workers.weight_store import WeightStore, probe_logprobs, probe_token_ids, prove
+from tests.models.tiny_experts import save_experts
+from tests.models.tiny_models import save_adapter, save_tiny
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
@@ -134,6 +138,32 @@ async def test_tensors_with_other_values_are_found(serve: Serve, tmp_path: Path,
     assert difference is not None
     proof = prove(model_of(seed=1, tied=False), version=1, vocab_size=EMBEDDING_ROWS)
     assert proof.rms_difference(await engine.probe(PROBE_IDS)) > PROOF_TOLERANCES["bfloat16"]
+
+
+@pytest.mark.parametrize("lora_rank", [None, 4])
+async def test_an_adapter_is_served_from_the_start(engine: RemoteEngine, tmp_path: Path, lora_rank: int | None) -> None:
+    """It is merged into a copy of its base, or served as the learner's adapters are."""
+    folder = save_adapter(tmp_path / "adapter", save_tiny(tmp_path / "base", hidden_size=128))
+    await engine.open(folder, msgspec.structs.replace(VLLM_SETTINGS, vocab_size=300, lora_rank=lora_rank))
+    expected = probe_logprobs(load_causal_lm(resolve_model(str(folder))), PROBE_IDS)
+    np.testing.assert_allclose(await engine.probe(PROBE_IDS), expected, atol=1e-4, rtol=0)
+    result = await engine.generate(make_request(PROMPTS[1]))
+    assert (result.policy_version, result.policy_version_newest) == (0, 0)
+
+
+async def test_new_experts_are_served(engine: RemoteEngine, tmp_path: Path) -> None:
+    model = load_causal_lm(resolve_model(str(save_experts(tmp_path / "model", "qwen3_moe"))))
+    await engine.open(tmp_path / "model", msgspec.structs.replace(VLLM_SETTINGS, vocab_size=EMBEDDING_ROWS))
+    for version in (0, 1, 2):
+        if version:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.1)
+            tensors = hub_tensors(model, file_tensors(model))
+            weights = WeightStore(tmp_path / "weights").publish(version, tensors)
+            assert await engine.load_weights(Path(weights.path), version, checksums=weights.checksums) is None
+        probed = np.array(await engine.probe(PROBE_IDS))
+        np.testing.assert_allclose(probed, probe_logprobs(model, PROBE_IDS), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 import warnings
@@ -21,7 +22,7 @@ from tests.trained_models import trained_model
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TRL warns about each newer release of vLLM
-    from trl import GRPOConfig
+    from trl import GRPOConfig, GRPOTrainer
 
     from ftis_node.integrations.trl import SwarmGRPOTrainer
 
@@ -117,8 +118,9 @@ def test_a_real_step_minimizes_the_loss_of_the_method(
     assert "kept_fraction" in trainer.state.log_history[0]
 
 
-def test_a_method_without_an_anchor_makes_several_updates_per_batch(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, method="cispo", grpo={"num_iterations": 2, "max_steps": 2})
+@pytest.mark.parametrize("method", ["ftis", "cispo"])
+def test_a_method_makes_several_updates_per_batch(tmp_path: Path, method: str) -> None:
+    trainer = make_trainer(tmp_path, method=method, grpo={"num_iterations": 2, "max_steps": 2})
     trainer.train()
     assert trainer.state.global_step == 2
 
@@ -136,6 +138,51 @@ def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:
     expected, figures = policy_loss("ftis", learner, filled, mask, inputs["advantages"], group_ids, cap=1.5)
     assert float(loss) == pytest.approx(float(expected), abs=1e-6)
     assert 0 < figures["truncated_fraction"] < 1, "not only the rows of the other sampler are truncated"
+
+
+@pytest.mark.parametrize(
+    ("method", "mode", "bounds", "params"),
+    [
+        ("tis", "token_truncate", (None, 1.5), {"cap": 1.5}),
+        ("ftis", "token_truncate", (None, 1.5), {"cap": 1.5, "kl_threshold": math.inf}),
+        ("mis", "token_mask", (0.8, 1.5), {"mis_low": 0.8, "mis_high": 1.5}),
+    ],
+)
+def test_a_later_update_has_the_loss_and_gradient_of_trl(
+    tmp_path: Path, method: str, mode: str, bounds: tuple[float | None, float], params: dict[str, Any]
+) -> None:
+    """TRL corrects vLLM's log-probs by the ratio of the first pass, `old_per_token_logps`, to the sampler's.
+
+    `_generate_and_score_completions` makes `importance_sampling_ratio` so, and `_compute_loss` weighs by it.
+    """
+    trainer = make_trainer(tmp_path, method=method, method_params=params)
+    inputs = trainer._generate_and_score_completions([{"prompt": "1+4="}] * GROUP_SIZE)
+    model, mask = trainer.model, inputs["completion_mask"]
+    now = trainer._learner_logprobs(model, inputs)[0].detach()
+    noise = torch.Generator().manual_seed(0)
+    old = now - 0.15 * torch.randn(now.shape, generator=noise)
+    sampled = old - 0.4 * torch.randn(now.shape, generator=noise)
+    ratio = torch.exp((old - sampled) * mask)
+    low, high = bounds
+    is_outside = (ratio > high) | (ratio < (low or 0.0))
+    assert 0 < is_outside[mask.bool()].float().mean() < 1
+    assert 0 < ((now - old).exp() > 1.2)[mask.bool()].float().mean() < 1, "PPO's clip is active for some tokens"
+    ratio = ratio.clamp(max=high) if mode == "token_truncate" else ratio.masked_fill(is_outside, 0.0)
+    inputs |= {"old_per_token_logps": old, "sampling_per_token_logps": sampled, "importance_sampling_ratio": ratio}
+
+    found = []
+    for compute_loss in (SwarmGRPOTrainer._compute_loss, GRPOTrainer._compute_loss):
+        trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
+        trainer.loss_type = "grpo"  # the mean over tokens, then over completions
+        model.zero_grad()
+        loss = compute_loss(trainer, model, inputs)
+        loss.backward()
+        gradient = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+        found.append((float(loss), gradient))
+    (loss, gradient), (of_trl, gradient_of_trl) = found
+    assert gradient_of_trl.norm() > 1e-3
+    assert loss == pytest.approx(of_trl, rel=1e-5)
+    assert (gradient - gradient_of_trl).norm() < 1e-5 * gradient_of_trl.norm()
 
 
 @pytest.mark.parametrize(

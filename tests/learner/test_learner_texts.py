@@ -28,12 +28,12 @@ def log(*values):
     return [math.log(value) for value in values]
 
 
-def by_hand(method, group, learner, *, anchor=None, **params):
+def by_hand(method, group, learner, *, first_pass=None, **params):
     """Return the loss, its gradient `[N, T]` and the metrics. `learner` has probabilities, `[N, T]`."""
     batch = make_batch(group if isinstance(group, list) else [group])
     objective = make_objective(method, params, "mean")
     leaf = torch.tensor([log(*row) for row in learner], requires_grad=True)
-    loss, metrics = objective.loss(leaf, batch, objective.advantages(batch), anchor=anchor)
+    loss, metrics = objective.loss(leaf, batch, objective.advantages(batch), first_pass=first_pass)
     loss.backward()
     return loss.item(), leaf.grad, metrics
 
@@ -152,15 +152,27 @@ def test_the_weight_uses_the_mean_of_the_learners_tokens():
 
 
 def test_a_later_update_is_clipped_relative_to_the_first_pass():
-    """PPO's clip applies to texts. Their ratio to the generator is 1, but not their ratio to the first pass."""
-    anchor = torch.tensor([log(*row) for row in LEARNER])
+    """PPO's clip applies to texts. Their weight, 1/4, is that of the first pass."""
+    first_pass = torch.tensor([log(*row) for row in LEARNER])
     moved = [[0.3, 0.075], *LEARNER[1:]]  # 1.5 times as likely: beyond PPO's clip, so no gradient
     for denominator in ("all", "kept"):
-        loss, gradient, _ = by_hand("ftis", FOUR, moved, anchor=anchor, denominator=denominator)
+        loss, gradient, _ = by_hand("ftis", FOUR, moved, first_pass=first_pass, denominator=denominator)
         assert gradient[0].abs().sum() == 0
         assert gradient[1].abs().sum() > 0
         num_counted = {"all": 4, "kept": 2}[denominator]
-        assert loss == pytest.approx(-(0.375 * 1.2 * 0.5 + 2 * 0.5) / num_counted, rel=1e-6)
+        assert loss == pytest.approx(-(0.25 * 1.2 * 0.5 + 2 * 0.5) / num_counted, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["nois", "vis", "tis", "ftis", "cispo"])
+def test_a_text_that_moved_counts_its_move_once(method):
+    """Each token of the first text moved by 0.10 since the first pass: the factor is 1.105, not 1.221."""
+    first_pass = torch.tensor([log(*row) for row in LEARNER])
+    moved = [[each * math.exp(0.1) for each in LEARNER[0]], *LEARNER[1:]]
+    _, at_first, _ = by_hand(method, FOUR, LEARNER)
+    _, later, metrics = by_hand(method, FOUR, moved, first_pass=first_pass)
+    assert torch.allclose(later[0], at_first[0] * math.exp(0.1), rtol=1e-5)
+    assert (later[1:] - at_first[1:]).abs().max() < 1e-7
+    assert metrics["mean_kl"] == 0.0
 
 
 @pytest.mark.parametrize("mean", [math.nan, -math.inf])

@@ -25,7 +25,8 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.model import attention, logprobs
 from ftis_node.learner.model.logprobs import completion_logprobs
-from ftis_node.learner.model.policy import add_adapter, recompute_activations, save_memory
+from ftis_node.learner.model.lora import add_adapter
+from ftis_node.learner.model.policy import recompute_activations, save_memory
 from ftis_node.learner.step.optimizer import make_masters, make_optimizer, moments_of
 from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
 from ftis_node.memory.learner_memory import (

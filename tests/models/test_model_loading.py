@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from tiny_models import make_model, save_tiny
 
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.models import load_causal_lm, load_tokenizer, model_fingerprint, pick_device, resolve_model
-from ftis_node.models.loading import export_model, tied_names
+from ftis_node.models.loading import WeightRows, export_model, tied_names
 
 PROBE = torch.tensor([[5, 80, 3, 290, 17]])
 
@@ -73,8 +75,24 @@ def test_code_in_the_folder_is_not_run(tmp_path):
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "mine.py").write_text("raise SystemExit('ran')")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="cannot be loaded: it needs code from its folder, which is never run$"):
         load_causal_lm(resolve_model(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_refused"), [(math.nan, True), (math.inf, True), (-math.inf, True), (3e38, False)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_not_finite_are_named(tmp_path, value, is_refused, dtype):
+    """Two weights of 3e38 are finite, and their sum is not."""
+    folder, name = save_tiny(tmp_path / "m", dtype=dtype), "model.layers.1.mlp.up_proj.weight"
+    rewrite(folder, lambda tensors: tensors[name][3, :2].fill_(value))
+    source = resolve_model(str(folder))
+    with pytest.raises(ModelError, match=f"the tensor {name} has NaN or infinite") if is_refused else nullcontext():
+        load_causal_lm(source)
+    with pytest.raises(ModelError, match=f"the tensor {name} has NaN or infinite") if is_refused else nullcontext():
+        WeightRows(source).read(name, 2, 5)
+    WeightRows(source).read(name, 4, 5)
 
 
 def test_a_missing_gpu_is_an_error(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError
-from ftis_node.learner.model.policy import add_adapter
+from ftis_node.learner.model.lora import add_adapter
 from ftis_node.models import ModelSource, read_shape, shape_of
 from tests.models.tiny_models import make_model, save_tiny
 

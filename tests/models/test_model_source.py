@@ -10,7 +10,7 @@ import sys
 import pytest
 from tiny_models import save_tiny
 
-from ftis_node.errors import ModelError, ModelFetchError
+from ftis_node.errors import ModelError, ModelFetchError, UntrainableModelError
 from ftis_node.models import resolve_model
 
 
@@ -79,6 +79,53 @@ def test_a_configuration_without_a_model_type_is_refused(folder):
     (folder / "config.json").write_text(json.dumps({"hello": 1}))
     with pytest.raises(ModelError, match="no model_type"):
         resolve_model(str(folder))
+
+
+def configured(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "method"),
+    [
+        *(({"quantization_config": {"quant_method": name}}, name) for name in ("gptq", "awq", "compressed-tensors")),
+        *(({"quantization_config": {"quant_method": name}}, name) for name in ("bitsandbytes", "fp8", "mxfp4")),
+        ({"quantization_config": {"bits": 4}}, "unknown method"),
+        ({"text_config": {"quantization_config": {"quant_method": "gptq"}}}, "gptq"),
+        ({"quantization": {"bits": 4}}, "unknown method"),
+    ],
+)
+def test_a_quantized_model_is_not_trained(folder, changes, method):
+    model = configured(folder, **changes)
+    with pytest.raises(UntrainableModelError) as caught:
+        resolve_model(model)
+    assert str(caught.value) == (
+        f"{folder} is quantized ({method}): quantized weights cannot be trained; give the unquantized model"
+    )
+    assert caught.value.exit_code == 2
+    assert resolve_model(model, trains=False).folder == folder, "it can be evaluated"
+
+
+def test_a_configuration_without_quantization_may_say_so(folder):
+    resolve_model(configured(folder, quantization_config=None))
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model.safetensors"])
+def test_a_file_is_no_model(tmp_path, name):
+    (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(
+        ModelError, match="is a file: give a folder with config.json, safetensors weights and"
+    ) as caught:
+        resolve_model(str(tmp_path / name))
+    assert caught.value.exit_code == 2
+
+
+def test_a_folder_with_a_gguf_file_alone_names_what_is_needed(tmp_path):
+    (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"in a GGUF file, which is not read: give a folder with config\.json"):
+        resolve_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "~/nowhere", "a/b/c", "nowhere/"])

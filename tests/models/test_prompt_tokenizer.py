@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 from tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
+from transformers import AutoTokenizer, LlamaTokenizer
 
 from ftis_node.errors import ModelError
-from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
+from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, resolve_model
 
 MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What is 12 + 30?"}]
 
@@ -64,6 +65,51 @@ def test_without_a_chat_template_a_prompt_is_plain_lines():
     assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == (
         "System: Answer.\n\nUser: What is 12 + 30?\n\nAssistant:"
     )
+
+
+def llama_tokenizer(**options):
+    """Return a tokenizer that begins a text with a space and a start token."""
+    letters = sorted(set("▁SystemAnswer.UAssistantWhat is12+30?:naïve42 in tags\n"))
+    vocab = {token: index for index, token in enumerate(["<unk>", "<s>", "</s>", *letters])}
+    return LlamaTokenizer(vocab=vocab, merges=[], **options)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        make_tokenizer(chat_template=None),
+        llama_tokenizer(add_bos_token=True, add_eos_token=True),
+        llama_tokenizer(add_bos_token=True),
+        llama_tokenizer(add_bos_token=False, add_eos_token=True),
+    ],
+    ids=["none", "both", "start", "end"],
+)
+def test_a_saved_tokenizer_renders_the_plain_lines_of_its_prompts(made, tmp_path):
+    """Other programs prompt an exported model by its chat template."""
+    tokenizer = PromptTokenizer(made, name="base")
+    tokenizer.save(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    for messages in (MESSAGES, MESSAGES[1:]):
+        ids = again.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert ids == tokenizer.encode_prompt(messages)
+        assert ids[-1] != tokenizer.eos_id, "the prompt does not end the text"
+        assert PromptTokenizer(again, name="again").encode_prompt(messages) == ids
+    if made.bos_token_id is not None:
+        assert ids.count(made.bos_token_id) == made.add_bos_token
+
+
+def test_a_tokenizer_whose_prompts_no_template_renders_is_saved_without_one(tmp_path, caplog, monkeypatch):
+    tokenizer = PromptTokenizer(make_tokenizer(chat_template=None), name="base")
+    monkeypatch.setattr(tokenizer, "encode_prompt", lambda messages: [5, 6, 7])
+    tokenizer.save(tmp_path)
+    assert not (tmp_path / "chat_template.jinja").exists()
+    assert "no chat template gives the ids of the prompts of base" in caplog.text
+
+
+def test_a_saved_chat_template_stays(tmp_path):
+    made = make_tokenizer()
+    PromptTokenizer(made, name="chat").save(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == made.chat_template
 
 
 NO_SYSTEM = (
@@ -131,12 +177,46 @@ def test_the_fingerprint_depends_on_all_that_changes_the_ids(tokenizer, change):
     assert PromptTokenizer(made, name="other").fingerprint != tokenizer.fingerprint
 
 
-def test_the_fingerprint_depends_on_special_tokens_but_not_on_the_template(tokenizer):
+def test_the_fingerprint_depends_on_special_tokens_but_not_on_template_and_end(tokenizer):
     other_template = make_tokenizer(chat_template="{{ messages[0]['content'] }}")
     assert PromptTokenizer(other_template, name="x").fingerprint == tokenizer.fingerprint
     other_end = make_tokenizer()
     other_end.eos_token = "<|endoftext|>"
-    assert PromptTokenizer(other_end, name="x").fingerprint != tokenizer.fingerprint
+    assert PromptTokenizer(other_end, name="x").fingerprint == tokenizer.fingerprint
+    more_special = make_tokenizer()
+    more_special.add_tokens(["answer"], special_tokens=True)
+    assert PromptTokenizer(more_special, name="x").fingerprint != tokenizer.fingerprint
+
+
+def with_rows(folder, to, num_rows, **generation):
+    """Copy a model whose configuration names `num_rows` embeddings."""
+    shutil.copytree(folder, to)
+    for name, changes in (("config.json", {"vocab_size": num_rows}), ("generation_config.json", generation)):
+        (to / name).write_text(json.dumps(json.loads((to / name).read_text()) | changes))
+    return load_tokenizer(ModelSource("cut", to))
+
+
+def test_ids_without_an_embedding_are_no_tokens(folder, tmp_path):
+    """Gemma 3's tokenizer has one id more than its model has embeddings."""
+    tokenizer = with_rows(folder, tmp_path / "cut", VOCAB_SIZE - 1)
+    assert tokenizer.vocab_size == VOCAB_SIZE - 1
+    assert tokenizer.encode_prompt(MESSAGES)
+    assert tokenizer.eos_ids == (0, 2)
+
+
+def test_a_prompt_with_such_an_id_is_refused_with_the_cause(folder, tmp_path):
+    ids = load_tokenizer(resolve_model(str(folder))).encode_prompt(MESSAGES)
+    tokenizer = with_rows(folder, tmp_path / "cut", max(ids))
+    for _ in range(2):
+        with pytest.raises(ModelError, match=rf"the id {max(ids)}, but the model has {max(ids)} embeddings: resize"):
+            tokenizer.encode_prompt(MESSAGES)
+
+
+def test_end_tokens_outside_of_the_vocabulary_are_left_out(folder, tmp_path, caplog):
+    tokenizer = with_rows(folder, tmp_path / "cut", 320, eos_token_id=[2, 99999, -1, VOCAB_SIZE])
+    assert tokenizer.eos_ids == (2,)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"cut names the end tokens [-1, {VOCAB_SIZE}, 99999], which it does not have")
 
 
 def test_a_damaged_tokenizer_is_a_model_error(folder, tmp_path):

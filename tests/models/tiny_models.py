@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
@@ -82,4 +83,18 @@ def save_tiny(
     model.generation_config.eos_token_id = [2, 0]
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_adapter(folder: Path, base: Path, **changes: Any) -> Path:
+    """Write a LoRA adapter of `base` that changes its log-probs, as peft saves it. `changes` are of its LoraConfig."""
+    settings = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj", "up_proj"]}
+    model = Qwen2ForCausalLM.from_pretrained(base)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings | changes))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, value in adapted.named_parameters():
+            if "lora_" in name:
+                value.add_(0.1 * torch.randn_like(value))
+    adapted.save_pretrained(folder)
     return folder

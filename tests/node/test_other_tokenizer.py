@@ -26,7 +26,7 @@ from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.group_limits import SlotPool
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.tasks import load_task
@@ -127,12 +127,14 @@ def _sampled(parts: NodeComponents) -> Group:
         sender=parts.context.peer_id,
         number=0,
         prompt_ref=item.ref,
+        problem_hash=hash_messages(item.prompt),
         prompt_hash=hash_prompt(tokenizer.encode_prompt(item.prompt)),
         completions=tuple(completions),
         sampling=SamplingSettings(),
         model="alices",
         tokenizer=tokenizer.fingerprint,
         created_at=time.time(),
+        end_ids=tokenizer.end_ids,
     )
 
 

@@ -112,7 +112,7 @@ def test_changed_bytes_are_refused_by_reason_or_are_a_group(data: st.DataObject)
     assert len(group.retells) == 32
 
 
-def test_the_prompt_hash_depends_on_the_messages_only() -> None:
+def test_the_problem_hash_depends_on_the_messages_only() -> None:
     one = hash_messages([{"role": "user", "content": "1+1="}])
     assert one == hash_messages(({"content": "1+1=", "role": "user"},))
     assert one != hash_messages([{"role": "user", "content": "1+2="}])

@@ -26,6 +26,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_logprobs
 from ftis_node.swarm.demand import NUM_TURNS, assignment_order
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
+from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests.records import wire_example as example
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()
@@ -110,7 +111,7 @@ def test_a_reader_made_from_the_page_reads_the_group() -> None:
     envelope = _fields(example.envelope().to_bytes())
     (data,), (signature,) = envelope[1], envelope[2]
     assert isinstance(data, bytes) and isinstance(signature, bytes)
-    assert example.envelope().to_bytes() == b"\x0a\xd1\x01" + data + b"\x12\x40" + signature
+    assert example.envelope().to_bytes() == b"\x0a\xdc\x01" + data + b"\x12\x40" + signature
     body = {number: values[0] for number, values in _fields(data).items()}
     assert hashlib.sha256(data).digest() == _bytes("id")
     assert _is_signed(body[4], "ftis-node/envelope/1\n", data, signature)
@@ -118,7 +119,10 @@ def test_a_reader_made_from_the_page_reads_the_group() -> None:
     assert _base58(body[4]) in PAGE
     assert [body[number] for number in (1, 2, 5, 6, 8, 12)] == [1, 1, 1, 1767225600000, 5, 3]
     assert (body[7], body[10], body[3], body[11]) == (b"arithmetic", b"tiny-s", b"\xab" * 16, b"\xcd" * 16)
-    assert body[9] == hashlib.sha256(struct.pack("<3i", 5, 6, 7)).digest()[:16]
+    problem = b'[{"content":"%s","role":"user"}]' % ArithmeticTask()[5].prompt[0]["content"].encode()
+    assert body[9] == hashlib.sha256(problem).digest()[:16]
+    assert body[31] == hashlib.sha256(struct.pack("<3i", 5, 6, 7)).digest()[:4]
+    assert (_packed_varints(body[32]), body.get(33, b"")) == ([2], b"")
     assert _fields(body[14]) == {1: [struct.pack("<f", 1)], 2: [struct.pack("<f", 1)]}
     lengths = _packed_varints(body[15])
     assert (lengths, _packed_varints(body[16])) == ([3, 2], [1, 2])

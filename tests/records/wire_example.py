@@ -8,15 +8,17 @@ import numpy as np
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
 from ftis_node.records.peer_messages import BackfillRequest
+from ftis_node.tasks.arithmetic import ArithmeticTask
 
 IDENTITY = Identity.from_seed(bytes(range(32)))
 RUN_ID = "ab" * 16
 PROMPT_IDS = (5, 6, 7)
+PROMPT = ArithmeticTask()[5].prompt
 EXPIRES_AT = 1767226200.0
 ADDRESS = "/ip4/203.0.113.7/tcp/4001"
 
@@ -37,6 +39,7 @@ GROUP = Group.from_completions(
     sender=IDENTITY.peer_id,
     number=1,
     prompt_ref=PromptRef("arithmetic", "train", 5),
+    problem_hash=hash_messages(PROMPT),
     prompt_hash=hash_prompt(PROMPT_IDS),
     completions=(
         _completion([10, 300, 2], [-0.5, -0.25, -0.125], FinishReason.STOP, 1.0),
@@ -46,6 +49,7 @@ GROUP = Group.from_completions(
     model="tiny-s",
     tokenizer="cd" * 16,
     created_at=1767225600.0,
+    end_ids=(2,),
 )
 
 

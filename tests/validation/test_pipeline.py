@@ -15,12 +15,13 @@ from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, S
 from ftis_node.records.identity import Identity
 from ftis_node.tasks.base import TaskItem
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate
-from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
+from tests.conftest import EOS, PROMPT, PROMPT_IDS, TOKENIZER, make_completion, make_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.records.group import Group
+    from ftis_node.records.token_batch import TokenBatch
     from ftis_node.tasks.scoring_worker import ScoringCost
 
 MANIFEST = RunManifest(
@@ -35,13 +36,13 @@ class _Tokenizer:
 
     fingerprint = TOKENIZER
     vocab_size = 100
-    eos_ids = (EOS,)
+    end_ids = (EOS,)
 
-    def encode_prompt(self, messages: Sequence[object]) -> list[int]:
+    def encode_prompt(self, messages: Sequence[object], *, opening: str | None = None) -> list[int]:
         return PROMPT_IDS
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return " ".join(map(str, ids))
+    def answer_texts(self, tokens: TokenBatch, finish_reasons: object, *, opening: str = "") -> list[str]:
+        return [opening + " ".join(map(str, ids)) for ids in tokens.ids_of_each()]
 
 
 class _Scorer:
@@ -67,7 +68,7 @@ class _Scorer:
 async def _resolve(ref: PromptRef, cost: ScoringCost | None = None) -> TaskItem:
     if ref.index >= 1000 or ref.task != "arithmetic":
         raise KeyError(ref)
-    return TaskItem(ref=ref, prompt=({"role": "user", "content": "2+3="},), answer="5")
+    return TaskItem(ref=ref, prompt=PROMPT, answer="5")
 
 
 def _context(**changes: Any) -> ValidationContext:
@@ -176,7 +177,11 @@ def _with_logprob(value: float):
         ({"completions": (make_completion(10, 11, EOS, reward=float("nan")), make_completion(12, 13))}, "reward_range"),
         ({"prompt_ref": PromptRef("arithmetic", "train", 1000)}, "prompt_mismatch"),
         ({"prompt_ref": PromptRef("unknown", "train", 1)}, "prompt_mismatch"),
-        ({"prompt_hash": bytes(16)}, "prompt_mismatch"),
+        ({"problem_hash": bytes(16)}, "prompt_mismatch"),
+        ({"opening": "<answer>"}, "opening"),
+        ({"end_ids": (EOS, 100)}, "token_out_of_range"),
+        ({"end_ids": (EOS, 13)}, "finish_reason"),
+        ({"end_ids": ()}, "finish_reason"),
         (
             {"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13, reward=1.0))},
             "reward_mismatch",
@@ -208,7 +213,7 @@ async def test_the_length_limit_depends_on_the_prompt(identity: Identity) -> Non
     long_prompt = MANIFEST.sampling.max_total_tokens - 3
 
     class LongPrompt(_Tokenizer):
-        def encode_prompt(self, messages: Sequence[object]) -> list[int]:
+        def encode_prompt(self, messages: Sequence[object], *, opening: str | None = None) -> list[int]:
             return [1] * long_prompt
 
     group = _ours(

@@ -70,7 +70,7 @@ async def test_a_group_is_scored_only_after_the_cheaper_rules(identity: Identity
         async def score(self, item: TaskItem, texts: Sequence[str], *, cost: Any = None) -> list[Any]:
             raise AssertionError("scored too early")
 
-    data = seal_group(_ours(identity, prompt_hash=bytes(16)), identity).to_bytes()
+    data = seal_group(_ours(identity, problem_hash=bytes(16)), identity).to_bytes()
     verdict = await validate(data, _context(scorer=Forbidden()))
     assert reason_of(verdict) == "prompt_mismatch"
 

@@ -52,7 +52,7 @@ def _group(identity: Identity, **changes: Any) -> TextGroup:
     valid = {
         "run_id": MANIFEST.run_id,
         "prompt_ref": ITEM.ref,
-        "prompt_hash": hash_messages(ITEM.prompt),
+        "problem_hash": hash_messages(ITEM.prompt),
         "completions": (_completion("10", reward=1.0), _completion("no, 京 35 ", finish=LENGTH)),
     }
     return make_text_group(identity, **{**valid, **changes})
@@ -100,7 +100,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity: I
         ({"sampling": SamplingSettings(top_p=0.9)}, "sampling"),
         ({"completions": (_completion("10", reward=1.0, num_tokens=25), _completion("1"))}, "length"),
         ({"completions": (_completion("10", reward=1.0), _completion("x" * (24 * 64 + 1)))}, "length"),
-        ({"completions": (_completion("10", reward=1.0), _completion("京" * 24))}, "length"),
+        ({"completions": (_completion("10", reward=1.0), _completion("京" * 24))}, "too_long_here"),
         ({"completions": (_completion("10", reward=1.0), _completion("", finish=LENGTH))}, "not_encodable"),
         ({"completions": (_completion("10", reward=1.5), _completion("1"))}, "reward_range"),
         ({"completions": (_completion("10", reward=float("nan")), _completion("1"))}, "reward_range"),
@@ -109,7 +109,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity: I
         ({"completions": (_completion("10", reward=1.0, mean_logprob=0.1), _completion("1"))}, "logprobs"),
         ({"completions": (_completion("10", reward=1.0, mean_logprob=-1e30), _completion("1"))}, "logprobs"),
         ({"prompt_ref": PromptRef("unknown", "train", 1)}, "prompt_mismatch"),
-        ({"prompt_hash": bytes(16)}, "prompt_mismatch"),
+        ({"problem_hash": bytes(16)}, "prompt_mismatch"),
         ({"completions": (_completion("10", reward=0.0), _completion("1"))}, "reward_mismatch"),
         ({"completions": (_completion("10", reward=1.0), _completion("11", reward=1.0))}, "reward_mismatch"),
     ],

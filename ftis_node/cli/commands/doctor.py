@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ftis_node.doctor.check_result import CheckResult
 
 # same as in doctor/doctor.py
-CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
+CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "grader", "port", "route", "peer", "model")
 INDENT = " " * 6
 OPTION = "memory.option"
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")

@@ -45,8 +45,10 @@ from ftis_node.generation.engines.vllm_options import (
     has_separate_core,
 )
 from ftis_node.models import pick_device
+from ftis_node.models.adapter_folder import ADAPTER_FILE
+from ftis_node.models.loading import merged_source
 from ftis_node.workers.shared_weights import encode
-from ftis_node.workers.weight_store import ADAPTER_FILE, file_checksums
+from ftis_node.workers.weight_store import file_checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -187,10 +189,14 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
             f"vLLM cannot be imported ({error}): use --engine torch, or see `ftis-node doctor`"
         ) from error
     driver = VllmDriver(settings, on_progress)
+    serves_adapters = settings.lora_rank is not None
     try:
-        open_core = partial(_open_core, source, settings, device)
-        await asyncio.wrap_future(driver.thread.submit(driver.open, open_core))
+        with merged_source(source.base if serves_adapters else source, dtype=settings.dtype_on(device)) as opened:
+            open_core = partial(_open_core, opened, settings, device)
+            await asyncio.wrap_future(driver.thread.submit(driver.open, open_core))
         engine = VllmEngine(driver, settings, source, log)
+        if source.adapter is not None and serves_adapters:
+            await asyncio.wrap_future(driver.call(driver.adapt, source.adapter, 0))
         await engine.probe((0, 0))  # the first step compiles and allocates: within the start's grace, not a request's
     except FtisError:
         raise

@@ -224,12 +224,22 @@ def _reload(
     """
     model = worker.model_runner.get_model()
     logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied or rotary layer at every load
+    if worker.model_runner.device.type == "cpu":
+        _forget_packed_experts(model)
     worker.reload_weights(weights_iterator=tensors)
     _pack_tied_head(model)
     if worker.model_runner.device.type != "cpu":
         torch.accelerator.synchronize()  # after this the learner may change the shared tensors
         torch.accelerator.empty_cache()  # free the copy of the largest layer, which the memory plan does not include
     return held_checksums(model, entries)
+
+
+def _forget_packed_experts(model: Any) -> None:
+    """Make the next reload pack fused experts again: vLLM packs them for a CPU only once, at the first load (0.32)."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
 
 
 def _pack_tied_head(model: Any) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from contextlib import suppress
-from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import RecordError
@@ -50,7 +50,7 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology import bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable, Sequence
     from pathlib import Path
 
     from ftis_node.gossip.directory.entries import DirectoryEntry
@@ -62,9 +62,16 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 NUM_SKEWS = 9
+MIN_CLOCKS = 2
+NAMED_SKEW_S = 3.0  # hivemind peers refuse messages with more
 MAX_OWN_ENTRIES = 64
 READ_BACK_EVERY = 10
 NUM_HOLDERS_ASKED = 5
+
+
+def majority_skew(skews_s: Sequence[float]) -> float | None:
+    """Return a skew that at least half of two or more clocks reach or exceed in size; None for fewer clocks."""
+    return None if len(skews_s) < MIN_CLOCKS else sorted(skews_s, key=abs)[(len(skews_s) - 1) // 2]
 
 
 class Directory:
@@ -77,6 +84,7 @@ class Directory:
         self._guard = config.guard
         self._peer_id = config.identity.peer_id
         self._skews_s = LruDict[str, float](NUM_SKEWS)  # by peer: its clock minus our monotonic clock
+        self._named = LruDict[str, None](NUM_SKEWS)  # peers whose clock the log has named
         self._num_stored = Counter[EntryKind]()
         self._own_expiries = LruDict[float, None](MAX_OWN_ENTRIES)
 
@@ -103,9 +111,26 @@ class Directory:
 
     @property
     def clock_skew_s(self) -> float | None:
-        """Return the median clock offset of recent peers in seconds (peer minus local). No single peer can set it."""
+        """Return the clock offset on which most recent peers agree, in seconds (peer minus local).
+
+        It is None with fewer than two peers, because either of two clocks may be the wrong one.
+        """
+        return majority_skew(self.skews_s)
+
+    @property
+    def skews_s(self) -> list[float]:
+        """Return the clock offsets of recent peers in seconds (peer minus local)."""
         ours = time.time() - time.monotonic()  # computed now, so that a clock change is visible at once
-        return median(self._skews_s.values()) - ours if self._skews_s else None
+        return [clock_s - ours for clock_s in self._skews_s.values()]
+
+    def _note_clock(self, peer_id: str, clock_s: float) -> None:
+        """Note a peer's clock minus our monotonic clock. Log once if it differs from this machine's, or from most."""
+        self._skews_s[peer_id] = clock_s
+        skew_s = clock_s - (time.time() - time.monotonic())
+        if abs(skew_s - (self.clock_skew_s or 0.0)) > NAMED_SKEW_S and peer_id not in self._named:
+            self._named[peer_id] = None
+            which = "one of the two is wrong" if self.clock_skew_s is None else "most peers disagree with it"
+            logger.warning("the clock of peer %s is %+.0f s off this machine's: %s", peer_id, skew_s, which)
 
     @property
     def is_serving(self) -> bool:
@@ -223,9 +248,9 @@ class Directory:
             except Exception as error:  # hivemind raises exceptions of many types for a peer that does not answer
                 logger.debug("no answer from %s to the directory ping: %r", peer, error)
                 return False
-            if response is None or not response.peer.node_id:
+            if response is None or not response.peer.node_id or not math.isfinite(response.dht_time):
                 return False
-            self._skews_s[str(peer)] = response.dht_time - (sent_at + time.monotonic()) / 2
+            self._note_clock(str(peer), response.dht_time - (sent_at + time.monotonic()) / 2)
             noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
             await shielded_call(noting, timeout_s=timeout_s)
             return True

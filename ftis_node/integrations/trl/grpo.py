@@ -177,17 +177,17 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         """Return the method's loss of one micro-batch, divided by the number of micro-batches of the step."""
         learner, mask = self._learner_logprobs(model, inputs)
-        anchor = inputs.get("old_per_token_logps")
-        tensors = {"anchor_logprobs": anchor, "sender_ids": inputs["sender_ids"]}
-        taken = method_parameters(self.method)
+        first_pass = inputs.get("old_per_token_logps")
+        takes_senders = "sender_ids" in method_parameters(self.method)
         loss, figures = policy_loss(
             self.method,
             learner,
-            _behaviour_logprobs(inputs, learner.detach() if anchor is None else anchor),
+            _behaviour_logprobs(inputs, learner.detach() if first_pass is None else first_pass),
             mask,
             inputs["advantages"].to(learner.dtype),
             inputs["group_ids"],
-            **{name: tensor for name, tensor in tensors.items() if name in taken},
+            first_pass_logprobs=None if first_pass is None else first_pass.float(),
+            sender_ids=inputs["sender_ids"] if takes_senders else None,
             **self.method_params,
         )
         mode = "train" if self.model.training else "eval"

@@ -184,9 +184,12 @@ def _draw(panel: Any, x: Sequence[int], estimates: Sequence[Estimate], **style: 
 
 def _finish(figure: Any, axes: Sequence[Any], path: Path) -> None:
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     for panel in axes:
         panel.grid(alpha=0.3)
+        if panel.get_xscale() == "linear":
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))  # steps or tokens
         if panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize="small")
     figure.savefig(path, dpi=DPI)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ftis_node import __version__
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
@@ -32,6 +33,7 @@ from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import first_of_ours
+from ftis_node.records.envelope import PeerRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -196,6 +198,7 @@ async def _run(
             )
             together.enter(place)
             nodes.append(TrialNode(member, parts, together, place))
+        _introduce(nodes)
         await _run_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
         names = {node.parts.context.peer_id: node.member.name for node in nodes}
@@ -204,6 +207,28 @@ async def _run(
             return results, []
         learners = {node.member.name: node.parts.learner for node in honest}
         return results, await run_final_evaluation(trial.exam, learners, folder / "trained")
+
+
+def _introduce(nodes: Sequence[TrialNode]) -> None:
+    """Give each node the records of all, as a directory would: a false reward counts only with the same releases."""
+    for parts in [node.parts for node in nodes]:
+        record = PeerRecord(
+            run_id=parts.context.manifest.run_id,
+            peer_id=parts.context.peer_id,
+            name=parts.about.name,
+            model=parts.about.model,
+            parameters=0,
+            tokenizer=parts.about.tokenizer,
+            role="full",
+            last_number=0,
+            policy_version=0,
+            tokens_per_s=0.0,
+            created_at=time.time(),
+            software=__version__,
+            releases=parts.about.releases,
+        )
+        for node in nodes:
+            node.parts.registry.entry(parts.context.peer_id).record = record
 
 
 async def _run_together(trial: Trial, nodes: Sequence[TrialNode], on_progress: Callable[[int], None]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from ftis_node.algorithms.methods import find_method, method_parameters
+from ftis_node.algorithms.settings import TENSORS
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.section import first_problem
@@ -269,7 +270,7 @@ def parse_method(text: str, base: MethodSection) -> MethodSection:
     name, *pairs = text.split(":")
     try:
         filtered = find_method(name).filtered
-        known = [*NOT_OF_THE_LOSS, *method_parameters(name)]
+        known = [*NOT_OF_THE_LOSS, *(each for each in method_parameters(name) if each not in TENSORS)]
         settings = base.given() | {name: getattr(base, name) for name in NOT_OF_THE_LOSS}
         given: dict[str, Any] = {
             key: value for key, value in settings.items() if key in known and (filtered or key not in FILTER_PARAMETERS)

@@ -37,7 +37,7 @@ from ftis_node.learner.checkpoint.checkpoint_files import (
 from ftis_node.learner.distributed.ranks import ALONE
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
-from ftis_node.learner.model.policy import ADAPTED_LAYERS
+from ftis_node.learner.model.lora import ADAPTED_LAYERS
 from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint
 from ftis_node.models.fingerprint import other_model

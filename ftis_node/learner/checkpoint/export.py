@@ -13,7 +13,7 @@ import shutil
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from msgspec.structs import replace
@@ -24,10 +24,12 @@ from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, res
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
 from ftis_node.learner.distributed.ranks import ALONE, RankTask
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
-from ftis_node.learner.model.policy import ADAPTER, adapter_alone, adapter_merger, load_unchecked, own_tensors
+from ftis_node.learner.model.lora import ADAPTER, adapter_alone, adapter_merger
+from ftis_node.learner.model.policy import load_unchecked, own_tensors
 from ftis_node.models.loading import check_export_folder, export_adapter, export_model
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
 from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
@@ -132,7 +134,7 @@ class WeightPublication:
             weights = self._store.publish(
                 version,
                 gathering.tensors,
-                adapter_config=adapter_alone(self._policy)[1] if is_adapter else None,
+                adapter_config=_adapter_of(self._policy)[1] if is_adapter else None,
                 dtype=self._policy.compute_dtype,
                 change=gathering.take,
                 locked=locked,
@@ -147,8 +149,8 @@ class WeightPublication:
             raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
             raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
-        checksums = checksums_of(tensors)
-        shared = self._exporter.share(tensors)
+        named = hub_tensors(policy.causal_lm, tensors)
+        checksums, shared = checksums_of(named), self._exporter.share(named)
         return PublishedWeights(
             version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, way="ipc", shared=shared
         )
@@ -157,9 +159,19 @@ class WeightPublication:
 def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
     """Return the gatherer of a publication's tensors, in the compute dtype; each is gathered only when it is taken."""
     if form == "adapter":
-        tensors, _ = adapter_alone(policy)
+        tensors, _ = _adapter_of(policy)
         return TensorGatherer(tensors, dtype=policy.compute_dtype)
-    return TensorGatherer(own_tensors(policy), dtype=policy.compute_dtype, change=adapter_merger(policy))
+    return TensorGatherer(
+        own_tensors(policy),
+        dtype=policy.compute_dtype,
+        change=adapter_merger(policy.causal_lm),
+        split=partial(hub_parts, policy.causal_lm),
+    )
+
+
+def _adapter_of(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    assert policy.adapted is not None, "a policy that is trained in full has no adapter"
+    return adapter_alone(policy.adapted, base_name=policy.source.base.name)
 
 
 def proof_of(policy: Policy, *, version: int) -> WeightProof:
@@ -185,9 +197,9 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
             write = partial(write_weights, gathering, dtype=policy.compute_dtype)
             export_model(policy.causal_lm, policy.tokenizer, out, dtype=policy.compute_dtype, write=write)
     else:
-        is_on_hub = "/" in policy.source.name
-        base = policy.source.name if is_on_hub else str(policy.source.folder)
-        policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base
+        base = policy.source.base
+        is_on_hub = "/" in base.name
+        policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base.name if is_on_hub else str(base.folder)
         export_adapter(policy.adapted, policy.tokenizer, out)
 
 

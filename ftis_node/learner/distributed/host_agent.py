@@ -169,16 +169,14 @@ class _Life:
         of_node = boot.model if os.path.isdir(boot.model) else boot.model_name  # the same folder may exist here
         source = resolve_model(self._settings.model or of_node)
         if model_fingerprint(source) != assignment.model_fingerprint:
-            raise ConfigError(
-                f"{source.folder} holds another model than the node's {boot.model_name}: give its --model"
-            )
+            raise ConfigError(f"{source.path} holds another model than the node's {boot.model_name}: give its --model")
         num_local = boot.settings.num_processes
         if boot.device == "cuda" and (seen := len(list_accelerators())) < num_local:
             raise MachineError(
                 f"the node runs {num_local} processes on each host, each on one GPU: this host has {seen}"
             )
         threads = self._settings.threads or max(1, (os.cpu_count() or 1) // num_local)
-        return msgspec.structs.replace(boot, model=str(source.folder), num_threads=threads)
+        return msgspec.structs.replace(boot, model=str(source.path), num_threads=threads)
 
     async def _watch(self, assignment: Assignment) -> bool:
         """Return when the ranks have ended: whether the node has ended, too.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    import torch
     from torch import Tensor
 
 
@@ -52,7 +52,9 @@ def gradient_of(output: Tensor, parameter: Tensor, trainable: Iterable[Tensor]) 
 class TensorGatherer:
     """Gathers full tensors one by one, in the same order on every rank, each after `change(name, tensor)` in `dtype`.
 
-    Inside the context rank 0 calls `take`, the others `rest`. If rank 0 stops early, the exit gathers the rest.
+    `split(name, tensor)` then divides it into the tensors to be written, by their names. `tensors` are those, but
+    possibly without values. Inside the context rank 0 calls `take`, the others `rest`. If rank 0 stops early, the exit
+    gathers the rest.
     """
 
     def __init__(
@@ -61,24 +63,41 @@ class TensorGatherer:
         *,
         dtype: torch.dtype,
         change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+        split: Callable[[str, Tensor], Mapping[str, Tensor]] = lambda name, tensor: {name: tensor},
     ) -> None:
-        self.tensors = tensors
+        self.tensors = {
+            part: outline
+            for name, tensor in tensors.items()
+            for part, outline in split(name, _outline(tensor) if is_sharded(tensor) else tensor).items()
+        }
         self._dtype = dtype
         self._change = change
+        self._split = split
         self._left: Iterator[tuple[str, Tensor]] = iter(tensors.items())
+        self._parts: dict[str, Tensor] = {}
 
-    def take(self, name: str, tensor: Tensor) -> Tensor:
+    def take(self, name: str, _: Tensor) -> Tensor:
         """Return the next tensor in full. The caller names it, to verify the order."""
-        expected, _ = next(self._left)
+        if not self._parts:
+            self._parts = self._gather(*next(self._left))
+        expected = next(iter(self._parts))
         assert name == expected, f"{name} was requested, but {expected} is next"
-        return whole(self._change(name, tensor).detach().to(self._dtype))
+        return self._parts.pop(name)
 
     def rest(self) -> None:
         while (entry := next(self._left, None)) is not None:
-            whole(self._change(*entry).detach().to(self._dtype))
+            self._gather(*entry)
+
+    def _gather(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        return dict(self._split(name, whole(self._change(name, tensor).detach().to(self._dtype))))
 
     def __enter__(self) -> TensorGatherer:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.rest()
+
+
+def _outline(tensor: Tensor) -> Tensor:
+    """Return a tensor of this shape and type without values."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

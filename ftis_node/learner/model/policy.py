@@ -16,7 +16,7 @@ If the last map is not one plain matrix (it has an adapter), it saves its input,
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from ftis_node.errors import ConfigError, ModelError
+from ftis_node.errors import ModelError
 from ftis_node.learner.batch import MicroBatch, make_micro_batches, make_packed_micro_batches
-from ftis_node.learner.distributed.sharded_tensors import is_sharded, plain_name
+from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
+from ftis_node.learner.model.lora import add_adapter, initialize_adapter, read_start
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
-from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.loading import tied_names
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
 
@@ -39,14 +39,11 @@ if TYPE_CHECKING:
 
     from torch.nn import Parameter
 
-    from ftis_node.config.workers import LoraSection
     from ftis_node.learner.batch import TrainBatch
     from ftis_node.learner.messages import LearnerBoot
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
-ADAPTER = "default"  # peft's default adapter name.
-ADAPTED_LAYERS = "all-linear"  # peft's word for all linear layers but the output head
 # Nats, on average over the probe. In bfloat16 a logit of 20 is a multiple of 0.125: single log-probs may
 # differ by that much between two ways of computing them. A soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
@@ -179,22 +176,29 @@ class Policy:
 def load_unchecked(boot: LearnerBoot) -> Policy:
     """Return the policy that `boot` describes, without a forward pass. Raises as `load_policy` does."""
     source, tokenizer = find_source(boot)
-    return build_policy(boot, source, tokenizer, load_causal_lm(source, dtype=boot.dtype, device=boot.device))
+    causal_lm = load_causal_lm(start_of(source, boot), dtype=boot.dtype, device=boot.device)
+    return build_policy(boot, source, tokenizer, causal_lm)
 
 
 def find_source(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
-    resolved = resolve_model(boot.model)
-    source = ModelSource(name=boot.model_name, folder=resolved.folder)
+    source = replace(resolve_model(boot.model), name=boot.model_name)
     return source, load_tokenizer(source)
+
+
+def start_of(source: ModelSource, boot: LearnerBoot) -> ModelSource:
+    """Return the model to load: the base if an adapter is trained, else the model with its own adapter merged."""
+    return source if boot.lora is None else source.base
 
 
 def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:
     """Return the policy with this model, and its adapter if `boot` sets one. Runs no forward pass."""
     causal_lm.requires_grad_(boot.lora is None)
-    adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
+    adapted = add_adapter(causal_lm, boot.lora, start=source.adapter) if boot.lora else None
     torch.manual_seed(boot.seed)
     if adapted is not None:
         initialize_adapter(causal_lm)
+        if source.adapter is not None:
+            read_start(adapted, source.adapter)
     if boot.recompute_activations:
         recompute_activations(causal_lm)
     save_memory(causal_lm)
@@ -209,46 +213,6 @@ def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokeni
     )
 
 
-def add_adapter(causal_lm: Any, lora: LoraSection) -> Any:
-    """Add a LoRA adapter to `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
-    if lora.dropout != 0:
-        raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
-    with quiet_library_logging():
-        from peft import LoraConfig, get_peft_model
-
-        config = LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=ADAPTED_LAYERS, task_type="CAUSAL_LM"
-        )
-        try:
-            return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()
-        except ValueError as error:
-            raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
-
-
-def lora_layers(causal_lm: Any) -> dict[str, Any]:
-    """Return the layers with an adapter, by their names in the model."""
-    from peft.tuners.lora import LoraLayer
-
-    return {name: module for name, module in causal_lm.named_modules() if isinstance(module, LoraLayer)}
-
-
-@torch.no_grad()
-def initialize_adapter(causal_lm: Any) -> None:
-    """Draw the adapter's first weights. Those beside a meta weight, which peft leaves on the meta device, get memory.
-
-    They are those of a new linear layer on the CPU in float32, as peft's are, and zeros. So all ranks draw the same
-    weights, and so does a learner of one process, on any device and in any number format.
-    """
-    for layer in lora_layers(causal_lm).values():
-        first, second = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
-        for linear in (first, second):
-            if linear.weight.is_meta:
-                linear.to_empty(device="cpu")
-        drawn = nn.Linear(first.in_features, first.out_features, bias=False, device="cpu", dtype=torch.float32)
-        first.weight.copy_(drawn.weight)
-        second.weight.zero_()
-
-
 def own_tensors(policy: Policy) -> dict[str, Tensor]:
     """Return the model's tensors under the names of a model without adapter, unmerged; tied weights appear once."""
     left_out = tied_names(policy.causal_lm)
@@ -257,26 +221,6 @@ def own_tensors(policy: Policy) -> dict[str, Tensor]:
         for name, value in policy.causal_lm.state_dict().items()
         if ".lora_" not in name and name not in left_out
     }
-
-
-def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
-    """Return a function of a weight's plain name and value that merges the adapter into the value."""
-    if policy.adapted is None:
-        return lambda name, value: value
-    layers = {f"{name}.weight": layer for name, layer in lora_layers(policy.causal_lm).items()}
-    return lambda name, value: _merged(layers[name], value) if name in layers else value
-
-
-def adapter_alone(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the adapter's weights and its configuration, as peft's `save_pretrained` names them."""
-    from peft import get_peft_model_state_dict
-
-    assert policy.adapted is not None, "a policy that is trained in full has no adapter"
-    tensors = get_peft_model_state_dict(policy.adapted, adapter_name=ADAPTER, save_embedding_layers=False)
-    config = policy.adapted.peft_config[ADAPTER].to_dict()
-    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
-    # The public name, never a local folder.
-    return tensors, plain | {"base_model_name_or_path": policy.source.name, "inference_mode": True}
 
 
 def check_logits(policy: Policy) -> None:
@@ -293,17 +237,6 @@ def check_logits(policy: Policy) -> None:
             f"{policy.source.name} changes its logits after the output head (log-probs are off by {difference:.2g}): "
             "such models cannot be trained here"
         )
-
-
-@torch.no_grad()
-def _merged(layer: Any, value: Tensor) -> Tensor:
-    """Return `value` with the adapter of `layer` merged, in float32; in one buffer, because peft's merge makes five."""
-    if is_sharded(value) or getattr(layer, "fan_in_fan_out", True):
-        added: Tensor = layer.get_delta_weight(ADAPTER)
-        return value.float() + added.float()
-    down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-    merged = value.to(torch.float32, copy=True)
-    return merged.addmm_(up.float(), down.float(), alpha=layer.scaling[ADAPTER])
 
 
 def decoder_layers(causal_lm: Any) -> list[Any]:

@@ -8,8 +8,9 @@ Each rank starts with a model on the meta device (`models/loading.py`) and reads
 whole model. Trained weights are sharded in float32. With bfloat16 they are cast before they are gathered, and gradients
 are summed in float32. They are summed, not averaged, because each rank's loss is its part of one loss.
 
-The KL term needs the frozen starting model. Under a LoRA adapter it is the same weights with the adapter off. In full
-training it is a copy in the compute dtype from the model's folder, never from a checkpoint.
+The KL term needs the frozen starting model. Under a LoRA adapter it is the same weights with the adapter off, or with
+its first weights if training began with an adapter. In full training it is a copy in the compute dtype from the model's
+folder, never from a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ from ftis_node.learner.distributed.sharded_tensors import gradient_of, plain_nam
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import EntropyMeter
-from ftis_node.learner.model.policy import build_policy, check_logits, decoder_layers, find_source, load_unchecked
+from ftis_node.learner.model.lora import first_adapter
+from ftis_node.learner.model.policy import (
+    build_policy,
+    check_logits,
+    decoder_layers,
+    find_source,
+    load_unchecked,
+    start_of,
+)
 from ftis_node.models import load_causal_lm
 from ftis_node.models.loading import WeightRows, empty_causal_lm
 from ftis_node.records.token_batch import TokenBatch
@@ -66,10 +75,11 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
     MachineError if it cannot be loaded.
     """
     if (adapted := policy.adapted) is not None:
+        starting = adapted.disable_adapter if policy.source.adapter is None else first_adapter(policy.trainable())
 
         @torch.no_grad()
         def logprobs(micro_batch: MicroBatch) -> Tensor:
-            with adapted.disable_adapter():
+            with starting():
                 return policy.logprobs(micro_batch)
 
         return logprobs
@@ -107,11 +117,12 @@ def load_sharded_policy(boot: LearnerBoot, ranks: RankGroup, *, trains: bool = T
     """
     with ranks.agreed():
         source, tokenizer = find_source(boot)
-        rows = WeightRows(source)
-        causal_lm = empty_causal_lm(source, dtype=getattr(torch, boot.dtype))
+        start = start_of(source, boot)
+        rows = WeightRows(start)
+        causal_lm = empty_causal_lm(start, dtype=getattr(torch, boot.dtype))
         if is_whole := rows.why_not(causal_lm):
             log.warning("each process reads the whole of %s first: %s", source.name, is_whole)
-            causal_lm = load_causal_lm(source, dtype=boot.dtype, device="cpu")
+            causal_lm = load_causal_lm(start, dtype=boot.dtype, device="cpu")
         policy = build_policy(boot, source, tokenizer, causal_lm)
         if not trains:
             causal_lm.requires_grad_(False)

@@ -6,8 +6,9 @@ completions of one prompt.
 
 Completions that a peer with another tokenizer sent as text have no token ratio. Their advantage is computed in their
 whole group, then weighted or dropped as in `algorithms/importance_weights.py`. The loss gets the learner's own log-
-probs as theirs. That suits `nois`, `tis` and `ftis`; other methods lose the ratio that they need. A filter that
-compares a sender's completions treats them as this node's own. Their KL is unknown, so those with A <= 0 are filtered.
+probs at the first pass as theirs. That suits `nois`, `tis` and `ftis`; others lose the ratio that they need. A filter
+that compares a sender's completions treats them as this node's own. Their KL is unknown, so those with A <= 0 are
+filtered.
 
 A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/diagnostics.py`). Until
 all log-probs are computed, that is decided on the completions computed so far (`train_step.py`).
@@ -83,21 +84,21 @@ class Objective:
         batch: TrainBatch,
         advantages: Tensor,
         *,
-        anchor: Tensor | None,
+        first_pass: Tensor | None,
         reference: Tensor | None = None,
         excluded: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the scalar loss and metrics of `learner_logprobs` `[N, T]`.
 
         `excluded` `[N]` marks completions without advantage. If None, the completions that `learner_logprobs` show to
-        be understated are excluded, each by itself. `anchor` `[N, T]` is the learner's log-probs at the first of
-        several updates on this batch, for methods with that parameter. With `reference` `[N, T]`, the starting model's
-        log-probs, the KL to that model is part of the loss and of the metrics.
+        be understated are excluded, each by itself. `first_pass` `[N, T]` is the learner's log-probs at the first of
+        several updates on this batch; None at the first. With `reference` `[N, T]`, the starting model's log-probs, the
+        KL to that model is part of the loss and of the metrics.
         """
         if excluded is None:
             excluded = self.understated(learner_logprobs, batch)
         believed = torch.where(excluded, 0.0, advantages)
-        loss, metrics = self._method_loss(learner_logprobs, batch, believed, anchor)
+        loss, metrics = self._method_loss(learner_logprobs, batch, believed, first_pass)
         if reference is None:
             return loss, metrics
         agg, max_completion_length = self.params["agg"], self.params["max_completion_length"]
@@ -105,11 +106,9 @@ class Objective:
         return loss + self.kl_to_start * kl.to(loss.dtype), metrics | {"kl_to_start": kl.item()}
 
     def _method_loss(
-        self, learner_logprobs: Tensor, batch: TrainBatch, advantages: Tensor, anchor: Tensor | None
+        self, learner_logprobs: Tensor, batch: TrainBatch, advantages: Tensor, first_pass: Tensor | None
     ) -> tuple[Tensor, dict[str, float]]:
-        params = dict(self.params)
-        if "anchor_logprobs" in params:
-            params["anchor_logprobs"] = anchor
+        params = {**self.params, "first_pass_logprobs": first_pass}
         if "sender_ids" in params:
             params["sender_ids"] = torch.where(batch.is_text, 0, batch.sender_ids)
         if batch.is_text.any():
@@ -125,7 +124,8 @@ class Objective:
 
         `kept_fraction` counts all completions, `mean_kl` the rows that are no text.
         """
-        own_logprobs = learner_logprobs.detach()
+        first_pass = params["first_pass_logprobs"]
+        own_logprobs = learner_logprobs.detach() if first_pass is None else first_pass
         is_filtered = batch.is_text & (advantages <= 0)
         is_counted = ~is_filtered if params["denominator"] == "kept" else torch.ones_like(is_filtered)
         weighted = cross_tokenizer_advantages(

@@ -85,7 +85,7 @@ class _BatchLoss:
     objective: Objective
     batch: TrainBatch
     advantages: Tensor
-    anchor: Tensor | None
+    first_pass: Tensor | None
     reference: Tensor | None
     excluded: Tensor | None
     share: float = 1.0
@@ -95,7 +95,7 @@ class _BatchLoss:
             learner_logprobs,
             self.batch,
             self.advantages,
-            anchor=self.anchor,
+            first_pass=self.first_pass,
             reference=self.reference,
             excluded=self.excluded,
         )
@@ -127,7 +127,7 @@ class _BatchLoss:
     def _only(self, rows: Tensor) -> _BatchLoss:
         """Return the part that the completions `rows` have in the loss."""
         part = self.batch.only(rows)
-        each = {name: getattr(self, name) for name in ("advantages", "anchor", "reference", "excluded")}
+        each = {name: getattr(self, name) for name in ("advantages", "first_pass", "reference", "excluded")}
         chosen = {name: value[rows] for name, value in each.items() if value is not None}
         return replace(self, batch=part, share=self.objective.share(part, self.batch), **chosen)
 
@@ -138,7 +138,7 @@ def compute_gradients(
     micro_batches: Sequence[MicroBatch],
     objective: Objective,
     *,
-    anchor: Tensor | None = None,
+    first_pass: Tensor | None = None,
     reference: Tensor | None = None,
     excluded: Tensor | None = None,
     between: StepCallback = lambda: None,
@@ -151,7 +151,7 @@ def compute_gradients(
         _check(batch.behaviour_logprobs, "a behaviour log-prob")
         _check(batch.behaviour_means, "a behaviour log-prob")
         advantages = objective.advantages(batch)
-        loss_of = _BatchLoss(objective, batch, advantages, anchor, reference, excluded)
+        loss_of = _BatchLoss(objective, batch, advantages, first_pass, reference, excluded)
         passes = _one_pass if objective.separates(batch) or len(micro_batches) == 1 else _two_passes
         has_signal = False
         for output, share in passes(forward, logprobs, micro_batches, loss_of, between, ranks):
@@ -261,17 +261,17 @@ def take_step(
         compute_gradients, forward, batch, micro_batches, objective, reference=reference, between=between, ranks=ranks
     )
 
-    def update(anchor: Tensor | None) -> Gradients:
+    def update(first_pass: Tensor | None) -> Gradients:
         with one_out_of_memory_error():
-            excluded = None if anchor is None else objective.excluded(anchor, batch)
-            gradients = passes(anchor=anchor, excluded=excluded)
+            excluded = None if first_pass is None else objective.excluded(first_pass, batch)
+            gradients = passes(first_pass=first_pass, excluded=excluded)
             if excluded is None and gradients.is_usable:
                 excluded = objective.excluded(gradients.learner_logprobs, batch)
                 if excluded.any():
                     optimizer.zero_grad(set_to_none=True)
-                    gradients = passes(anchor=anchor, excluded=excluded)
+                    gradients = passes(first_pass=first_pass, excluded=excluded)
             between()
-            if anchor is None:
+            if first_pass is None:
                 before_update()
             return _apply(gradients, optimizer, max_grad_norm)
 

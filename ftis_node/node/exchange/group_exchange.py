@@ -22,11 +22,12 @@ import numpy as np
 from ftis_node.errors import RecordError
 from ftis_node.node.exchange.messages import PublishedGroup
 from ftis_node.node.training.step_peers import note_contributor
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
+from ftis_node.tasks.scorer import score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Accepted, Refusal
 
@@ -174,8 +175,13 @@ class GroupExchange:
         if refusal := self._compare_prompt(item, offered.prompt_ids):
             return refusal
         cost = ScoringCost()
-        texts = [self.tokenizer.decode(ids.tolist()) for ids in tokens.ids_of_each()]
-        scores = await self.scorer.score(item, texts, cost=cost)
+        opening = self.tokenizer.render_prompt(item.prompt).opening
+        finish_reasons = tuple(
+            FinishReason.STOP if int(ids[-1]) in self.tokenizer.eos_ids else FinishReason.LENGTH
+            for ids in tokens.ids_of_each()
+        )
+        texts = self.tokenizer.answer_texts(tokens, finish_reasons, opening=opening)
+        scores = await score_answers(self.scorer, item, texts, cost=cost)
         if cost.num_unfinished:  # peers would refuse the group
             return refuse("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
         rewards, statuses = zip(*scores, strict=True)
@@ -185,12 +191,10 @@ class GroupExchange:
             sender=self.context.peer_id,
             number=0,  # the publish loop sets it
             prompt_ref=item.ref,
+            problem_hash=hash_messages(item.prompt),
             prompt_hash=hash_prompt(self.tokenizer.encode_prompt(item.prompt)),
             tokens=tokens,
-            finish_reasons=tuple(
-                FinishReason.STOP if int(ids[-1]) in self.tokenizer.eos_ids else FinishReason.LENGTH
-                for ids in tokens.ids_of_each()
-            ),
+            finish_reasons=finish_reasons,
             rewards=rewards,
             statuses=statuses,
             policy_versions=versions,
@@ -199,6 +203,8 @@ class GroupExchange:
             model=self.about.model,
             tokenizer=self.about.tokenizer,
             created_at=offered.created_at,
+            end_ids=self.tokenizer.end_ids,
+            opening=opening,
         )
 
     def _refuse_tokens(self, tokens: TokenBatch) -> Refusal | None:

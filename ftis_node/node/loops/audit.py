@@ -24,7 +24,7 @@ from ftis_node.errors import WorkerError
 from ftis_node.models.source import HUB_ID
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_peers import train_group
-from ftis_node.records.codec import pack_group
+from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.peer_guard import Place
@@ -63,6 +63,7 @@ class CheckLoop:
     learner: Learning
     guard: PeerGuard
     failures: FailureBoard
+    end_ids: tuple[int, ...]
     _sent_version: int | None = field(default=None, init=False)
 
     async def run(self) -> None:
@@ -89,7 +90,12 @@ class CheckLoop:
         try:
             with waiting_for("the learner's measurement"):  # it waits for the end of the present step
                 await self.learner.check(
-                    train_group(stored, share=self.context.manifest.step.prompt_sharing, of_own_weights=True)
+                    train_group(
+                        stored,
+                        share=self.context.manifest.step.prompt_sharing,
+                        end_ids=self.end_ids,
+                        of_own_weights=True,
+                    )
                 )
         except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
             if self.failures.failed(CHECK, error):
@@ -128,6 +134,7 @@ class AuditLoop:
     guard: PeerGuard
     failures: FailureBoard
     takes_turns: bool
+    end_ids: tuple[int, ...]
     dice: random.Random = field(default_factory=random.SystemRandom)
     _waiting: asyncio.Queue[Accepted] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING), init=False)
 
@@ -136,7 +143,7 @@ class AuditLoop:
         if self._waiting.full() or self.takes_turns:  # with turns, the learner has no GPU memory now
             return
         with self.guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
-            if self._is_comparable(accepted.group) and self.dice.random() < self._share(accepted.group):
+            if self._is_comparable(accepted) and self.dice.random() < self._share(accepted.group):
                 self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
@@ -153,9 +160,11 @@ class AuditLoop:
         is_doubtful = is_new_peers_claim or peers.standing(group.sender) is TrustLevel.PROBATION
         return 1.0 if share and is_doubtful else share
 
-    def _is_comparable(self, group: Group) -> bool:
-        """Return whether the group claims that the learner's present weights sampled all of its tokens."""
-        version = self.context.state.policy_version
+    def _is_comparable(self, accepted: Accepted) -> bool:
+        """Return whether the group claims that the learner's present weights sampled it after the learner's prompt."""
+        group, version = accepted.group, self.context.state.policy_version
+        if group.prompt_hash != hash_prompt(accepted.prompt_ids):  # the sender's template differs
+            return False
         if group.policy_version != version or group.policy_version_newest != version or group.mean_logprobs:
             return False
         if group.weights_of == self.context.peer_id:
@@ -182,7 +191,7 @@ class AuditLoop:
             await self._refuse(accepted, reply.kl)
 
     def _as_trained(self, stored: StoredGroup) -> TrainGroup:
-        return train_group(stored, share=self.context.manifest.step.prompt_sharing)
+        return train_group(stored, share=self.context.manifest.step.prompt_sharing, end_ids=self.end_ids)
 
     async def _refuse(self, accepted: Accepted, kl: float) -> None:
         sender, group_id = accepted.group.sender, accepted.envelope.id

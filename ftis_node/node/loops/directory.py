@@ -18,6 +18,7 @@ from ftis_node import __version__
 from ftis_node.errors import RecordError
 from ftis_node.gossip import SwarmPhase
 from ftis_node.gossip.multiaddr import is_public
+from ftis_node.node.peers.releases import release_differences
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.parsing import SCHEMA
@@ -246,9 +247,17 @@ class DirectoryLoop:
         if record.peer_id == peer_id and record.run_id == self.context.manifest.run_id:
             record = replace(record, domain=validated_domain(record.domain, self.context.manifest.task))
             peer = self.registry.seen(peer_id)
-            peer.record, peer.wire_schema = record, SCHEMA
+            earlier, peer.record, peer.wire_schema = peer.record, record, SCHEMA
+            self._note_releases(earlier, record)
             if self.backfill is not None:
                 self.backfill.note_record(record)
+
+    def _note_releases(self, earlier: PeerRecord | None, record: PeerRecord) -> None:
+        """Log once if a peer has other releases than this node, for a reason why groups may be refused."""
+        if earlier is not None and earlier.releases == record.releases:
+            return
+        for text in release_differences(record, self.about):
+            log.warning("%s %s", self._name_of(record.peer_id), text)
 
     def _own_record(self) -> PeerRecord:
         learner, last_number = self.learner.state, self.buffer.last_number()
@@ -268,4 +277,5 @@ class DirectoryLoop:
             read_shards=self.context.state.read_shards,
             domain=self.about.domain,
             stats=self.stats.make(last_number=last_number),
+            releases=self.about.releases,
         )

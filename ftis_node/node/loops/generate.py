@@ -22,8 +22,9 @@ from ftis_node.errors import TaskError, WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
+from ftis_node.tasks.scorer import score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 
 if TYPE_CHECKING:
@@ -219,14 +220,16 @@ class GenerateLoop:
                 eos_ids=frozenset(self.tokenizer.eos_ids),
             )
         )
-        texts = [self.tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
+        opening = self.tokenizer.render_prompt(item.prompt).opening
+        texts = self.tokenizer.answer_texts(result.tokens, result.finish_reasons, opening=opening)
         cost = ScoringCost()
-        scores = await self.scorer.score(item, texts, cost=cost)
+        scores = await score_answers(self.scorer, item, texts, cost=cost)
         group = Group(
             run_id=self.context.manifest.run_id,
             sender=self.context.peer_id,
             number=0,  # the publish loop sets it when it signs the group, so that numbers have no gaps
             prompt_ref=item.ref,
+            problem_hash=hash_messages(item.prompt),
             prompt_hash=hash_prompt(prompt_ids),
             tokens=result.tokens,
             finish_reasons=result.finish_reasons,
@@ -239,6 +242,8 @@ class GenerateLoop:
             tokenizer=self.about.tokenizer,
             created_at=time.time(),
             weights_of=self.context.settings.roles.follow or None,
+            end_ids=self.tokenizer.end_ids,
+            opening=opening,
         )
         return group, cost.num_unfinished
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import model_fingerprint
+from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -26,7 +27,6 @@ from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.transit import outdated_offers
-from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

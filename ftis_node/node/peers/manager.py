@@ -59,11 +59,16 @@ class PeerManager:
         settings: Admission,
         events: EventLog,
         clock: Callable[[], float] | None = None,
+        grades_alike: Callable[[str], bool] = lambda peer_id: True,
     ) -> None:
-        """Open or create the file. `clock` returns Unix seconds; None uses one that never jumps. Raise ConfigError."""
+        """Open or create the file. `clock` returns Unix seconds; None uses one that never jumps. Raise ConfigError.
+
+        `grades_alike` returns whether a peer names the releases of this node (`reasons.attribute_refusal`).
+        """
         self._own_id = own_id
         self._settings = settings
         self._events = events
+        self._grades_alike = grades_alike
         self._clock = clock = clock or SteadyClock().now
         self._allowed = frozenset(settings.access.allow)
         self._trusted = frozenset(settings.access.trust)
@@ -148,7 +153,13 @@ class PeerManager:
             self.note(group.sender, Behaviour.ACCEPTED)
             return
         reason = verdict.refusal.reason
-        blamed, conduct = attribute_refusal(reason, origin=origin, sender=verdict.sender, signed=verdict.signed)
+        blamed, conduct = attribute_refusal(
+            reason,
+            origin=origin,
+            sender=verdict.sender,
+            signed=verdict.signed,
+            grades_alike=verdict.sender is not None and self._grades_alike(verdict.sender),
+        )
         if reason not in UNCHARGED:
             self._charge(blamed, verdict.num_tokens)
         self.note(blamed, conduct, reason=reason, detail=f"{reason}: {verdict.refusal.detail}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -89,6 +89,7 @@ class PeerActivity:
             "parameters": record.parameters if record else 0,
             "role": record.role if record else "",
             "domain": record.domain if record else "",
+            "releases": asdict(record.releases) if record else None,
             "policy_version": record.policy_version if record else None,
             "groups_accepted": self.accepted,
             "groups_refused": dict(self.refused),
@@ -122,6 +123,11 @@ class PeerRegistry:
 
     def record_of(self, peer_id: str) -> PeerRecord | None:
         return activity.record if (activity := self.peers.get(peer_id)) else None
+
+    def grades_alike(self, peer_id: str, grader: str) -> bool:
+        """Return whether a peer's record names these releases of the packages that grade."""
+        record = self.record_of(peer_id)
+        return record is not None and record.releases.grader == grader
 
     def has_sent_groups(self, peer_id: str) -> bool:
         return (activity := self.peers.get(peer_id)) is not None and activity.accepted > 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import MAX_ANSWERS
-from ftis_node.records.codec import hash_messages, unpack_group
+from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import open_backfill_request
@@ -25,7 +25,7 @@ from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.reputation import Behaviour
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ftis_node.config.home import Home
     from ftis_node.models import PromptTokenizer
@@ -116,15 +116,10 @@ class PeerRequestHandler:
         return [data for data in encoded if data is not None and len(data) <= max_bytes]
 
     def _encode_as_text(self, data: bytes) -> bytes | None:
-        """Return the group as text; None if a changed data file no longer contains the prompt."""
+        """Return the group as text; None if a completion has a special token, which a text cannot express."""
         envelope = open_envelope(data)
-        group = unpack_group(envelope.body)
-        try:
-            messages = self.task.resolve(group.prompt_ref).prompt
-        except KeyError:
-            return None
-        text_group = reencode_as_text(group, envelope.id, messages=messages, tokenizer=self.tokenizer)
-        return seal_group(text_group, self.context.identity).to_bytes()
+        text_group = reencode_as_text(unpack_group(envelope.body), envelope.id, tokenizer=self.tokenizer)
+        return None if text_group is None else seal_group(text_group, self.context.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
         """Return announcements of stored groups, oldest first; an empty list for a malformed request."""
@@ -180,21 +175,21 @@ class PeerRequestHandler:
         self.peers.note(peer_id, Behaviour.REFUSED, reason=reason)
 
 
-def reencode_as_text(
-    group: Group, group_id: bytes, *, messages: Sequence[Mapping[str, object]], tokenizer: PromptTokenizer
-) -> TextGroup:
-    """Return `group` with id `group_id` as text. `messages` are its prompt; the texts are those that were scored."""
+def reencode_as_text(group: Group, group_id: bytes, *, tokenizer: PromptTokenizer) -> TextGroup | None:
+    """Return `group` with id `group_id` as text; None if a completion has a special token before its end."""
     header = {field.name: getattr(group, field.name) for field in fields(GroupHeader)}
-    header["prompt_hash"] = hash_messages(messages)
+    texts = tokenizer.answer_texts(group.tokens, group.finish_reasons)
+    if None in texts:
+        return None
     completions = tuple(
         TextCompletion(
-            text=tokenizer.decode(completion.token_ids.tolist()),
+            text=text or "",
             mean_logprob=float(completion.logprobs.mean(dtype=np.float64)),
             num_tokens=len(completion.token_ids),
             finish_reason=completion.finish_reason,
             reward=completion.reward,
         )
-        for completion in group.completions
+        for completion, text in zip(group.completions, texts, strict=True)
     )
     return TextGroup(
         **header,

@@ -20,6 +20,7 @@ from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager, fault_charger
 from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.releases import own_releases
 from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.factories import ProcessNodeFactory
@@ -111,7 +112,14 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
     source, step = inputs.source, inputs.manifest.step
     log_file = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
     events = stack.enter_context(closing(log_file))
-    manager = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+    registry, releases = PeerRegistry(), own_releases(inputs.task, inputs.tokenizer)
+    manager = PeerManager(
+        home.peers,
+        own_id=identity.peer_id,
+        settings=settings.admission,
+        events=events,
+        grades_alike=lambda peer_id: registry.grades_alike(peer_id, releases.grader),
+    )
     peers = stack.enter_context(closing(manager))
     space = DiskSpace(inputs.limit, root=home.root)
     disk = stack.enter_context(closing(DiskThread(space)))
@@ -127,7 +135,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
             num_versions=num_versions(settings, inputs.arrangement.hand_over),
         )
     )
-    state, registry, evaluations = NodeState(step=summary.step), PeerRegistry(), EvaluationHistory()
+    state, evaluations = NodeState(step=summary.step), EvaluationHistory()
     for event in summary.evaluations:
         if all(name in event for name in EvalStatus.__struct_fields__):
             evaluations.add(EvalStatus(**{name: event[name] for name in EvalStatus.__struct_fields__}))
@@ -145,6 +153,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         tokenizer=inputs.tokenizer.fingerprint,
         domain="" if inputs.domain is inputs.task else inputs.domain.name,
         training=inputs.training,
+        releases=releases,
     )
     return NodeComponents(
         context=NodeContext(settings, manifest, identity, events, state),
@@ -207,6 +216,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     async with asyncio.TaskGroup() as tasks:
         for name, part in components.items():
             tasks.create_task(start(name, part), name=f"start-{name}")
+        tasks.create_task(parts.scorer.check(), name="check-graders")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
     if settings.learns:

@@ -25,7 +25,7 @@ from ftis_node.learner.messages import CheckpointInProgress, HostsConnected, Lea
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
-from ftis_node.models.source import read_json
+from ftis_node.models.json_file import read_json
 from ftis_node.node.protocols import dtype_of, serves_adapters, threads_of
 from ftis_node.node.supervision.background import delay_forced_end, in_background
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
@@ -236,7 +236,7 @@ def generation_boot(
     generation = settings.generation
     check_options(generation.engine_options)
     return GenerationBoot(
-        model=str(source.folder),
+        model=str(source.path),
         engine="vllm" if adapters else settings.engine,  # no fallback to torch, which cannot serve adapters
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
@@ -269,7 +269,7 @@ def learner_boot(
     """Return how to build the learner worker. It publishes into `weights`; with `adapters`, only its adapter."""
     is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
     return LearnerBoot(
-        model=str(source.folder),
+        model=str(source.path),
         model_name=source.name,
         run_id=manifest.run_id,
         checkpoints_dir=str(home.checkpoints),

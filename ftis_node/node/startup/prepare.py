@@ -22,7 +22,9 @@ from ftis_node.files import replace_file
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import checkpoint_owner, choose_training
-from ftis_node.models import load_tokenizer, model_fingerprint, resolve_model
+from ftis_node.models import PromptSettings, load_tokenizer, model_fingerprint, resolve_model
+from ftis_node.models.adapter_folder import continued
+from ftis_node.models.chat_template import RUN_DATE
 from ftis_node.models.fingerprint import other_model
 from ftis_node.node.startup.factories import NodeInputs
 from ftis_node.node.startup.run_plan import from_anywhere
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.gossip.multiaddr import ListenAddress
+    from ftis_node.memory.choice import TrainingChoice
     from ftis_node.models import ModelSource
     from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.run_plan import RunPlan
@@ -71,6 +74,7 @@ async def prepare(
     source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
     if settings.learns:
         await in_background(check_owner, home, source, lora=settings.lora)
+        settings = continued(settings, source.adapter)
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
     await in_background(check_disk_space, home, source, least)  # first: `choose_training` has to load torch
     on_progress(None, "planning the memory")
@@ -80,9 +84,15 @@ async def prepare(
     limit = await in_background(limit_of, settings, source)
     arrangement = await factory.arrange(settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")
-    tokenizer = await in_background(load_tokenizer, source)
+    prompts = PromptSettings(
+        run_date=plan.manifest.prompt_date or RUN_DATE,
+        template=settings.prompts.template,
+        arguments=settings.prompts.template_arguments,
+    )
+    tokenizer = await in_background(partial(load_tokenizer, source, prompts=prompts))
     on_progress(None, "loading the task's problems")
     task, domain, eval_tasks = await in_background(load_tasks, plan)
+    await in_background(tokenizer.encode_prompt, domain[0].prompt)  # its ids may have no embedding
     replace_file(home.run_toml, plan.manifest.to_toml().encode())
     replace_file(home.settings, settings.model_dump_json(indent=1).encode())
     return NodeInputs(
@@ -92,13 +102,19 @@ async def prepare(
         identity=identity,
         source=source,
         arrangement=arrangement,
-        training=choice.training,
+        training=_continued_label(choice, source),
         tokenizer=tokenizer,
         task=task,
         domain=domain,
         eval_tasks=eval_tasks,
         limit=limit,
     )
+
+
+def _continued_label(choice: TrainingChoice, source: ModelSource) -> str:
+    if source.adapter is None or not choice.settings.lora:
+        return choice.training
+    return f"the LoRA adapter of rank {choice.settings.lora_adapter.rank} in {source.adapter}"
 
 
 def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.home_files import HOME_SCHEMA, marked_schema
 from ftis_node.config.manifest import (
     MAX_TASK_CHARS,
+    PRESETS,
     RunManifest,
     load_manifest,
     parse_canonical,
@@ -109,15 +110,17 @@ def plan_run(
     elif run is not None and is_run_id(run) and find is not None:
         manifest = find(run)
     else:
-        manifest = load_manifest(run or preset_for_task(task or ""))
+        manifest = load_manifest(run or preset_for_task(task or ""), task=parse_spec(task).canonical if task else None)
     mixture = parse_spec(manifest.task)
     requested = parse_spec(task) if task else None if own is None else kept_domain(home, manifest)
-    paths = dict(data_paths or {}) | (requested.paths if requested else {})
+    paths = _paths_in_file(run, mixture) | dict(data_paths or {}) | (requested.paths if requested else {})
     pinned_mixture = pinned(mixture.with_paths(paths))
     if run == manifest.run_id and pinned_mixture.canonical != mixture.canonical:
         raise ConfigError(f"run {run} does not pin its data set (no sha256 in {manifest.task!r}): join another run")
     mixture = pinned_mixture
     requested = pinned(requested.with_paths(paths), mixture) if requested else None
+    if requested is not None:
+        _log_replaced_queries(requested, mixture)
     manifest = manifest.model_copy(update={"task": (requested or mixture).canonical})
     domain = None
     is_run_meant = run is not None or own is not None  # else the preset is only a template for a run of this task
@@ -136,6 +139,29 @@ def plan_run(
         eval_specs=(str(held_out),) if held_out else (),
         domain_spec=str(domain.with_paths(from_anywhere(spec.paths))) if domain else None,
     )
+
+
+def _paths_in_file(run: str | None, mixture: TaskSpec) -> dict[str, str]:
+    """Return the data files that a run file names, relative to its folder; {} if the user named no such file.
+
+    A manifest of the swarm may name any file of this machine, and none of them is read.
+    """
+    if run is None or is_run_id(run) or run in PRESETS:
+        return {}
+    folder = Path(run).expanduser().absolute().parent
+    return {name: str(folder / Path(path).expanduser()) for name, path in mixture.paths.items()}
+
+
+def _log_replaced_queries(requested: TaskSpec, mixture: TaskSpec) -> None:
+    """Log if a query of --task replaces the one that the run has for the same data set."""
+    queries = {part.name: part.query for part in mixture.parts}
+    for part in requested.parts:
+        replaced = queries.get(part.name)
+        if part.query is None or replaced is None:
+            continue
+        ours, theirs = part.query.without_source(), replaced.without_source()
+        if ours != theirs:
+            log.warning("--task replaces the run's settings of %s: %s instead of %s", part.name, ours, theirs)
 
 
 def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:

@@ -85,6 +85,7 @@ class Wiring:
         self.node = node
         self.guard = node.gossip.guard
         self.takes_turns = node.arrangement.takes_turns
+        self.end_ids = node.tokenizer.end_ids
 
     def make(self, kind: type[ComponentT], **given: Any) -> ComponentT:
         """Return a component. `given` are the dependencies that are not found by the name of their field."""

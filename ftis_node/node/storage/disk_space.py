@@ -164,11 +164,16 @@ class HomeLimit:
 
 
 def measure_usage(home: Home, *, keep_checkpoints: int) -> HomeUse:
-    """Return the present use of the home. Count checkpoints beyond the newest `keep_checkpoints` as free space."""
+    """Return the present use of the home, without libraries' caches.
+
+    Count checkpoints beyond the newest `keep_checkpoints` as free space.
+    """
     checkpoints: dict[str, int] = {}
     used = passing = 0
     for path, num_bytes in _files(home.root):
         parts = path.relative_to(home.root).parts
+        if parts[0] == home.user.name:
+            continue
         if any(TEMPORARY_MARK in part for part in parts):
             passing += num_bytes
         elif parts[0] == home.checkpoints.name and CHECKPOINT.fullmatch(parts[1]):

@@ -10,7 +10,8 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.models import resolve_model
+from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.migrations import bring_up_to_date
 from ftis_node.node.storage.hub_cards import read_run_record, write_model_card
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.telemetry.log import OnProgress
-
-ADAPTER_FILE = "adapter_config.json"
 
 
 def export_model_of(
@@ -52,11 +51,11 @@ def export_model_of(
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
     step = export_newest(boot, out, merge=merge, on_progress=on_progress)
     folder = out.expanduser()
-    adapter = folder / ADAPTER_FILE
+    adapter = folder / ADAPTER_CONFIG_FILE
     is_adapter = adapter.exists()
     if is_adapter and (base or is_for_others):  # the name of a local folder is a path of this machine
-        config = read_object(adapter) | {"base_model_name_or_path": base or source.name}
+        config = read_object(adapter) | {"base_model_name_or_path": base or source.base.name}
         adapter.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
     record = read_run_record(home, base=base or source.name, step=step)
-    write_model_card(folder, record, is_adapter=is_adapter, license=license)
+    write_model_card(folder, record, is_adapter=is_adapter, tokenizer=load_tokenizer(source), license=license)
     return step

@@ -14,7 +14,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.manifest import read_own_manifest
-from ftis_node.errors import ConfigError, FileError
+from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import read_object
 from ftis_node.models.source import HUB_ID
 from ftis_node.replay.reader import ReplayReader
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
+    from ftis_node.models import PromptTokenizer
     from ftis_node.replay.rollout_rows import RowTotals
     from ftis_node.telemetry.status import EvalStatus
 
@@ -51,11 +52,21 @@ Trained with [GRPO](https://arxiv.org/abs/2402.03300) by ftis-node {version}, by
 
 {table}
 
+## Prompt
+
+{prompt}
+
 {reproduce}
 ```
 
 The groups of peers differ each time, so the weights differ too.
 """
+PROMPT: Final = """The tokenizer's chat template renders a question as:
+
+````text
+{text}
+````"""
+QUESTION: Final = ({"role": "user", "content": "What is 12 + 30?"},)
 DATA_CARD: Final = """---
 {metadata}
 ---
@@ -150,7 +161,9 @@ def _trained_tokens(home: Home) -> tuple[int, int] | tuple[None, None]:
         return reader.trained_tokens_by_origin()
 
 
-def write_model_card(folder: Path, record: RunRecord, *, is_adapter: bool, license: str | None = None) -> None:
+def write_model_card(
+    folder: Path, record: RunRecord, *, is_adapter: bool, tokenizer: PromptTokenizer, license: str | None = None
+) -> None:
     """Write the card and the run's manifest into the folder of a model. `license` is the hub's id of a license."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -171,8 +184,17 @@ def write_model_card(folder: Path, record: RunRecord, *, is_adapter: bool, licen
         tags=[*TAGS, manifest.method.name],
     )
     rows = [*_run_rows(record, license=license), ("pass@1", _accuracy(record))]
-    text = MODEL_CARD.format(metadata=metadata.to_yaml(), table=_table(rows), **_common(record))
+    prompt = _prompt_of(tokenizer)
+    text = MODEL_CARD.format(metadata=metadata.to_yaml(), table=_table(rows), prompt=prompt, **_common(record))
     _write(folder, text, record)
+
+
+def _prompt_of(tokenizer: PromptTokenizer) -> str:
+    try:
+        ids = tokenizer.encode_prompt(QUESTION)
+    except ModelError as error:
+        return f"The template refuses a question alone ({printable(str(error))})."
+    return PROMPT.format(text=tokenizer.decode(ids, skip_special=False))
 
 
 def write_data_card(

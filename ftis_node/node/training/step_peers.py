@@ -88,13 +88,17 @@ class PeerWeights:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class StepPeers:
-    """Weights the groups of peers before a step, then credits or charges their senders."""
+    """Weights the groups of peers before a step, then credits or charges their senders.
+
+    `end_ids` are those of this node's model (`PromptTokenizer.end_ids`).
+    """
 
     context: NodeContext
     peers: PeerManager
     registry: PeerRegistry
     counters: NodeCounters
     guard: PeerGuard
+    end_ids: tuple[int, ...]
     _peer_weights: PeerWeights = field(default_factory=PeerWeights, init=False)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
@@ -110,6 +114,7 @@ class StepPeers:
         return train_group(
             group,
             share=share,
+            end_ids=self.end_ids,
             of_own_weights=self.peers.is_of_own_weights(group),
             weight=1.0 if group.own else self._peer_weights.weight(group.sender),
         )
@@ -170,7 +175,14 @@ def note_contributor(peers: PeerManager, group: StoredGroup) -> None:
         peers.note(group.sender, Behaviour.CONTRIBUTED)
 
 
-def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
+def train_group(
+    group: StoredGroup,
+    *,
+    share: Share,
+    end_ids: tuple[int, ...] = (),
+    of_own_weights: bool = False,
+    weight: float = 1.0,
+) -> TrainGroup:
     """Return a stored group in the learner's form. For `of_own_weights` see `PeerManager.is_of_own_weights`.
 
     With `share` "vertical", advantages compare the completions of one group. With "horizontal", they compare all
@@ -187,4 +199,5 @@ def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = Fals
         of_own_weights=of_own_weights,
         sender=group.sender,
         weight=weight,
+        end_ids=end_ids,
     )

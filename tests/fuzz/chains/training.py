@@ -18,7 +18,7 @@ from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group
+from ftis_node.records.codec import CODECS, pack_group, pack_text_group
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.identity import ENVELOPE_DOMAIN
 from ftis_node.records.peer_messages import BackfillRequest
@@ -27,7 +27,7 @@ from ftis_node.replay.lifecycle import choose_sapo
 from tests.conftest import make_group, make_text_group
 from tests.fuzz.fuzzed_node import HOSTILE, OWN, RUN, fuzzed_node, running
 from tests.fuzz.mutator import Item, join
-from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, _parsed
+from tests.fuzz.targets import SEEDS_MADE_AT, _parsed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ def _set_required_fields(message: Any, number: int) -> None:
     own = make_group(HOSTILE[0])
     is_text = message.codec == pb.CODEC_TEXT
     message.tokenizer = bytes(16) if is_text else bytes.fromhex(own.tokenizer)
-    message.prompt_hash = hash_messages(PROMPT) if is_text else own.prompt_hash
+    message.problem_hash, message.prompt_hash = own.problem_hash, own.prompt_hash
 
 
 def _render(fuzzed: FuzzedNode) -> None:
@@ -129,7 +129,7 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
     torch.manual_seed(0)
     logprobs = (-torch.rand(batch.mask.shape)).requires_grad_()
     objective = make_objective(method, _parameters(method), max_logprob_gap_nats=8.0)
-    loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), anchor=None)
+    loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), first_pass=None)
     loss.backward()
     assert bool(torch.isfinite(loss)), (method, loss)
     assert logprobs.grad is None or bool(torch.isfinite(logprobs.grad).all()), method

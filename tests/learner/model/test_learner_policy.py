@@ -139,7 +139,7 @@ def test_dropout_is_refused(model_folder, tmp_path):
 
 
 def test_adapter_for_no_layer_is_refused(model_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("ftis_node.learner.model.policy.ADAPTED_LAYERS", ["nowhere"])
+    monkeypatch.setattr("ftis_node.learner.model.lora.ADAPTED_LAYERS", ["nowhere"])
     with pytest.raises(ConfigError, match="does not fit the model"):
         load_policy(make_boot(model_folder, tmp_path, lora=LoraSection(rank=4)))
 

@@ -105,7 +105,7 @@ def test_loss_and_gradient_have_the_weighted_kl_of_every_row(method, agg, with_t
     advantages, found = objective.advantages(batch), []
     for reference in (None, start):
         leaf = learner.clone().requires_grad_()
-        loss, metrics = objective.loss(leaf, batch, advantages, anchor=None, reference=reference)
+        loss, metrics = objective.loss(leaf, batch, advantages, first_pass=None, reference=reference)
         found.append((loss.item(), torch.autograd.grad(loss, leaf)[0], metrics))
     (plain, plain_gradient, without), (loss, gradient, metrics) = found
 
@@ -141,7 +141,7 @@ def test_the_gradient_with_a_kl_term_does_not_depend_on_micro_batches(method):
     with torch.no_grad():
         reference = logprobs_of(start, batch).float()
     matrix = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    loss, _ = objective.loss(matrix, batch, objective.advantages(batch), anchor=None, reference=reference)
+    loss, _ = objective.loss(matrix, batch, objective.advantages(batch), first_pass=None, reference=reference)
     exact = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
     for max_tokens in (10_000, 40):
         model.zero_grad()

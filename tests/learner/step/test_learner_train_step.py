@@ -16,7 +16,7 @@ from ftis_node.errors import ConfigError, WorkerTaskError
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import Objective, make_objective
-from ftis_node.learner.step.train_step import compute_gradients, take_step
+from ftis_node.learner.step.train_step import compute_gradients, compute_logprobs, take_step
 
 PARAMS = {"dr_grpo": {"max_completion_length": 12}, "ftis": {"kl_threshold": 0.05}, "gepo": {"k3_beta": 0.005}}
 
@@ -255,12 +255,12 @@ def test_a_step_stopped_between_micro_batches_changes_nothing(model, stop_after)
     assert_unchanged(model, optimizer, before)
 
 
-@pytest.mark.parametrize(("method", "uses_anchor"), [("ftis", True), ("grpo", False)])
-def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatch, method, uses_anchor):
+@pytest.mark.parametrize("method", ["ftis", "grpo"])
+def test_later_updates_get_the_log_probs_of_the_first_pass(model, batch, monkeypatch, method):
     given = []
 
     def spy(*arguments, **params):
-        given.append((arguments[1].detach().clone(), params.get("anchor_logprobs")))
+        given.append((arguments[1].detach().clone(), params["first_pass_logprobs"]))
         return policy_loss(*arguments, **params)
 
     optimizer = optimizer_of(model)
@@ -271,11 +271,27 @@ def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatc
     assert outcome.num_updates == 3
     calls_per_update = len(micro_batches) + 1  # one for each, and one for the figures
     assert len(given) == 3 * calls_per_update
-    assert all(anchor is None for _, anchor in given[:calls_per_update])
+    assert all(first_pass is None for _, first_pass in given[:calls_per_update])
     first, *later = given[calls_per_update - 1 :: calls_per_update]
-    for logprobs, anchor in later:
+    for logprobs, first_pass in later:
         assert not torch.equal(logprobs, first[0])  # the model has changed
-        assert (anchor is None) if not uses_anchor else torch.equal(anchor, first[0])
+        assert torch.equal(first_pass, first[0])
+
+
+@pytest.mark.parametrize("method", ["ftis", "gepo"])
+def test_a_later_update_is_exact_for_any_micro_batches(model, batch, method):
+    """Its gradient is that of one graph over the batch with the log-probs of the first pass."""
+    objective = make_objective(method, {"alpha": 0.5} if method == "gepo" else {"kl_estimator": "k3_fwd"})
+    first_pass = compute_logprobs(Forward(model), batch, make_micro_batches(batch, max_tokens=60))
+    noise = torch.randn(first_pass.shape, generator=torch.Generator().manual_seed(3))
+    first_pass = torch.where(batch.mask, first_pass + 0.2 * noise, 0.0)
+    exact, loss = reference_gradient(model, batch, objective, first_pass_logprobs=first_pass)
+    for max_tokens in (10_000, 60):
+        model.zero_grad()
+        micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
+        found = compute_gradients(Forward(model), batch, micro_batches, objective, first_pass=first_pass)
+        assert found.loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
+        assert (flat_gradient(model) - exact).norm() < 3e-6 * exact.norm()
 
 
 def test_gradients_do_not_accumulate_over_updates(model, batch):

@@ -22,7 +22,7 @@ from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
 from ftis_node.validation import Accepted
-from tests.conftest import make_completion, make_group
+from tests.conftest import PROMPT_IDS, make_completion, make_group
 from tests.node.nodes import ME, MODEL, components, events_of, notes_of
 from tests.node.support import sections_of
 from tests.waiting import eventually
@@ -94,6 +94,7 @@ class Rig:
             guard=node.gossip.guard,
             failures=node.failures,
             takes_turns=False,
+            end_ids=(),
             dice=dice or random.SystemRandom(),
         )
 
@@ -139,7 +140,7 @@ def accepted(*, model: str = MODEL, version: int = 0, completions: tuple[Complet
     changes: dict[str, Any] = {} if completions is None else {"completions": completions}
     group = make_group(ANN, model=model, versions=(version, version), **changes)
     envelope = seal_group(group, ANN)
-    return Accepted(envelope, envelope.to_bytes(), group, (1, 2))
+    return Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
 
 
 async def test_a_false_claim_is_noted_and_counted_and_its_group_released(rig: MakeRig) -> None:

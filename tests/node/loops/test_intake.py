@@ -20,7 +20,7 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread, to_the_end
 from ftis_node.node.supervision.task_monitor import AT_WORK
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.records.codec import unpack_group
+from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
@@ -35,11 +35,12 @@ from tests.validation.test_pipeline import MANIFEST, _context, _Scorer, _Tokeniz
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.loops.intake import IntakeLoop
+    from ftis_node.records.token_batch import TokenBatch
 
 
 class GatedDisk(DiskThread):
@@ -243,8 +244,8 @@ class _HostileTokenizer(_Tokenizer):
     """A tokenizer with which a completion that ends with 99 never finishes scoring, and one that begins with 10 is
     correct."""
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return "stuck" if ids[-1] == STUCK else str(float(ids[0] == 10))
+    def answer_texts(self, tokens: TokenBatch, finish_reasons: object, *, opening: str = "") -> list[str]:
+        return ["stuck" if ids[-1] == STUCK else str(float(ids[0] == 10)) for ids in tokens.ids_of_each()]
 
 
 STUCK = 99
@@ -252,7 +253,14 @@ LIMITS = ScoringLimits(time_limit_s=2.0, start_limit_s=60, memory_limit_bytes=1 
 
 
 def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
-    group = make_group(sender, number=number, run_id=MANIFEST.run_id, prompt_ref=HostileTask()[0].ref)
+    problem = HostileTask()[0]
+    group = make_group(
+        sender,
+        number=number,
+        run_id=MANIFEST.run_id,
+        prompt_ref=problem.ref,
+        problem_hash=hash_messages(problem.prompt),
+    )
     if is_bomb:
         group = group.with_completions((make_completion(12, STUCK), make_completion(13, STUCK)))
     return seal_group(group, sender).to_bytes()

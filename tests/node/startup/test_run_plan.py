@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, TaskError
 from ftis_node.node.startup.run_plan import RunPlan, plan_run
 
 if TYPE_CHECKING:
@@ -111,3 +111,53 @@ def test_a_domain_too_long_for_a_record_is_refused(tmp_path: Path) -> None:
     weights = "+".join(f"{part}={101 + number}" for number, part in enumerate(parts))
     with pytest.raises(ConfigError, match="more than 512 bytes"):
         plan_run(run, weights, home=Home(tmp_path / "home"))
+
+
+QUERY = "prompt=q&answer=a&reward=exact&style=plain"
+
+
+def write_problems(path: Path) -> Path:
+    path.write_text("".join(json.dumps({"q": f"what is {n}?", "a": str(n)}) + "\n" for n in range(8)))
+    return path
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_the_data_file_that_a_run_file_names_is_read(tmp_path: Path, is_relative: bool) -> None:
+    problems = write_problems(tmp_path / "q.jsonl")
+    named = "./q.jsonl" if is_relative else str(problems)
+    plan = plan_run(write_run(tmp_path / "run.toml", f"dataset:{named}?{QUERY}"), None, home=Home(tmp_path / "home"))
+    assert str(problems) in plan.task_spec.replace("/./", "/")
+    assert str(tmp_path) not in plan.manifest.task, "the manifest has no path"
+    assert "sha256=" in plan.manifest.task
+
+
+def test_a_manifest_of_the_swarm_reads_no_file_that_it_names(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path / "q.jsonl")
+    stranger = parse_manifest(f'name = "x"\ntask = "dataset:{problems}?{QUERY}"', source="peer")
+    with pytest.raises(TaskError, match="needs the run's data file"):
+        plan_run(stranger.run_id, None, home=Home(tmp_path / "home"), find=lambda run_id: stranger)
+
+
+def test_a_run_file_without_a_task_takes_that_of_the_flag(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('name = "plain"\n[step]\nown_groups = 4\n')
+    plan = plan_run(str(run), "arithmetic", home=Home(tmp_path / "home"))
+    assert (plan.manifest.task, plan.manifest.step.own_groups, plan.domain_spec) == ("arithmetic", 4, None)
+    with pytest.raises(ConfigError, match='names no task: write task = "SPEC" into it, or give --task SPEC'):
+        plan_run(str(run), None, home=Home(tmp_path / "home"))
+
+
+def test_settings_of_a_data_set_that_the_flag_replaces_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    problems = write_problems(tmp_path / "q.jsonl")
+    run = write_run(tmp_path / "run.toml", f"dataset:{problems}?{QUERY}")
+    plan_run(run, f"dataset:{problems}", home=Home(tmp_path / "home"))
+    plan_run(run, f"dataset:{problems}?{QUERY}", home=Home(tmp_path / "home"))
+    assert not caplog.messages
+    plan_run(run, f"dataset:{problems}?prompt=q&answer=a", home=Home(tmp_path / "home"))
+    (message,) = caplog.messages
+    assert message == (
+        "--task replaces the run's settings of dataset:q: answer=a&prompt=q instead of "
+        "answer=a&prompt=q&reward=exact&style=plain"
+    )

@@ -114,6 +114,7 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path: Path, identi
             learner=learner,
             guard=node.gossip.guard,
             failures=node.failures,
+            end_ids=node.tokenizer.end_ids,
         )
         running = asyncio.create_task(loop.run())
         for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:

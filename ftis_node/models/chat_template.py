@@ -1,0 +1,142 @@
+"""A model's chat template: chat messages to the text of a prompt.
+
+The environment is the one of transformers' `apply_chat_template`, with two differences that make a prompt depend on the
+run alone. `strftime_now` formats the run's date instead of the clock, and there is no `random`.
+
+A template is code of the model's author, and its sandbox bounds neither time nor memory. So `check_template` renders
+examples in a child process with limits before the template is used. The child runs this file as a script, which imports
+nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess  # nosec B404
+import sys
+from datetime import date, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+RUN_DATE = date(2026, 1, 1)  # if the run sets none
+RENDER_LIMIT_S = 1  # CPU time for all examples
+MEMORY_LIMIT_BYTES = 1 << 30
+WALL_LIMIT_S = 60
+EXAMPLES = (
+    [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
+    [{"role": "user", "content": "What is 12 + 30?"}],
+)
+
+
+class ChatTemplate:
+    """One chat template with its variables.
+
+    `variables` are the tokenizer's special tokens by name, `arguments` the operator's, such as `enable_thinking`.
+    """
+
+    def __init__(
+        self, source: str, *, variables: Mapping[str, Any], arguments: Mapping[str, Any], run_date: date = RUN_DATE
+    ) -> None:
+        self.source = source
+        self.variables = {**variables, **arguments}
+        self.run_date = run_date
+
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
+        """Return the prompt up to the assistant's turn. Raises jinja2.TemplateError, whatever the template does."""
+        midnight = datetime(self.run_date.year, self.run_date.month, self.run_date.day)
+        try:
+            return _compiled(self.source).render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                strftime_now=midnight.strftime,
+                **self.variables,
+            )
+        except jinja2.TemplateError:
+            raise
+        except Exception as error:  # an expression of the template
+            raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
+
+    def to_json(self) -> str:
+        """Return the arguments of the constructor. Raises TypeError for a variable that is no JSON."""
+        return json.dumps(
+            {"source": self.source, "variables": self.variables, "run_date": self.run_date.isoformat()}, sort_keys=True
+        )
+
+
+@lru_cache(maxsize=4)
+def _compiled(source: str) -> jinja2.Template:
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    del environment.filters["random"]
+    del environment.globals["lipsum"]
+    return environment.from_string(source)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """The tag `{% generation %}` of transformers. Its contents are rendered as they are."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def check_template(template: ChatTemplate) -> str | None:
+    """Return why the template must not be used: it exceeds the limits of time or memory. None if it does not.
+
+    An exception of the template is no reason, because it may refuse an example. It takes about 0.2 s.
+    """
+    command = [sys.executable, "-I", __file__]
+    try:
+        done = subprocess.run(  # nosec B603
+            command, input=template.to_json(), text=True, capture_output=True, timeout=WALL_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"rendering an example took over {WALL_LIMIT_S} s"
+    if done.returncode == -signal.SIGPROF:
+        return f"rendering an example takes over {RENDER_LIMIT_S} s"
+    if done.returncode:
+        return f"rendering an example takes over {MEMORY_LIMIT_BYTES >> 30} GiB of memory, or ends the process"
+    return None
+
+
+def _render_examples() -> None:
+    """Render the examples with the template on standard input, under the limits."""
+    given = json.load(sys.stdin)
+    template = ChatTemplate(
+        given["source"], variables=given["variables"], arguments={}, run_date=date.fromisoformat(given["run_date"])
+    )
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, RENDER_LIMIT_S)
+    for messages in EXAMPLES:
+        try:
+            template.render(messages)
+        except jinja2.TemplateError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise
+
+
+if __name__ == "__main__":
+    _render_examples()

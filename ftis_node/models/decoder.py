@@ -1,0 +1,84 @@
+"""Token ids of a home's model as text, without transformers and torch, for screens and commands."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FileError
+from ftis_node.files import read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tokenizers import Tokenizer
+
+    from ftis_node.config.home import Home
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Decoder:
+    """Decoder of token ids to text, by the tokenizer of a home's model. It loads neither transformers nor torch.
+
+    The first use reads `tokenizer.json`, which may take a second, so do not call it in an event loop. If that file is
+    not on this machine, the ids stay ids: nothing is downloaded.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    @cached_property
+    def _opened(self) -> tuple[Tokenizer | None, str]:
+        return _open_tokenizer(self._home)
+
+    @property
+    def missing(self) -> str:
+        """Reason why there is no tokenizer; empty if there is one."""
+        return self._opened[1]
+
+    def text(self, token_ids: Sequence[int], *, with_special_tokens: bool = False) -> str | None:
+        """Return the text of these ids; None if there is no tokenizer, or if an id is not in its vocabulary."""
+        tokenizer, _ = self._opened
+        if tokenizer is None:
+            return None
+        try:
+            ids = [int(token) for token in token_ids]
+            return str(tokenizer.decode(ids, skip_special_tokens=not with_special_tokens))
+        except OverflowError:  # a negative id
+            return None
+
+    def answer(self, token_ids: Sequence[int], *, has_stopped: bool) -> str | None:
+        """Return the text of a completion with its special tokens, except the one that ended it; else as `text`."""
+        return self.text(token_ids[:-1] if has_stopped else token_ids, with_special_tokens=True)
+
+
+def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:
+    try:
+        model = str(read_object(home.settings)["model"])
+    except (OSError, FileError, KeyError):
+        return None, f"{home.settings} names no model: showing token ids"
+    folder = _folder_of(model)
+    if folder is None or not (folder / TOKENIZER_FILE).is_file():
+        return None, f"the model's {TOKENIZER_FILE} is not on this machine: showing token ids"
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(folder / TOKENIZER_FILE)), ""
+    except Exception as error:  # the library raises a plain Exception for an unreadable file
+        return None, f"{folder / TOKENIZER_FILE} cannot be read ({error}): showing token ids"
+
+
+def _folder_of(model: str) -> Path | None:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub.errors import HFValidationError
+
+    from ftis_node.models.hub import cached_snapshot
+
+    try:
+        return cached_snapshot(model)
+    except HFValidationError:  # the folder was removed
+        return None

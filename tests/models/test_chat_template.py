@@ -1,0 +1,104 @@
+"""Chat templates: rendered as by transformers, without a clock, and checked under limits before their first use."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import date
+
+import pytest
+from tiny_models import CHAT_TEMPLATE, make_tokenizer, save_tiny
+
+from ftis_node.errors import ModelError
+from ftis_node.models import PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
+
+SYSTEM = [{"role": "system", "content": "Answer."}, {"role": "user", "content": 'Is "½" < 1?'}]
+ALONE = SYSTEM[1:]
+DATED = "{{ strftime_now('%d %b %Y') }} {{ messages[-1]['content'] }}"
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"
+
+
+def _tokenizer(source, **prompts):
+    return PromptTokenizer(make_tokenizer(chat_template=source), name="tiny", prompts=PromptSettings(**prompts))
+
+
+def _text(tokenizer, messages=ALONE):
+    return tokenizer.decode(tokenizer.encode_prompt(messages), skip_special=False)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHAT_TEMPLATE,
+        "{{ bos_token }}{{ eos_token }}{{ messages | tojson }}{% if tools %}tools{% endif %}",
+        "{% for m in messages %}\n    {% generation %}{{ m.content | trim }}{% endgeneration %}\n{% endfor %}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+        "{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- set ns.n = ns.n + 1 -%}{%- endfor -%}{{ ns.n }}",
+        "{{ missing }}{% if missing is defined %}x{% endif %}{{ messages[-1]['content'][::-1] }}",
+    ],
+)
+@pytest.mark.parametrize("messages", [SYSTEM, ALONE])
+def test_a_template_is_rendered_as_by_transformers(template, messages):
+    tokenizer = make_tokenizer(chat_template=template)
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert PromptTokenizer(tokenizer, name="tiny").encode_prompt(messages) == expected
+
+
+def test_a_template_reads_the_date_of_the_run_and_no_clock(monkeypatch):
+    assert _text(_tokenizer(DATED)).startswith("01 Jan 2026 ")
+    assert _text(_tokenizer(DATED, run_date=date(2026, 11, 27))).startswith("27 Nov 2026 ")
+    for zone in ("Pacific/Auckland", "America/Los_Angeles"):
+        monkeypatch.setitem(os.environ, "TZ", zone)
+        time.tzset()
+        assert _text(_tokenizer("{{ strftime_now('%Y-%m-%d %H:%M %Z') }}")) == "2026-01-01 00:00 "
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ ['a', 'b'] | random }}", "{{ lipsum() }}", "{{ 1 + messages }}", "{{ 1 / 0 }}"]
+)
+def test_a_template_that_draws_or_fails_is_a_model_error_of_one_line(template):
+    with pytest.raises(ModelError, match=r"^the chat template of tiny refuses the prompt: [^\n]*$"):
+        _tokenizer(template).encode_prompt(ALONE)
+
+
+def test_arguments_of_the_operator_are_variables_of_the_template():
+    template = "{% if enable_thinking is defined and not enable_thinking %}no {% endif %}{{ messages[0].content }}"
+    silent = _tokenizer(template, arguments={"enable_thinking": False})
+    assert _text(silent).startswith("no ")
+    assert not _text(_tokenizer(template)).startswith("no ")
+    assert silent.template_digest != _tokenizer(template).template_digest
+    assert _tokenizer(template).template_digest == _tokenizer(template).template_digest
+
+
+def test_one_of_several_templates_is_chosen_by_name():
+    several = {"chat": "chat {{ messages[0].content }}", "tool_use": "tool"}
+    assert _text(_tokenizer(several, template="chat")).startswith("chat ")
+    assert _text(_tokenizer(several | {"default": "default"})) == "default"
+    with pytest.raises(ModelError, match="tiny has several chat templates, none named 'default': set prompts.template"):
+        _tokenizer(several).encode_prompt(ALONE)
+    with pytest.raises(ModelError, match="remove prompts.template from node.toml"):
+        _tokenizer(CHAT_TEMPLATE, template="chat").encode_prompt(ALONE)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (LOOP, "takes over 1 s"),
+        ("{% macro again() %}{{ again() }}{{ again() }}{% endmacro %}{% set a = 'x' * 2 ** 40 %}", "GiB of memory"),
+        ("{{ '%099999999999d' | format(1) }}", "GiB of memory"),
+    ],
+)
+def test_a_template_beyond_the_limits_is_refused_when_the_model_is_loaded(tmp_path, template, reason):
+    folder = save_tiny(tmp_path / "tiny")
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ModelError, match=f"the chat template of tiny cannot be used: rendering an example .*{reason}"):
+        load_tokenizer(resolve_model(str(folder)), prompts=PromptSettings())
+
+
+def test_a_template_within_the_limits_is_accepted_even_if_it_refuses_the_examples(tmp_path):
+    folder = save_tiny(tmp_path / "tiny")
+    for template in (CHAT_TEMPLATE, "{{ raise_exception('no') }}", "{{ 1 / 0 }}"):
+        (folder / "chat_template.jinja").write_text(template)
+        assert load_tokenizer(resolve_model(str(folder)), prompts=PromptSettings()).template is not None

@@ -1,0 +1,75 @@
+"""Think blocks that a chat template opens: what is scored, and what a peer may name."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftis_node.records.think_block import after_thinking, is_opening, split_opening, whole_answer
+from ftis_node.tasks import load_task
+from ftis_node.tasks.answers import final_answer
+
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("opening", "completion"),
+    [
+        ("<think>\n", "12 and 30 </think> <answer> 42 </answer>"),
+        ("<think>", "</think><answer>42</answer>"),
+        (EMPTY, "<answer>42</answer>"),
+        (EMPTY, "<think> 12 and 30 </think> <answer>42</answer>"),
+        ("", "<think> 12 and 30 </think> <answer>42</answer>"),
+    ],
+)
+def test_an_answer_is_in_format_with_its_opening(opening: str, completion: str) -> None:
+    assert final_answer(whole_answer(opening, completion)) == "42"
+
+
+@pytest.mark.parametrize(
+    ("opening", "completion"),
+    [("<think>\n", "<think> x </think> <answer> 42 </answer>"), ("", "x </think> <answer> 42 </answer>")],
+)
+def test_an_answer_with_one_think_tag_too_many_or_too_few_is_not_in_format(opening: str, completion: str) -> None:
+    assert final_answer(whole_answer(opening, completion)) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("assistant\n<think>\n", ("assistant\n", "<think>\n")),
+        (f"assistant\n{EMPTY}", ("assistant\n", EMPTY)),
+        ("assistant\n", ("assistant\n", "")),
+        ("<think> reason </think> assistant\n", ("<think> reason </think> assistant\n", "")),
+        ("<think>a<think>", ("<think>a", "<think>")),
+    ],
+)
+def test_a_prompt_is_divided_before_its_opening(prompt: str, expected: tuple[str, str]) -> None:
+    assert split_opening(prompt) == expected
+
+
+@pytest.mark.parametrize("text", ["<answer>", "<think> the answer is 42", "x<think>", "<think></think>42", "</think>"])
+def test_a_peer_may_name_only_a_think_block(text: str) -> None:
+    assert not is_opening(text)
+    assert is_opening("") and is_opening(EMPTY) and is_opening("<think>")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("42", "42"),
+        ("<think>\n12 and 30</think> 42", " 42"),
+        (f"{EMPTY}42", "\n\n42"),
+        ("<think>\n42", "\n42"),  # the block never ends
+        ("12</think>42", "12</think>42"),
+    ],
+)
+def test_a_task_without_tags_reads_the_text_after_the_block(text: str, answer: str) -> None:
+    assert after_thinking(text) == answer
+
+
+def test_the_tasks_without_tags_use_it() -> None:
+    item = load_task("arithmetic")[0]
+    task = load_task("arithmetic")
+    assert task.score(item, f"<think> carry </think> {item.answer}") == 1.0
+    assert task.score(item, f"<think> {item.answer}") == 1.0
+    assert task.score(item, f"{item.answer} </think>") == 0.0
