@@ -80,7 +80,11 @@ class Task(StubTask):
         return self.resolve(PromptRef(self.name, "train", index))
 
 
-class LongPrompts(StubTokenizer):
+class Tokenizer(StubTokenizer):
+    eos_ids = StubTokenizer.end_ids
+
+
+class LongPrompts(Tokenizer):
     def encode_prompt(self, messages: object) -> list[int]:
         return [0] * 148
 
@@ -101,6 +105,7 @@ def node_of(folder: Path, role: str = "full", **changes: Any) -> Iterator[NodeCo
         "generation": Engine(lambda: 0),
         "learner": Learner(1),
         "domain_task": Task(),
+        "tokenizer": Tokenizer(),
         "settings": settings,
         "manifest": manifest,
         "gossip": gossip,
