@@ -135,6 +135,8 @@ KINDS = {
     "refused": Kind("bad", "{count} groups rejected: {tally}", "reason", has_cause=False),
     "pull_given_up": Kind("plain", "No peer sent {count} announced groups, announced by {who}", "source", False),
     "weights_failed": Kind("bad", "Weights {version} could not be fetched"),
+    "peer_refused": Kind("bad", "Groups of {who} are refused", "peer"),
+    "refused_by": Kind("bad", "{who} refuses the groups of this node", "peer"),
     "weights_refused": Kind("bad", "Weights from {who} were rejected", "peer"),
     "learner_away": Kind("bad", "The learner that this node follows does not answer"),
     "learner_back": Kind("good", "The learner that this node follows answers again"),

@@ -117,11 +117,28 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     kernels: str | None = None
 
 
+class RefusalStatus(msgspec.Struct, frozen=True):
+    """A sender whose groups this node refuses, or a peer that refuses this node's; `since` is Unix time in seconds.
+
+    `reason` is the most frequent one, `meaning` its meaning, and `advice` what to do. Name and reason of a peer that
+    refuses are its claims.
+    """
+
+    peer_id: str
+    name: str
+    reason: str
+    meaning: str
+    groups: int
+    since: float
+    advice: str
+
+
 class SwarmStatus(msgspec.Struct, frozen=True):
     """Traffic with peers. The `weights_*` fields describe the transfer between a learner and its generators.
 
     `reachability` is unknown, local, relayed or public. docs/develop/network-protocol.md has the reasons of
-    `serve_errors`. `update` is the advice to update if most members have a newer wire version.
+    `serve_errors`. `update` is the advice to update if most members have a newer wire version. `refused_peers` are the
+    senders that this node refuses, `refused_by` the peers that refuse this node's groups.
     """
 
     state: str = "stopped"
@@ -153,6 +170,8 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     peers_newer: int = 0
     peers_older: int = 0
     update: str = ""
+    refused_peers: list[RefusalStatus] = []
+    refused_by: list[RefusalStatus] = []
 
 
 class AmountStatus(msgspec.Struct, frozen=True):

@@ -79,6 +79,7 @@ class PeersLoop:
             return
         log.info("this machine or process was suspended for %s: the node continues", duration(slept_s))
         self.context.events.write("woke", slept_s=round(slept_s, 1))
+        self.peers.forget_refusals()
         self.on_wake()
 
 

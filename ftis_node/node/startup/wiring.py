@@ -25,6 +25,7 @@ from ftis_node.node.loops.train import TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
+from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
 from ftis_node.node.supervision.watchdog import Watchdog
@@ -67,6 +68,7 @@ class Wiring:
     limits = _shared(BufferLimits)
     peer_table = _shared(PeerTable)
     pull = _shared(PullLoop)
+    refusals = _shared(RefusalReporter)
     reporter = _shared(StepReporter)
     selection = _shared(StepSelection)
     served = _shared(PeerRequestHandler)

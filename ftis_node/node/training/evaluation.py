@@ -12,7 +12,9 @@ import msgspec
 
 from ftis_node.errors import WorkerError
 from ftis_node.generation.evaluate import evaluate
+from ftis_node.records.bounds import MAX_REFUSED_SENDERS
 from ftis_node.records.peer_messages import PeerStats
+from ftis_node.swarm.reasons import REFUSALS
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.tracking import TrackedRun, Tracking
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.protocols import Generation
     from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.tasks.base import Task
@@ -131,11 +134,14 @@ class OwnStats:
     context: NodeContext
     counters: NodeCounters
     evaluations: EvaluationHistory
+    peers: PeerManager
+    _turn: int = field(default=0, init=False)
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_SAMPLES), init=False)
 
     def sample(self, *, last_number: int) -> None:
         """Note how many groups have been sent; the rate is an average since the oldest of the noted numbers."""
         self._samples.append((time.monotonic(), last_number))
+        self._turn += 1
 
     def make(self, *, last_number: int) -> PeerStats | None:
         """Return the measurements; None if `swarm.publish_stats` is false. `last_number` counts the groups sent."""
@@ -151,7 +157,15 @@ class OwnStats:
             pass_rates=self._pass_rates(),
             sources=tuple((peer_id, groups) for peer_id, groups in sources.most_common() if peer_id and groups > 0),
             trained_groups=sum(sources.values()),
+            refused_senders=self._refused_senders(),
         )
+
+    def _refused_senders(self) -> tuple[tuple[str, str, int], ...]:
+        """Return as many refused senders as a record holds, others in each turn."""
+        refused = self.peers.refused_senders()
+        first = self._turn * MAX_REFUSED_SENDERS % max(1, len(refused))
+        ordered = [*refused[first:], *refused[:first]][:MAX_REFUSED_SENDERS]
+        return tuple((sender.peer_id, _public(sender.reason), sender.num_groups) for sender in ordered)
 
     def _groups_per_minute(self, last_number: int) -> float:
         if not self._samples:
@@ -162,3 +176,8 @@ class OwnStats:
     def _pass_rates(self) -> tuple[tuple[int, float], ...]:
         entries = self.evaluations.entries
         return tuple((entry.step, entry.pass_at_1) for entry in entries if entry.task == entries[0].task)
+
+
+def _public(reason: str) -> str:
+    """Return the reason for the record: a name that peers know, since a ban may have any reason."""
+    return reason if reason in REFUSALS else "banned"
