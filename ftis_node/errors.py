@@ -55,6 +55,10 @@ class MachineError(FtisError):
     exit_code = 3
 
 
+class DiskFullError(MachineError):
+    """A disk has no space left."""
+
+
 class OutOfMemoryError(MachineError):
     """Memory is exhausted at the moment."""
 

@@ -31,6 +31,7 @@ _LONG_KEY = re.compile(
     rf"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}"""
 )  # `tomllib` needs a time that is quadratic in the parts of a key
 _LONG_NUMBER = re.compile(rf"[\da-fA-F_]{{{MAX_DIGITS}}}")
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # errors of a full disk
 NO_DEVICE_WAITS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 

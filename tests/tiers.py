@@ -45,6 +45,8 @@ SCENARIOS: Final = (
     "tests/node/test_roles.py",
     "tests/node/test_siblings.py",
     "tests/node/test_stop.py",
+    "tests/node/supervision/test_hangup.py::test_a_node_whose_terminal_closes_saves_and_leaves_no_process",
+    "tests/node/supervision/test_sleep.py::test_a_real_node_that_was_suspended_continues_without_a_ban",
 )
 SMOKE: Final = (
     "tests/generation/test_generation_vllm_engine.py::"

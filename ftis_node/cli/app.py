@@ -118,6 +118,8 @@ def main() -> None:
     os.environ.update(NO_TELEMETRY)
     sys.excepthook = show_traceback
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like ctrl-C: a command ends its processes cleanly
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     open_closed_files()
     if _is_lasting(sys.argv[1:]):
         drop_what_cannot_be_written()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.view.spans import number
-from ftis_node.telemetry.health_summary import BUDGET_UNITS, OFF, AnswerWord, duration, summarize_health
+from ftis_node.telemetry.health_summary import BUDGET_UNITS, OFF, AnswerWord, duration, refusal_facts, summarize_health
 from ftis_node.telemetry.terminal_text import labeled, printable, size, wrapped
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ HEIGHT = 23  # one of the 24 lines is for the prompt
 ID_TAIL = 8
 MIN_SHOWN_SKEW_S = 1.0
 MAX_EVALUATIONS = 3
+MAX_REFUSALS = 2  # of each direction
 ENDED_WELL = (AnswerWord.FINISHED, AnswerWord.STOPPED)
 STEP_FIGURES = {
     "loss": "loss",
@@ -49,7 +50,7 @@ def screen(status: Status, *, now: float, width: int = WIDTH) -> list[str]:
         lines += wrapped(f"- {health.healthy.advice}", width, indent=2)
     else:
         lines = ["   ".join(f"{question}: {answer.word}" for question, answer in health.items())]
-    for explanation in _explanations(health):
+    for explanation in (*_explanations(health), *_refusals(status.swarm, now)):
         lines += wrapped(explanation, width, indent=2)
     return [*lines, *labeled(_facts(status, now), width)][:HEIGHT]
 
@@ -84,6 +85,18 @@ def _explanations(health: HealthSummary) -> Iterator[str]:
         if answer.word not in (AnswerWord.YES, *ENDED_WELL) and answer.why not in shown_reasons:
             yield f"{'!' if answer.word is AnswerWord.NO else '-'} {question}: {text}"
             shown_reasons.add(answer.why)
+
+
+def _refusals(swarm: SwarmStatus, now: float) -> Iterator[str]:
+    """Yield who refuses this node's groups, and whose groups it refuses, with what to do."""
+    for mark, what, refusals in (
+        ("!", "its groups are refused by", swarm.refused_by),
+        ("-", "it refuses the groups of", swarm.refused_peers),
+    ):
+        for refusal in refusals[:MAX_REFUSALS]:
+            yield printable(f"{mark} {what} {refusal_facts(refusal, now=now)}: {refusal.advice}")
+        if num_more := len(refusals[MAX_REFUSALS:]):
+            yield f"{mark} {what} {num_more} more peers: see status --json"
 
 
 def _facts(status: Status, now: float) -> Iterator[tuple[str, str]]:

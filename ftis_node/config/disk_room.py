@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import MachineError
+from ftis_node.errors import DiskFullError, MachineError
+from ftis_node.files import NO_ROOM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 LITTLE_BYTES = 1 << 20  # for some writes to a full disk SQLite reports only an I/O error
 
 
 def is_disk_full(error: BaseException, root: Path) -> bool:
     """Return whether the disk is full: by the error's code, or for SQLite's I/O errors by the free space at `root`."""
+    if isinstance(error, DiskFullError):
+        return True
     if isinstance(error, OSError):
         return error.errno in NO_ROOM
     import sqlite3  # every command reads this file, and most touch no database
@@ -29,11 +30,16 @@ def is_disk_full(error: BaseException, root: Path) -> bool:
     return code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and free_bytes(root) < LITTLE_BYTES)
 
 
-def disk_full(root: Path) -> MachineError:
-    return MachineError(
+def disk_full(root: Path) -> DiskFullError:
+    return DiskFullError(
         f"the disk is full: {free_bytes(root) / 1e6:.1f} MB are free at {root}; free disk space and start "
         "again; the node resumes"
     )
+
+
+def write_error(message: str, error: OSError) -> MachineError:
+    """Return the error of a disk that refuses a write, with its own class if the disk is full."""
+    return (DiskFullError if error.errno in NO_ROOM else MachineError)(message)
 
 
 @contextmanager
@@ -42,7 +48,7 @@ def reporting_full_disk(root: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_disk_full(error, root):
+        if is_disk_full(error, root) and not isinstance(error, DiskFullError):
             raise disk_full(root) from error
         raise
 

@@ -133,8 +133,9 @@ class StepSection(Section):
     )
     foreign_wait_s: float = Field(
         default=120.0, ge=0, le=86400,
-        description="How long a step that has all its own groups waits for foreign ones. After it the step starts "
-        "with those it has.",
+        description="How long a step that has all its own groups waits for foreign ones at most. After it the step "
+        "starts with those it has. It waits only for senders whose groups come (ftis-node docs "
+        "get-started/concepts).",
     )  # fmt: skip
     max_age_s: float = Field(
         default=1800.0, gt=0, le=86400, description="Age at which an unused group is dropped (stale)."

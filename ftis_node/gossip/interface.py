@@ -126,6 +126,10 @@ class Gossip(ABC):
         """Leave the swarm; end all child processes and remove temporary files."""
 
     @abstractmethod
+    def look_again(self) -> None:
+        """Renew this node's entry among the members, and look for members, without waiting for the next round."""
+
+    @abstractmethod
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
         """Publish a message to the members that read a shard; return False if the network process is down.
 

@@ -163,6 +163,9 @@ class Libp2pGossip(Gossip):
     async def members(self) -> list[str]:
         return [] if self._session is None else self._membership.members
 
+    def look_again(self) -> None:
+        self._membership.look_again()
+
     async def known_members(self) -> list[str]:
         return self._membership.known_members()
 

@@ -116,6 +116,9 @@ class LoopbackGossip(Gossip):
             del self._swarm.nodes[self._run_id, self.peer_id]
         self._queue.close()
 
+    def look_again(self) -> None:
+        """Do nothing: there is no entry to renew."""
+
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
         self._check_announcement(payload)
         if not self._is_up:

@@ -132,7 +132,7 @@ class Membership:
         self._num_rounds_alone = 0
         self._has_looked = False
         self._next_round_at = 0.0  # time of the event loop
-        self._alone = asyncio.Event()
+        self._hurry = asyncio.Event()  # set: begin the next round now
         self._facts = ConnectionFacts(num_given=len(self._dialer.given))
         self._probe = MemberProbe(_probe_none)
         self._batches = MemberProbe(_probe_none)  # its "members" are those that read batches
@@ -147,6 +147,10 @@ class Membership:
         """Return the other members of this node's own shard that are connected or listed in the directory."""
         own = [peer for peer in self._probe.members if shard_of(peer, self._num_shards) == self._own_shard]
         return list(dict.fromkeys([*own, *self._listed]))
+
+    def look_again(self) -> None:
+        """Begin the next round now."""
+        self._hurry.set()
 
     def known_members(self) -> list[str]:
         """Return other members that are connected or were recently listed in the directory."""
@@ -194,7 +198,7 @@ class Membership:
         num_members = len(connected.intersection(self._probe.members))
         self.addresses = [f"{address}/p2p/{self._peer_id}" for address in await session.client.identify()]
         if self._facts.num_members and not num_members:
-            self._alone.set()
+            self._hurry.set()
         self._facts = ConnectionFacts(
             num_members=num_members,
             num_connected=len(connected),
@@ -208,7 +212,7 @@ class Membership:
     async def _rounds(self, session: Session) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            self._alone.clear()
+            self._hurry.clear()
             self._probe.recheck()
             self._batches.recheck()  # a member may have been out of reach for a moment
             await self._round(session)
@@ -223,7 +227,7 @@ class Membership:
             self._next_round_at = clock() + delay_s
             try:
                 async with asyncio.timeout(delay_s):
-                    await self._alone.wait()
+                    await self._hurry.wait()
             except TimeoutError:
                 continue
 

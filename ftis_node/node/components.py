@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.telemetry.tracking import Tracking
 
@@ -67,4 +68,5 @@ class NodeComponents:
     space: DiskSpace = field(default_factory=DiskSpace)
     budget: GenerateBudget = field(default_factory=GenerateBudget)
     tracking: Tracking = field(default_factory=Tracking)
+    failures: FailureBoard = field(default_factory=FailureBoard)
     division: Division | None = None

@@ -112,6 +112,7 @@ async def run_node(
         "scorer": _ended_by(node.scorer.close),
         "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
         "stop": _ended_by(stop.begin),
+        "writes that wait for disk space": _ended_by(node.space.end),
     }
     observed.status = status
     async with _local_api(wiring, status).serve(port=settings.status_port) as url:
@@ -143,7 +144,7 @@ async def run_node(
             showing.cancel()
             await asyncio.wait([showing])
             await status.refresh(end=end)
-            await node.disk(status.save)
+            await status.save_if_space()
 
 
 @dataclass(slots=True)

@@ -49,6 +49,8 @@ MAX_TOKENS_PER_S: Final = 1e9
 MAX_GROUPS_PER_MINUTE: Final = 1e9
 MAX_PASS_RATES: Final = 12
 MAX_GROUP_SOURCES: Final = 12
+MAX_REFUSED_SENDERS: Final = 8
+MAX_REASON_BYTES: Final = 32
 MAX_ID_PLANES: Final = 4
 NUM_FLOAT_PLANES: Final = 4
 NUM_UNIT_PLANES: Final = 3
@@ -209,6 +211,7 @@ BODIES: Final[Mapping[int, Table]] = {
 }
 PASS_RATE: Final = Table(step=whole(), pass_at_1=number(0.0, 1.0))
 GROUP_SOURCE: Final = Table(peer=is_peer_id, groups=whole(1))
+REFUSED_SENDER: Final = Table(peer=is_peer_id, reason=text(MAX_REASON_BYTES), groups=whole(1))
 PEER_STATS: Final = Table(
     step=whole(),
     groups_per_minute=number(0.0, MAX_GROUPS_PER_MINUTE),
@@ -216,6 +219,7 @@ PEER_STATS: Final = Table(
     pass_rates=many(nested(PASS_RATE), most=MAX_PASS_RATES),
     sources=many(nested(GROUP_SOURCE), most=MAX_GROUP_SOURCES),
     trained_groups=whole(),
+    refused_senders=many(nested(REFUSED_SENDER), most=MAX_REFUSED_SENDERS),
 )
 TABLES: Final[Mapping[type, Table]] = {
     pb.Envelope: Table(body=raw_up_to(MAX_ENVELOPE_BYTES), signature=raw_up_to(MAX_ENVELOPE_BYTES)),

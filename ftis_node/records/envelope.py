@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 MAX_ANNOUNCEMENT_BYTES = 512
 MAX_SHARDS = 64
 MAX_PEER_RECORD_BYTES = 2048
+MAX_PEER_INFO_BYTES = 1920  # the signature, and the encryption of a private run, need the rest
 MAX_DOMAIN_BYTES = 512
 ROLES = frozenset({"full", "generator", "learner", "exchange"})
 
@@ -237,7 +238,16 @@ class PeerRecord:
 
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
-    body = pb.PeerInfo(
+    """Sign a record. Leave out refused senders that exceed the size of a record."""
+    info = _peer_info(record, identity)
+    while info.ByteSize() > MAX_PEER_INFO_BYTES and info.stats.refused_senders:
+        del info.stats.refused_senders[-1]
+    body = info.SerializeToString()
+    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+
+
+def _peer_info(record: PeerRecord, identity: Identity) -> pb.PeerInfo:
+    return pb.PeerInfo(
         schema=SCHEMA,
         run=bytes.fromhex(record.run_id),
         peer=identity.peer,
@@ -257,8 +267,7 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
         grader=record.releases.grader,
         transformers=record.releases.transformers,
         template=bytes.fromhex(record.releases.template),
-    ).SerializeToString()
-    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+    )
 
 
 def open_peer_record(data: bytes) -> PeerRecord:

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.bounds import MAX_GROUP_SOURCES, MAX_GROUPS_PER_MINUTE, MAX_PASS_RATES, milliseconds, seconds
+from ftis_node.records.bounds import (
+    MAX_GROUP_SOURCES,
+    MAX_GROUPS_PER_MINUTE,
+    MAX_PASS_RATES,
+    MAX_REFUSED_SENDERS,
+    milliseconds,
+    seconds,
+)
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
 from ftis_node.records.parsing import SCHEMA, read_message
 
@@ -18,7 +25,8 @@ class PeerStats:
     """Claims of a peer about its progress, for display only: no decision depends on them.
 
     `pass_rates` are pairs of a step and pass@1 in [0, 1], the oldest first. `sources` are pairs of a peer id and the
-    number of its groups among the `trained_groups` of the last steps, the largest number first.
+    number of its groups among the `trained_groups` of the last steps, the largest number first. `refused_senders` are
+    triples of a peer id, the reason, and the number of its refused groups.
     """
 
     step: int = 0
@@ -27,6 +35,7 @@ class PeerStats:
     pass_rates: tuple[tuple[int, float], ...] = ()
     sources: tuple[tuple[str, int], ...] = ()
     trained_groups: int = 0
+    refused_senders: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,10 @@ def pack_stats(stats: PeerStats) -> pb.PeerStats:
             for peer_id, groups in stats.sources[:MAX_GROUP_SOURCES]
         ],
         trained_groups=stats.trained_groups,
+        refused_senders=[
+            pb.RefusedSender(peer=peer_id_from_text(peer_id), reason=reason, groups=groups)
+            for peer_id, reason, groups in stats.refused_senders[:MAX_REFUSED_SENDERS]
+        ],
     )
 
 
@@ -65,6 +78,7 @@ def unpack_stats(message: pb.PeerStats) -> PeerStats:
         pass_rates=tuple((one.step, one.pass_at_1) for one in message.pass_rates),
         sources=tuple((peer_id_text(one.peer), one.groups) for one in message.sources),
         trained_groups=message.trained_groups,
+        refused_senders=tuple((peer_id_text(one.peer), one.reason, one.groups) for one in message.refused_senders),
     )
 
 

@@ -221,20 +221,32 @@ class PeerInfo(_message.Message):
     def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ..., read_shards: _Optional[int] = ..., domain: _Optional[str] = ..., stats: _Optional[_Union[PeerStats, _Mapping]] = ..., grader: _Optional[str] = ..., transformers: _Optional[str] = ..., template: _Optional[bytes] = ...) -> None: ...
 
 class PeerStats(_message.Message):
-    __slots__ = ("step", "groups_per_minute", "rejected_groups", "pass_rates", "sources", "trained_groups")
+    __slots__ = ("step", "groups_per_minute", "rejected_groups", "pass_rates", "sources", "trained_groups", "refused_senders")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     REJECTED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     PASS_RATES_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TRAINED_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_SENDERS_FIELD_NUMBER: _ClassVar[int]
     step: int
     groups_per_minute: float
     rejected_groups: int
     pass_rates: _containers.RepeatedCompositeFieldContainer[PassRate]
     sources: _containers.RepeatedCompositeFieldContainer[GroupSource]
     trained_groups: int
-    def __init__(self, step: _Optional[int] = ..., groups_per_minute: _Optional[float] = ..., rejected_groups: _Optional[int] = ..., pass_rates: _Optional[_Iterable[_Union[PassRate, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[GroupSource, _Mapping]]] = ..., trained_groups: _Optional[int] = ...) -> None: ...
+    refused_senders: _containers.RepeatedCompositeFieldContainer[RefusedSender]
+    def __init__(self, step: _Optional[int] = ..., groups_per_minute: _Optional[float] = ..., rejected_groups: _Optional[int] = ..., pass_rates: _Optional[_Iterable[_Union[PassRate, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[GroupSource, _Mapping]]] = ..., trained_groups: _Optional[int] = ..., refused_senders: _Optional[_Iterable[_Union[RefusedSender, _Mapping]]] = ...) -> None: ...
+
+class RefusedSender(_message.Message):
+    __slots__ = ("peer", "reason", "groups")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    peer: bytes
+    reason: str
+    groups: int
+    def __init__(self, peer: _Optional[bytes] = ..., reason: _Optional[str] = ..., groups: _Optional[int] = ...) -> None: ...
 
 class PassRate(_message.Message):
     __slots__ = ("step", "pass_at_1")

@@ -185,11 +185,15 @@ def _upgrade_once(connection: sqlite3.Connection, step: int) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """BEGIN IMMEDIATE, then COMMIT, or ROLLBACK if the block raises."""
+    """BEGIN IMMEDIATE, then COMMIT, or ROLLBACK if the block or the commit raises.
+
+    On a full disk SQLite may have rolled back by itself.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")

@@ -122,6 +122,7 @@ KINDS = {
     "step_refused": Kind("bad", "The update was rejected, {steps}: {refused}", has_cause=False),
     "step_lost": Kind("bad", "The learner died in step {step} and was restarted"),
     "generation_failed": Kind("bad", "A group was not generated"),
+    "eval_failed": Kind("bad", "Step {step} was not evaluated"),
     "weight_sync_failed": Kind("bad", "Weights {version} did not reach the generator, which was restarted"),
     "weight_check_failed": Kind("bad", "The generator does not serve the weights that it received"),
     "check_failed": Kind("bad", "Engine and learner could not be compared"),
@@ -134,6 +135,8 @@ KINDS = {
     "refused": Kind("bad", "{count} groups rejected: {tally}", "reason", has_cause=False),
     "pull_given_up": Kind("plain", "No peer sent {count} announced groups, announced by {who}", "source", False),
     "weights_failed": Kind("bad", "Weights {version} could not be fetched"),
+    "peer_refused": Kind("bad", "Groups of {who} are refused", "peer"),
+    "refused_by": Kind("bad", "{who} refuses the groups of this node", "peer"),
     "weights_refused": Kind("bad", "Weights from {who} were rejected", "peer"),
     "learner_away": Kind("bad", "The learner that this node follows does not answer"),
     "learner_back": Kind("good", "The learner that this node follows answers again"),
@@ -156,6 +159,7 @@ KINDS = {
         "bad", "Resumed at step {step} of the newest valid checkpoint; step {done} was done", has_cause=False
     ),
     "steps_unknown": Kind("bad", "Resumed at step {step} of a checkpoint; this home recorded {done}", has_cause=False),
+    "woke": Kind("plain", "The machine or the process was suspended for {slept_s} s", has_cause=False),
     "clock_moved": Kind("bad", "This machine's clock was moved by {jump_s} s", has_cause=False),
     "understated": Kind("bad", "Implausible log-probs from {who}", "sender"),
 }

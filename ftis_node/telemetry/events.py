@@ -15,9 +15,9 @@ import os
 import threading
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ftis_node.files import check_regular, open_to_write
+from ftis_node.files import NO_ROOM, check_regular, open_to_write
 from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
 from ftis_node.telemetry.secrets import redacted
 
@@ -68,6 +68,7 @@ log = logging.getLogger(__name__)
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_KEPT_FILES = 3
 LONGEST_LINE = 1 << 20
+MAX_WAITING_BYTES = 8 << 20
 MAX_ROTATED_FILES = 99
 JsonValue = str | int | float | bool | None
 
@@ -106,7 +107,8 @@ def _present_fields(event: dict[str, Any], field: str, names: dict[str, str]) ->
 class EventLog:
     """Append-only writer of events, usable from any thread and cheap enough for a call for every group.
 
-    Raises OSError if the disk is full, FileError if the path is a link or a folder.
+    Lines that a full disk refuses wait in memory, up to `MAX_WAITING_BYTES`, and are written before the next one.
+    Raises OSError for any other error, FileError if the path is a link or a folder.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
@@ -114,26 +116,46 @@ class EventLog:
         self._path, self._max_bytes, self._kept_files = path, max_bytes, kept_files
         self._lock = threading.Lock()
         self._shortage = RateLimitedLog()
-        self._stream: TextIO | None = _opened(path)
+        self._waiting = bytearray()  # not written yet
+        self._is_in_line = False  # whether `_waiting` begins with the rest of a line
+        self.num_dropped = 0  # lines that found no place in memory
+        self._file: int | None = _opened(path)
 
     def write(self, event: str, **fields: JsonValue | bytes | list[Any] | dict[str, Any]) -> None:
         """Write one line `{"time": ..., "event": ..., ...}`. Bytes (ids) are written as hex."""
         readable = {key: value.hex() if isinstance(value, bytes) else value for key, value in fields.items()}
         line = json.dumps({"time": round(time.time(), 3), "event": event, **readable}, separators=(",", ":"))
-        line = redacted(line)
+        data = (redacted(line) + "\n").encode()
         with self._lock:
-            is_late = self._stream is None  # after `close`: the file is open for this event alone
-            stream = self._stream = self._stream or _opened(self._path)
+            is_late = self._file is None  # after `close`: the file is open for this event alone
             try:
-                if 0 < (written := stream.tell()) and written + len(line) >= self._max_bytes:
-                    stream = self._stream = self._next_file(stream)
-                stream.write(line + "\n")
-                stream.flush()
+                if len(self._waiting) + len(data) <= MAX_WAITING_BYTES:
+                    self._waiting += data
+                else:
+                    self.num_dropped += 1
+                self._write_waiting()
             finally:
                 if is_late:
                     self._close()
 
-    def _next_file(self, stream: TextIO) -> TextIO:
+    def _write_waiting(self) -> None:
+        """Write the waiting lines, as many as the disk has space for."""
+        try:
+            file = self._file = _opened(self._path) if self._file is None else self._file
+            written = 0 if self._is_in_line else os.fstat(file).st_size
+            if 0 < written and written + len(self._waiting) > self._max_bytes:
+                file = self._file = self._next_file(file)
+            while self._waiting:
+                num_bytes = os.write(file, self._waiting)
+                self._is_in_line = not self._waiting.endswith(b"\n", 0, num_bytes)
+                del self._waiting[:num_bytes]
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            if self._shortage.is_due():
+                log.warning("events wait in memory until the disk has space: %s", error)
+
+    def _next_file(self, file: int) -> int:
         """Open the next file before closing the full one; keep the full one if no file can be opened."""
         full, new = self._path, self._path.with_name(f"{self._path.name}.new")
         try:
@@ -143,29 +165,33 @@ class EventLog:
                 raise
             if self._shortage.is_due():
                 log.warning("%s is full and no other file can be opened (%s): it continues to grow", full, error)
-            return stream
+            return file
         for number in range(self._kept_files - 1, 0, -1):
             older = full.with_name(f"{full.name}.{number}")
             if older.exists():
                 older.replace(full.with_name(f"{full.name}.{number + 1}"))
         full.replace(full.with_name(f"{full.name}.1"))
         new.replace(full)
-        stream.close()
+        os.close(file)
         return opened
 
     def close(self) -> None:
         with self._lock:
             self._close()
+            if num_lost := self.num_dropped + self._waiting.count(b"\n"):
+                log.warning("the disk was full: the last %d events are not in %s", num_lost, self._path)
 
     def _close(self) -> None:
-        stream, self._stream = self._stream, None  # first: a full disk lets `close` fail, too
-        if stream is not None:
-            stream.close()
+        if self._waiting:
+            self._write_waiting()
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
 
 
-def _opened(path: Path) -> TextIO:
+def _opened(path: Path) -> int:
     """Open a file. A symbolic link is rejected, because it may lead out of the home."""
-    return os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding="utf-8")
+    return open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def event_log_files(path: Path) -> list[Path]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftis_node.telemetry.status import Status, SwarmStatus
+    from ftis_node.telemetry.status import RefusalStatus, Status, SwarmStatus
 
+ID_TAIL = 8
 OFF = "off"  # the state of a worker that the role does not need
 READY = "ready"
 PAUSED_ADVICE = "free disk space or raise limits.home_bytes; the node resumes by itself"
@@ -130,8 +131,18 @@ def _contributing(status: Status, now: float) -> HealthAnswer:
     return _sending(swarm)
 
 
+def refusal_facts(status: RefusalStatus, *, now: float) -> str:
+    """Return the peer, the reason, the number of groups and the time of a refusal, as a clause with any characters."""
+    who = f"{status.name} (..{status.peer_id[-ID_TAIL:]})" if status.name else f"..{status.peer_id[-ID_TAIL:]}"
+    return f"{who}: {status.reason}, {plural(status.groups, 'group')} in {duration(now - status.since)}"
+
+
 def _sending(swarm: SwarmStatus) -> HealthAnswer:
-    sent, confirmed = swarm.groups_sent, swarm.groups_confirmed
+    sent, confirmed, num_refusing = swarm.groups_sent, swarm.groups_confirmed, len(swarm.refused_by)
+    if num_refusing and 2 * num_refusing >= swarm.peers_connected:
+        first = swarm.refused_by[0]
+        of = f"{num_refusing} of {max(num_refusing, swarm.peers_connected)} peers"
+        return _no(f"{of} refuse its groups, as {first.reason}", first.advice)
     if confirmed:
         return _yes(f"{sent:,} groups sent, {confirmed:,} confirmed ({100 * confirmed / sent:.0f} %)")
     why = f"{plural(sent, 'group')} sent, none confirmed by a peer"
@@ -181,6 +192,8 @@ def _healthy(status: Status, now: float) -> HealthAnswer:
         return _no(problems[0], "see logs/ in the home; ftis-node doctor checks the machine")
     if paused := status.limits.paused:
         return _no(f"paused: {paused}", PAUSED_ADVICE)
+    if health.failing:
+        return _no(health.failing[0], "see logs/ in the home; the node tries again")
     for name in WORKERS:
         state = getattr(status, name).state
         if state == "failed":

@@ -117,11 +117,28 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     kernels: str | None = None
 
 
+class RefusalStatus(msgspec.Struct, frozen=True):
+    """A sender whose groups this node refuses, or a peer that refuses this node's; `since` is Unix time in seconds.
+
+    `reason` is the most frequent one, `meaning` its meaning, and `advice` what to do. Name and reason of a peer that
+    refuses are its claims.
+    """
+
+    peer_id: str
+    name: str
+    reason: str
+    meaning: str
+    groups: int
+    since: float
+    advice: str
+
+
 class SwarmStatus(msgspec.Struct, frozen=True):
     """Traffic with peers. The `weights_*` fields describe the transfer between a learner and its generators.
 
     `reachability` is unknown, local, relayed or public. docs/develop/network-protocol.md has the reasons of
-    `serve_errors`. `update` is the advice to update if most members have a newer wire version.
+    `serve_errors`. `update` is the advice to update if most members have a newer wire version. `refused_peers` are the
+    senders that this node refuses, `refused_by` the peers that refuse this node's groups.
     """
 
     state: str = "stopped"
@@ -153,6 +170,8 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     peers_newer: int = 0
     peers_older: int = 0
     update: str = ""
+    refused_peers: list[RefusalStatus] = []
+    refused_by: list[RefusalStatus] = []
 
 
 class AmountStatus(msgspec.Struct, frozen=True):
@@ -227,6 +246,8 @@ class LoopStatus(msgspec.Struct, frozen=True):
 class HealthStatus(msgspec.Struct, frozen=True):
     """Health behind `/healthz` and `/readyz`. `problems` holds one sentence each; `healthy` is true if it is empty.
 
+    `failing` holds a sentence for each kind of work that fails again and again; a restart need not help.
+
     `ready` is true if the network and the role's workers are up; otherwise `waits_for` names the missing part. `loops`
     are the daemon's tasks. The lag of the event loop is the mean and the maximum over the last minute.
     """
@@ -234,6 +255,7 @@ class HealthStatus(msgspec.Struct, frozen=True):
     healthy: bool = False
     ready: bool = False
     problems: list[str] = []
+    failing: list[str] = []
     waits_for: str = ""
     taken_at: float = 0.0
     event_loop_lag_s: float | None = None

@@ -7,9 +7,9 @@
                                                         (an error that no restart can fix --> FAILED)
 
 An error of the user, the machine or the engine at the first start is final. So is any error that a few starts in a row
-repeat before the worker has served: the machine cannot run it. A worker that has served before may lack memory for a
-while, because other processes use it. It then waits longer each time, `free_memory` is awaited, and it starts again. An
-engine that cannot be loaded again is restarted as after any quick death.
+repeat before the worker has served: the machine cannot run it. A worker that has served before may lack memory or disk
+space for a while, because other processes use it. It then waits longer each time, `free_memory` is awaited, and it
+starts again. An engine that cannot be loaded again is restarted as after any quick death.
 
 A call waits while the worker starts, then goes to the process that is READY, and never moves to another. A call that a
 death interrupts raises WorkerDiedError, and the caller decides whether to repeat it. Before any call reaches a new
@@ -28,6 +28,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import (
+    DiskFullError,
     EngineError,
     FtisError,
     MachineError,
@@ -272,8 +273,9 @@ class Supervisor:
 
 
 def _is_shortage(error: FtisError) -> bool:
-    """Return whether memory was short. An error of the worker during `_bring_up` arrives as text."""
-    return isinstance(error, OutOfMemoryError) or (isinstance(error, WorkerError) and says_out_of_memory(str(error)))
+    """Return whether memory or disk space was short. An error of the worker during `_bring_up` arrives as text."""
+    is_named = isinstance(error, OutOfMemoryError | DiskFullError)
+    return is_named or (isinstance(error, WorkerError) and says_out_of_memory(str(error)))
 
 
 class WorkerClient:

@@ -76,15 +76,33 @@ def test_a_partial_last_event_is_truncated(tmp_path: Path) -> None:
     assert [event["event"] for event in read_events(path)] == ["start", "stop"]
 
 
-def test_a_failed_write_of_an_event_raises_and_prints_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    events = EventLog(tmp_path / "events.jsonl")
-    with limited_files(0), pytest.raises(OSError, match="File too large") as caught:
-        events.write("start")
-    assert is_disk_full(caught.value, tmp_path)
-    assert capsys.readouterr().err == ""
+def test_events_wait_for_space_and_are_written_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The disk has space for one line and a half."""
+    path = tmp_path / "events.jsonl"
+    events = EventLog(path)
+    events.write("start")
+    with limited_files(path.stat().st_size + 20):
+        for number in range(100):
+            events.write("waits", number=number)
+    assert not path.read_bytes().endswith(b"\n")
+    events.write("stop")
     events.close()
+    written = read_events(path)
+    assert [event.get("number") for event in written] == [None, *range(100), None]
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "one line in a minute"
+
+
+def test_events_beyond_the_memory_for_them_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis_node.telemetry.events.MAX_WAITING_BYTES", 1000)
+    events = EventLog(tmp_path / "events.jsonl")
+    with limited_files(0):
+        for _ in range(100):
+            events.write("waits", text="x" * 60)
+        assert events.num_dropped > 80
+        events.close()
+    assert "the disk was full: the last 100 events are not in" in caplog.text
 
 
 def test_errors_of_a_full_disk_become_a_machine_error_that_says_what_to_do(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ftis_node.records.bounds import (
     MAX_TIME_MS,
     PASS_RATE,
     PEER_STATS,
+    REFUSED_SENDER,
     TABLES,
     Bound,
     first_beyond,
@@ -75,6 +76,7 @@ NESTED = {  # messages in a directory record, with the table of each
     pb.PeerStats: PEER_STATS,
     pb.PassRate: PASS_RATE,
     pb.GroupSource: GROUP_SOURCE,
+    pb.RefusedSender: REFUSED_SENDER,
 }
 
 

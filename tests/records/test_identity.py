@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import ConfigError, RecordError
+from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.bounds import MAX_GROUP_SOURCES, MAX_PASS_RATES
-from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
+from ftis_node.records.bounds import MAX_GROUP_SOURCES, MAX_PASS_RATES, MAX_REASON_BYTES, MAX_REFUSED_SENDERS
+from ftis_node.records.envelope import MAX_PEER_RECORD_BYTES, PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
     PEER_DOMAIN,
@@ -112,6 +113,22 @@ def test_the_largest_record_with_measurements_fits_and_is_read_unchanged() -> No
     assert open_peer_record(seal_peer_record(record, identity)) == record
 
 
+def test_refused_senders_are_read_unchanged_as_far_as_the_record_has_space() -> None:
+    identity = Identity.generate()
+    refused = tuple((Identity.generate().peer_id, "r" * MAX_REASON_BYTES, 10**9) for _ in range(MAX_REFUSED_SENDERS))
+    record = replace(_record(identity), stats=PeerStats(refused_senders=refused))
+    assert open_peer_record(seal_peer_record(record, identity)) == record
+    sources = tuple((Identity.generate().peer_id, 10**6) for _ in range(MAX_GROUP_SOURCES))
+    stats = PeerStats(refused_senders=refused, sources=sources)
+    large = replace(record, name="n" * 64, model="m" * 128, domain="d" * 512, stats=stats)
+    data = seal_peer_record(large, identity)
+    read = open_peer_record(data).stats
+    assert len(data) <= MAX_PEER_RECORD_BYTES - MAX_OVERHEAD_BYTES
+    assert read is not None and read.sources == sources
+    assert read.refused_senders == refused[: len(read.refused_senders)]
+    assert 0 < len(read.refused_senders) < len(refused)
+
+
 @pytest.mark.parametrize(
     "stats",
     [
@@ -121,6 +138,8 @@ def test_the_largest_record_with_measurements_fits_and_is_read_unchanged() -> No
         pb.PeerStats(pass_rates=[pb.PassRate()] * (MAX_PASS_RATES + 1)),
         pb.PeerStats(sources=[pb.GroupSource(peer=b"no peer id", groups=1)]),
         pb.PeerStats(step=2**64 - 1),
+        pb.PeerStats(refused_senders=[pb.RefusedSender(peer=b"no peer id", groups=1)]),
+        pb.PeerStats(refused_senders=[pb.RefusedSender(peer=Identity.generate().peer, reason="r" * 33, groups=1)]),
     ],
 )
 def test_a_record_with_measurements_out_of_bounds_is_refused(stats: pb.PeerStats) -> None:

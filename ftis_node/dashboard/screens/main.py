@@ -19,7 +19,7 @@ from ftis_node.dashboard.view.figures import (
     plot_rows,
     reward_curve,
 )
-from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, worst_tone
+from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, refusal_lines, worst_tone
 from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets import KeysLine, PeersTable, SearchLine, TextLines
 from ftis_node.telemetry.terminal_text import printable
@@ -38,7 +38,10 @@ BRAILLE = "[\u2800-\u28ff]+"
 
 
 class Overview(TextLines):
-    """Four lines, five for a node that waits, six for a node that does not run. The border has the worst tone."""
+    """Four lines, five for a node that waits, six for a node that does not run, and two more for each kind of refusal.
+
+    The border has the worst tone.
+    """
 
     BORDER_TITLE = "answers"
 
@@ -46,7 +49,7 @@ class Overview(TextLines):
         lines = [head_line(snapshot), *answer_lines(snapshot)]
         if snapshot.problem and not snapshot.is_live:
             lines.append(line(Span(printable(snapshot.problem), Tone.WARN)))
-        lines += next_lines(snapshot)
+        lines += [*next_lines(snapshot), *refusal_lines(snapshot)]
         tone = worst_tone(snapshot)
         for name, border_tone in BORDERS.items():
             self.set_class(tone is border_tone, name)

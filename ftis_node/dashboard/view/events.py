@@ -14,11 +14,25 @@ if TYPE_CHECKING:
 TONES = {
     **dict.fromkeys(("step", "eval", "start", "peer_joined"), Tone.STRONG),
     **dict.fromkeys(
-        ("refused", "reputation_changed", "pull_failed", "pull_given_up", "peer_left", "mismatch", "paused"), Tone.WARN
+        (
+            "refused",
+            "reputation_changed",
+            "pull_failed",
+            "pull_given_up",
+            "peer_refused",
+            "refused_by",
+            "peer_left",
+            "mismatch",
+            "paused",
+        ),
+        Tone.WARN,
     ),
     **dict.fromkeys(("buffer_rolled_back", "clock_moved", "checkpoint_fallback"), Tone.WARN),
     **dict.fromkeys(("recovered", "steps_unknown", "understated"), Tone.WARN),
-    **dict.fromkeys(("step_lost", "generation_failed", "weight_sync_failed", "check_failed", "audit_failed"), Tone.BAD),
+    **dict.fromkeys(
+        ("step_lost", "generation_failed", "eval_failed", "weight_sync_failed", "check_failed", "audit_failed"),
+        Tone.BAD,
+    ),
     **dict.fromkeys(("failed", "loop_blocked", "loop_stuck"), Tone.BAD),
 }
 MAX_DETAIL = 240

@@ -10,7 +10,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, labeled, line
-from ftis_node.telemetry.health_summary import AnswerWord, HealthAnswer, duration, summarize_health
+from ftis_node.telemetry.health_summary import AnswerWord, HealthAnswer, duration, refusal_facts, summarize_health
 from ftis_node.telemetry.terminal_text import date_time, printable
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def all_problems(snapshot: NodeSnapshot) -> list[str]:
     if not snapshot.is_live:
         return []
     health = health_of(snapshot)
-    return [_text(answer) for answer in health[:2] if not answer.is_well] + problems(snapshot)
+    answers = [_text(answer) for answer in health[:2] if not answer.is_well]
+    return answers + problems(snapshot) + _refusal_texts(snapshot)
 
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
@@ -155,6 +156,33 @@ def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
         usual_s = _usual_step_s(snapshot)
         advice += "; its time is not known yet" if usual_s is None else f"; a step usually takes {duration(usual_s)}"
     return (labeled("what now?", Span(advice, Tone.WARN), width=LABEL_WIDTH),)
+
+
+def refusal_lines(snapshot: NodeSnapshot) -> list[Line]:
+    """Return who refuses this node's groups with what to do, and whose groups it refuses; the first of each."""
+    swarm, now, lines = snapshot.status.swarm, snapshot.taken_at, []
+    if not snapshot.is_live:
+        return []
+    for label, tone, refusals in (
+        ("refused by", Tone.BAD, swarm.refused_by),
+        ("refuses", Tone.WARN, swarm.refused_peers),
+    ):
+        if refusals:
+            more = f" (and {len(refusals) - 1} more: `?`)" if len(refusals) > 1 else ""
+            facts = printable(refusal_facts(refusals[0], now=now))
+            lines.append(labeled(label, Span(f"{facts}{more}", tone), width=LABEL_WIDTH))
+            lines.append(labeled("", printable(refusals[0].advice), width=LABEL_WIDTH))
+    return lines
+
+
+def _refusal_texts(snapshot: NodeSnapshot) -> list[str]:
+    """Return a sentence for each refusal, in both directions."""
+    swarm, now = snapshot.status.swarm, snapshot.taken_at
+    return [
+        printable(f"{what} {refusal_facts(refusal, now=now)}: {refusal.advice}")
+        for what, refusals in (("refused by", swarm.refused_by), ("refuses", swarm.refused_peers))
+        for refusal in refusals
+    ]
 
 
 def _usual_step_s(snapshot: NodeSnapshot) -> float | None:

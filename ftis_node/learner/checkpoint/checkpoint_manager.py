@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ftis_node.config.disk_room import write_error
 from ftis_node.errors import MachineError
 from ftis_node.learner.checkpoint.checkpoint import (
     TrainingProgress,
@@ -118,7 +119,7 @@ class CheckpointManager:
             write_checkpoint(self._folder, state, weights, moments, keep=self._keep)
         except OSError as error:
             message = f"the checkpoint of step {state.step} cannot be written: {error}; {FREE_SPACE}"
-            raise MachineError(message) from error
+            raise write_error(message, error) from error
 
     def _report_wait(self) -> None:
         self._on_event(CheckpointInProgress(step=self.progress.step))

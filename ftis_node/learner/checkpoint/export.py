@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from msgspec.structs import replace
 
-from ftis_node.errors import ConfigError, MachineError, SharingError
+from ftis_node.config.disk_room import write_error
+from ftis_node.errors import ConfigError, SharingError
 from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
 from ftis_node.learner.distributed.ranks import ALONE, RankTask
@@ -75,7 +76,8 @@ class WeightPublication:
         """Publish the version from which the learner resumes, and remove all versions of a former process."""
         discard_published(self._folder)
         if version:  # the generator has the starting model
-            self.publish(version)
+            with self.disk_errors(version):
+                self.publish(version)
         self.prove(version)
 
     def publish(self, version: int) -> PublishedWeights:
@@ -118,7 +120,7 @@ class WeightPublication:
         try:
             yield
         except OSError as error:
-            raise MachineError(f"weights {version} cannot be written: {error}; {FREE_SPACE}") from error
+            raise write_error(f"weights {version} cannot be written: {error}; {FREE_SPACE}", error) from error
 
     def _give_up_sharing(self, reason: str) -> None:
         if self.way == "ipc":

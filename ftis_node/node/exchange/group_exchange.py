@@ -135,7 +135,12 @@ class GroupExchange:
         return verdict.refusal
 
     async def take(self, count: int) -> list[StoredGroup]:
-        """Take up to `count` foreign groups by the run's rule, and release them as trained."""
+        """Take up to `count` foreign groups by the run's rule, and release them as trained.
+
+        Take none while the disk is full.
+        """
+        if self.space.why_full:
+            return []
         async with self._taking:
             if self._has_failed:  # a full disk: the trainer did not get the groups of that take
                 await self.disk(self.buffer.reconcile, self._take_number - 1)

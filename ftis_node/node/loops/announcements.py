@@ -104,10 +104,12 @@ class AnnouncementHandler:
         """Return whether to read an announcement of a peer: it is not banned, and within its rate limit."""
         if self.peers.is_banned(peer_id):
             self._count_refusal(peer_id, "announcement_banned")
+            self.peers.note_unused(peer_id, "banned")
             return False
         if self.peers.is_trusted(peer_id) or self._limiter.admits(peer_id, now=time.monotonic()):
             return True
         self._count_refusal(peer_id, "announcement_flood")
+        self.peers.note_unused(peer_id, "announcement_flood")
         self.peers.note(peer_id, Behaviour.RATE_LIMITED, reason="announcement_flood")
         return False
 
@@ -160,6 +162,7 @@ class AnnouncementHandler:
         """Queue an announced group if the node has to pull it. Return the announcement; None if it is not usable."""
         if announcement.created_at > time.time() + self.context.settings.validation.max_clock_skew_s:
             self._count_refusal(announcer, "announcement_clock_skew")
+            self.peers.note_unused(announcer, "clock_skew")
             return None
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)
@@ -167,7 +170,11 @@ class AnnouncementHandler:
             self.peers.note_announced(announcement.id)
         sender = announcement.sender or announcer
         as_text = announcement.tokenizer != self.about.tokenizer_prefix
-        if sender == self.context.peer_id or not self._is_usable(announcement, as_text=as_text):
+        if sender == self.context.peer_id:
+            return None
+        if why_unusable := self._why_unusable(announcement, as_text=as_text):
+            if why_unusable != "stale" and not is_repair:  # an answer lists the same groups again
+                self.peers.note_unused(sender, why_unusable)
             return None
         if sender != announcer and self.peers.is_banned(sender):
             return None
@@ -190,6 +197,7 @@ class AnnouncementHandler:
         """Count a malformed announcement. Charge a peer once for the same bytes in several backfill answers."""
         self.counters.refused[f"announcement_{error.reason}"] += 1
         self.registry.note_refusal(announcer, "announcement", error)
+        self.peers.note_unused(announcer, error.reason)
         if error.reason == "version":  # an honest peer may run another version of ftis-node
             return
         key = announcer, hashlib.sha256(payload).digest()
@@ -203,11 +211,14 @@ class AnnouncementHandler:
         """Return the oldest usable creation time (Unix seconds), by the age limit and the last reset of the buffer."""
         return max(time.time() - self.context.manifest.step.max_age_s, self._reset_at)
 
-    def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
+    def _why_unusable(self, announcement: Announcement, *, as_text: bool) -> str:
+        """Return the reason for which the node does not pull an announced group; "" if it may."""
         manifest = self.context.manifest
-        is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
-        fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
-        return fits and not is_ignored and announcement.created_at > self.oldest_usable
+        if announcement.created_at <= self.oldest_usable:
+            return "stale"
+        if as_text and manifest.step.other_tokenizers == "ignore":
+            return "tokenizer"
+        return "size" if announcement.envelope_bytes > manifest.wire.max_envelope_bytes else ""
 
     def has(self, item: PullItem) -> bool:
         """Return whether this node has or had a group, or refused it.

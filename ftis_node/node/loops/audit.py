@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Learning
     from ftis_node.node.supervision.background import DiskThread
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 MAX_WAITING = 8  # groups; further ones are not audited
 REASON = "logprob_mismatch"
+CHECK, AUDIT = "the mismatch measurement", "the audit of a group"
 log = logging.getLogger(__name__)
 
 
@@ -60,6 +62,7 @@ class CheckLoop:
     next_own: Callable[[], Awaitable[Accepted]]
     learner: Learning
     guard: PeerGuard
+    failures: FailureBoard
     end_ids: tuple[int, ...]
     _sent_version: int | None = field(default=None, init=False)
 
@@ -95,8 +98,10 @@ class CheckLoop:
                     )
                 )
         except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
-            self.context.events.write("check_failed", group=stored.id, error=str(error))
-            log.warning("the mismatch of version %d was not measured: %s", self._sent_version, error)
+            if self.failures.failed(CHECK, error):
+                self.context.events.write("check_failed", group=stored.id, error=str(error))
+            return
+        self.failures.succeeded(CHECK)
 
 
 def sampled_by(group: Group, version: int) -> Group | None:
@@ -127,6 +132,7 @@ class AuditLoop:
     registry: PeerRegistry
     counters: NodeCounters
     guard: PeerGuard
+    failures: FailureBoard
     takes_turns: bool
     end_ids: tuple[int, ...]
     dice: random.Random = field(default_factory=random.SystemRandom)
@@ -174,8 +180,10 @@ class AuditLoop:
             with waiting_for("the learner's comparison"):  # it waits for the end of the present step
                 reply = await self.learner.audit(self._as_trained(stored))
         except WorkerError as error:  # the train loop handles the learner's failure
-            self.context.events.write("audit_failed", group=group_id, error=str(error))
+            if self.failures.failed(AUDIT, error):
+                self.context.events.write("audit_failed", group=group_id, error=str(error))
             return
+        self.failures.succeeded(AUDIT)
         if reply.kl is None:
             return
         self.context.events.write("audited", group=group_id, sender=group.sender, kl=reply.kl, tokens=reply.num_tokens)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip import Gossip, SwarmState
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.loops.backfill import BackfillLoop
+    from ftis_node.node.peers.refusal_reports import RefusalReporter
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.training.evaluation import OwnStats
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MEMBER_LOOKUP_INTERVAL_S = 1.0
+MAX_OTHERS_READ = 32  # records of peers that are listed and not connected: they may refuse this node
 MAX_READS_IN_FLIGHT = 8  # of records in the directory
 MAX_NAMED = 4  # peers in one log line
 ID_TAIL = 8
@@ -140,17 +142,24 @@ class DirectoryLoop:
     buffer: ReplayBuffer
     registry: PeerRegistry
     backfill: BackfillLoop | None
+    refusals: RefusalReporter
     stats: OwnStats
 
     def __post_init__(self) -> None:
         self._members: set[str] = set()
         self._words = SwarmLogMessages()
         self._late: dict[str, None] = {}  # members whose records were not read in time
+        self._is_due = asyncio.Event()  # set: renew the record now
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_members(), name="directory-members")
             tasks.create_task(self._renew_records(), name="directory-records")
+
+    def renew(self) -> None:
+        """Renew the record and the entry of this node now: they expired while the machine was suspended."""
+        self._is_due.set()
+        self.gossip.look_again()
 
     async def _watch_members(self) -> None:
         while True:
@@ -165,6 +174,7 @@ class DirectoryLoop:
                 self.context.events.write("peer_left", peer=peer_id)
             self._members = present
             self._report_changes(present)
+            await self.refusals.update()
             self.registry.own_record = self._own_record()
             await pause(MEMBER_LOOKUP_INTERVAL_S)
 
@@ -203,7 +213,10 @@ class DirectoryLoop:
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self.gossip.publish_manifest(self.context.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s)
             await self._read_records(limit_s=period_s)
-            await pause(period_s)
+            with suppress(TimeoutError), waiting_for("the clock"):
+                async with asyncio.timeout(period_s):
+                    await self._is_due.wait()
+            self._is_due.clear()
 
     async def _read_records(self, *, limit_s: float) -> None:
         """Read the members' records, for `limit_s` at most: this node's own one must be renewed before it expires.
@@ -211,7 +224,8 @@ class DirectoryLoop:
         Those that were not read in time come first the next time, and of these the ones whose read did not begin.
         """
         in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
-        present, late = dict.fromkeys(self._members), self._late
+        others = [peer for peer in await self.gossip.known_members() if peer not in self._members]
+        present, late = dict.fromkeys([*self._members, *others[:MAX_OTHERS_READ]]), self._late
         self._late = {peer: None for peer in (*late, *present) if peer in present}
 
         async def read(peer_id: str) -> None:
@@ -237,7 +251,7 @@ class DirectoryLoop:
             return
         if record.peer_id == peer_id and record.run_id == self.context.manifest.run_id:
             record = replace(record, domain=validated_domain(record.domain, self.context.manifest.task))
-            peer = self.registry.seen(peer_id)
+            peer = self.registry.seen(peer_id) if peer_id in self._members else self.registry.entry(peer_id)
             earlier, peer.record, peer.wire_schema = peer.record, record, SCHEMA
             self._note_releases(earlier, record)
             if self.backfill is not None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import WorkerError
+from ftis_node.backoff import ExponentialBackoff
+from ftis_node.errors import TaskError, WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -31,14 +32,19 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.protocols import Generation
     from ftis_node.node.storage.disk_space import DiskSpace
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
     from ftis_node.node.training.step_shares import Division
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.tasks.scorer import IsolatedScorer
 
 log = logging.getLogger(__name__)
-RETRY_PAUSE_S = 1.0
 LARGEST_SHUFFLED = 1 << 20
+MAX_TRIES = 1 << 14  # problems in a row without one to generate for
+MIN_TRIES_OF_DIVISION = 1 << 12  # it passes over problems at random
+MAX_ATTEMPTS = 6  # of one prompt: over half a minute
+RETRY_PAUSE = ExponentialBackoff(first_s=1.0, ceiling_s=30.0)
+GENERATION, SCORING = "generation", "scoring of own groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +97,23 @@ class GenerateLoop:
     budget: GenerateBudget
     space: DiskSpace
     division: Division | None
+    failures: FailureBoard
 
     def __post_init__(self) -> None:
         self._order = prompt_order(self.context, num_items=len(self.domain))
+        self._num_too_long = 0
+        self._shortest: int | None = None  # prompt that is too long, in tokens
+        num_in_flight = min(self.slots.capacity, groups_in_flight(self.context))  # a worker's death fails all of them
+        self.failures.expect(GENERATION, num_failing=2 * num_in_flight)
         sampling = self.context.manifest.sampling
         self._sampling = SamplingSettings(sampling.temperature, sampling.top_p, sampling.top_k)
 
     async def run(self) -> None:
-        """Run until canceled. Raise WorkerError if the supervisor does not restart the worker any more."""
+        """Run until canceled.
+
+        Raise WorkerError if the supervisor does not restart the worker any more, or if no call has ever succeeded.
+        Raise TaskError if no problem of the task has a prompt that is short enough.
+        """
         in_flight = asyncio.Semaphore(groups_in_flight(self.context))
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -114,44 +129,85 @@ class GenerateLoop:
                     in_flight.release()
                     continue
                 self.budget.begin()
-                task = tasks.create_task(self._make_group(*self._next_prompt()), name=f"group-{self.position}")
+                prompt = await self._next_prompt()
+                task = tasks.create_task(self._make_group(*prompt), name=f"group-{self.position}")
                 task.add_done_callback(lambda _: in_flight.release())
 
-    def _next_prompt(self) -> tuple[TaskItem, list[int]]:
+    async def _next_prompt(self) -> tuple[TaskItem, list[int]]:
         """Return the next problem in the node's order whose prompt is short enough, and the prompt's token ids.
 
         If the shares of the task's parts are uneven, skip problems to match them (`training/step_shares.py`). A restart
-        continues at the position given by the number of own groups, so some problems repeat.
+        continues at the position given by the number of own groups, so some problems repeat. Raise TaskError after one
+        round of the order without such a problem.
         """
-        sampling, division = self.context.manifest.sampling, self.division
-        while True:
+        max_tokens, division = self.context.manifest.sampling.max_prompt_tokens, self.division
+        round_size = self._order.num_items if division is None else max(self._order.num_items, MIN_TRIES_OF_DIVISION)
+        num_tries = min(round_size, MAX_TRIES)
+        for _ in range(num_tries):
             item = self.domain[self._order.index(self.position)]
             draw = self._order.draw(self.position)
             self.position += 1
-            if division is not None and not division.keeps(item.ref.task, draw):
-                continue
-            token_ids = self.tokenizer.encode_prompt(item.prompt)
-            if len(token_ids) <= sampling.max_prompt_tokens:
-                return item, token_ids
-            self.context.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
+            if division is None or division.keeps(item.ref.task, draw):
+                token_ids = self.tokenizer.encode_prompt(item.prompt)
+                if len(token_ids) <= max_tokens:
+                    return item, token_ids
+                self._note_too_long(item, len(token_ids))
+            await asyncio.sleep(0)
+        what = f"none of the {num_tries:,} problems of {self.domain.name}"
+        if self._shortest is None:
+            raise TaskError(f'{what} is of a part that step.task_allocation = "advantage" keeps')
+        raise TaskError(
+            f"{what} fits sampling.max_prompt_tokens = {max_tokens}; the shortest has {self._shortest}: raise it in "
+            "the run, or give shorter problems"
+        )
+
+    def _note_too_long(self, item: TaskItem, num_tokens: int) -> None:
+        """Count a skipped problem. Write an event for the 1st, 2nd, 4th, 8th, ... one."""
+        self._num_too_long += 1
+        self._shortest = min(num_tokens, self._shortest or num_tokens)
+        if self._num_too_long & (self._num_too_long - 1) == 0:
+            self.context.events.write(
+                "prompt_skipped", prompt=str(item.ref), num_tokens=num_tokens, num_skipped=self._num_too_long
+            )
 
     async def _make_group(self, item: TaskItem, prompt_ids: list[int]) -> None:
-        """Generate and score one group and put it on the publish queue; retry with the same slot if the worker dies."""
-        while True:
+        """Generate and score one group and put it on the publish queue. Retry with the same slot, then give it up."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 group, num_unfinished = await self._generate(item, prompt_ids)
                 break
             except WorkerError as error:
                 if not self.generation.is_alive:
                     raise
-                self.context.events.write("generation_failed", prompt=str(item.ref), error=str(error))
-                await asyncio.sleep(RETRY_PAUSE_S)
-        self.budget.end(group.num_tokens)
-        if num_unfinished:  # peers would refuse the group and charge this node
-            self.context.events.write("not_shared", prompt=str(item.ref), num_stopped=num_unfinished)
+                self._note_failed(item, error, is_last=attempt == MAX_ATTEMPTS)
+            await asyncio.sleep(RETRY_PAUSE.delay_s(attempt))
+        else:
+            self.budget.abandon()
             self.slots.cancel()
             return
+        self.failures.succeeded(GENERATION)
+        self.budget.end(group.num_tokens)
+        if num_unfinished:  # peers would refuse the group and charge this node
+            if self.failures.failed(SCORING, WorkerError(f"{num_unfinished} texts were not scored")):
+                self.context.events.write("not_shared", prompt=str(item.ref), num_stopped=num_unfinished)
+            self.slots.cancel()
+            return
+        self.failures.succeeded(SCORING)
         await self.scored.put(group)
+
+    def _note_failed(self, item: TaskItem, error: WorkerError, *, is_last: bool) -> None:
+        """Count a failed call. Raise the error if this was a prompt's last attempt, and no call has ever succeeded."""
+        is_due = self.failures.failed(GENERATION, error)
+        streak = self.failures.streak(GENERATION)
+        if is_due:
+            self.context.events.write(
+                "generation_failed", prompt=str(item.ref), error=str(error), num_in_row=streak.num_in_row
+            )
+        if is_last and not streak.has_succeeded:
+            raise type(error)(
+                f"generation failed on every call since the start, {streak.num_in_row} times: {error}; "
+                "logs/generation.log in the home has the details"
+            ) from error
 
     async def _generate(self, item: TaskItem, prompt_ids: list[int]) -> tuple[Group, int]:
         """Return a scored group, and the number of its completions whose scoring did not finish."""

@@ -16,6 +16,7 @@ returns the verdict of an accepted group only after the group is on disk.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
+    from ftis_node.swarm.arrivals import AwaitedSenders
     from ftis_node.swarm.peer_guard import PeerGuard, PeerWork
     from ftis_node.tasks.scorer import IsolatedScorer
     from ftis_node.validation import ValidationResult
@@ -90,6 +92,7 @@ class IntakeLoop:
     peers: PeerManager
     registry: PeerRegistry
     counters: NodeCounters
+    arrivals: AwaitedSenders
     guard: PeerGuard
     newest_offered: Callable[[], int | None]
 
@@ -241,6 +244,7 @@ class IntakeLoop:
             return
         self.stored.set()
         if not arrival.own:
+            self.arrivals.arrived(group.sender, now=time.monotonic())
             self.on_foreign(accepted)
         if arrival.own or self.peers.is_of_own_weights(group):
             if self._newest_own.full():

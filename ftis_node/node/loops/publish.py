@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import RecordError
+from ftis_node.errors import FtisError, RecordError
 from ftis_node.node.peers.serve import announcement_of
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_MORE_GROUPS
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.node.peers.serve import Confirmations
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.records.envelope import Announcement
     from ftis_node.records.group import Group
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 WINDOW_S = 0.5
 SMALL_BYTES = 1 << 14  # a larger envelope outweighs its announcement and goes at once
 ALL = "all"
+VALIDATION = "validation of own groups"
 REANNOUNCE_PERIOD_S = 1.0
 MAX_CHECKED = 8  # unverified confirmations of different peers, checked concurrently
 REANNOUNCE_CHECK_S = 3.0
@@ -123,6 +125,7 @@ class PublishLoop:
     slots: SlotPool
     counters: NodeCounters
     confirmations: Confirmations
+    failures: FailureBoard
     last_number: int
 
     def __post_init__(self) -> None:
@@ -156,10 +159,13 @@ class PublishLoop:
         with waiting_for("the validation verdict"):  # queued behind groups of peers; the intake loop has time limits
             verdict = await self.intake.submit(data, origin=self.context.peer_id, made=group)
         if not isinstance(verdict, Accepted):
-            log.error("an own group failed validation: %s", verdict.refusal.detail)
+            refusal = verdict.refusal
+            if self.failures.failed(VALIDATION, FtisError(f"{refusal.reason}: {refusal.detail}")):
+                log.error("an own group failed validation: %s", refusal.detail)
             self.slots.cancel()
             self._num_begun -= 1
             return verdict
+        self.failures.succeeded(VALIDATION)
         self.last_number = group.number
         self.slots.fill()
         self._gathered.append(announce_group(envelope, group, envelope_bytes=len(data)))

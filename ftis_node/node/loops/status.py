@@ -12,12 +12,12 @@ import json
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ftis_node import __version__
+from ftis_node.config.disk_room import is_disk_full
 from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.supervision.watchdog import Watchdog
     from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.group_limits import SlotPool
@@ -117,6 +118,7 @@ class StatusLoop:
     disk: DiskThread
     counters: NodeCounters
     evaluations: EvaluationHistory
+    failures: FailureBoard
     watchdog: Watchdog
     http_refused: Counter[str]
 
@@ -134,7 +136,7 @@ class StatusLoop:
             for _ in range(PERIODS_PER_SAVE):
                 await self._shortage.passed_over(self.refresh)
                 await pause(PERIOD_S)
-            await self._shortage.passed_over(partial(self.disk, self.save))
+            await self._shortage.passed_over(self.save_if_space)
 
     async def show_stop(self, waits_for: Callable[[], str]) -> None:
         """Show the node as stopping, with what it waits for, until canceled. `run` may have ended."""
@@ -171,6 +173,14 @@ class StatusLoop:
         still_s = time.monotonic() - self._refreshed_at
         still = [f"the status loop hangs: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
         return still + self.latest.health.problems
+
+    async def save_if_space(self) -> None:
+        """Call `save` in the disk thread, except on a full disk."""
+        try:
+            await self.disk.once(self.save)
+        except OSError as error:
+            if not is_disk_full(error, self.home.root):
+                raise
 
     def save(self) -> None:
         """Write the snapshot and the peer table into the home, for use after the node stops."""
@@ -284,6 +294,7 @@ class StatusLoop:
             healthy=not problems,
             ready=not waits_for,
             problems=problems,
+            failing=self.failures.failing,
             waits_for=waits_for,
             taken_at=time.time(),
             event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),

@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec.structs import replace
+
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
@@ -31,10 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from ftis_node.generation.weight_loader import ProofToCome
-    from ftis_node.learner.messages import LearnerState, TrainReply
+    from ftis_node.learner.client import OnPublished
+    from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
     from ftis_node.node.context import NodeContext
     from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_gate import StepGate, StepSelection
@@ -52,6 +57,8 @@ DeliverWeights: TypeAlias = "Callable[[PublishedWeights, Proof], Coroutine[None,
 """Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""
 
 log = logging.getLogger(__name__)
+TRAINING, WEIGHT_SYNC = "training", "the weight sync"
+MAX_LOST_STEPS = 2 * MAX_FAILED_STEPS  # of own groups in a row, before the first step that succeeds
 
 
 class WeightSync:
@@ -89,12 +96,16 @@ class WeightSync:
             self._task.cancel()
 
 
-async def update_engine(weights: PublishedWeights, proof: Proof, *, generation: Generation, events: EventLog) -> None:
+async def update_engine(
+    weights: PublishedWeights, proof: Proof, *, generation: Generation, events: EventLog, failures: FailureBoard
+) -> None:
     """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
     try:
         await generation.update_weights(weights, proof)
+        failures.succeeded(WEIGHT_SYNC)
     except WorkerError as error:
-        events.write("weight_sync_failed", version=weights.version, error=str(error))
+        if failures.failed(WEIGHT_SYNC, error):
+            events.write("weight_sync_failed", version=weights.version, error=str(error))
         await generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
@@ -113,6 +124,7 @@ class TrainLoop:
     selection: StepSelection
     learner: Learning
     generation: Generation
+    space: DiskSpace
     deliver: DeliverWeights
     buffer: ReplayBuffer
     reader: ReplayReader
@@ -123,6 +135,7 @@ class TrainLoop:
     step_shares: StepShares
     reporter: StepReporter
     evaluator: Evaluator
+    failures: FailureBoard
     takes_turns: bool
     last_step: int | None
 
@@ -178,18 +191,24 @@ class TrainLoop:
         under_way = WeightSync(self.deliver)
         try:
             with waiting_for(f"step {step} in the learner"):  # its supervisor has time limits
-                reply = await self.learner.train(batch, step=step, on_published=under_way.take)
+                reply = await self._train_with_space(batch, step=step, on_published=under_way.take)
             await self.reporter.note(reply.report)
             self.peers.weigh(reply.report, batch)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
+            is_own_fault = all(group.own for group in groups)  # else a peer could end the node
             if isinstance(error, WorkerTaskError):
-                if all(group.own for group in groups):
+                if is_own_fault:
                     await self.disk(self.buffer.note_failed, step)
                     raise
                 self.learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
             self.context.events.write("step_lost", step=step, error=str(error))
+            self.failures.failed(TRAINING, error)
+            streak = self.failures.streak(TRAINING)
+            if is_own_fault and not streak.has_succeeded and streak.num_in_row >= MAX_LOST_STEPS:
+                times = streak.num_in_row
+                raise type(error)(f"training failed on every step since the start, {times} times: {error}") from error
             await self.disk(self.buffer.note_failed, step)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.abandon()
@@ -199,6 +218,7 @@ class TrainLoop:
             return
         finally:
             under_way.cancel()
+        self.failures.succeeded(TRAINING)
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await self.disk(self.buffer.release_step, step, reason)
@@ -206,6 +226,24 @@ class TrainLoop:
         self.context.state.saved_step = reply.saved_step
         await self.limits.prune()
         self.slots.set_held(self.reader.own_held())
+
+    async def _train_with_space(
+        self, batch: Sequence[TrainGroup], *, step: int, on_published: OnPublished
+    ) -> TrainReply:
+        """Return the reply to a step. If the disk refuses its weights or checkpoint, request it again until it has
+        space: the learner then does only what is missing.
+        """
+        num_tries = 0
+
+        async def train() -> TrainReply:
+            nonlocal num_tries
+            num_tries += 1
+            return await self.learner.train(batch, step=step, on_published=on_published)
+
+        reply = await self.space.retried(train)
+        if num_tries == 1:
+            return reply
+        return replace(reply, report=replace(reply.report, repeated=False))  # it was not reported before
 
     async def resume(self, state: LearnerState) -> None:
         """Reconcile buffer and state with the learner's checkpoint, at the start and after the learner dies."""

@@ -13,15 +13,19 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.node.storage.disk_space import HomeUse, measure_usage, reclaim, rotate_logs
+from ftis_node.node.storage.cleanup import reclaim, rotate_logs
+from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.telemetry.clock import SteadyClock
+from ftis_node.telemetry.clock import SleepDetector, SteadyClock
+from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ftis_node.config.home import Home
     from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
@@ -40,13 +44,15 @@ DISK_PERIOD_S = 2.0
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PeersLoop:
-    """Loop with two periods: it checks the buffer every second, and saves `peers.sqlite` every ten seconds."""
+    """Loop with two periods: it checks buffer and clocks every second, and saves `peers.sqlite` every ten seconds."""
 
     context: NodeContext
     gossip: Gossip
     peers: PeerManager
     limits: BufferLimits
+    on_wake: Callable[[], None] = field(default=lambda: None, init=False)  # called after the machine slept
     _clock: SteadyClock = field(default_factory=SteadyClock, init=False)
+    _sleep: SleepDetector = field(default_factory=SleepDetector, init=False)
 
     async def run(self) -> None:
         while True:
@@ -57,6 +63,7 @@ class PeersLoop:
             for _ in range(PERIODS_PER_SAVE):
                 await self.limits.enforce()
                 self._note_jump()
+                self._note_sleep()
                 await pause(PEERS_PERIOD_S)
 
     def _note_jump(self) -> None:
@@ -65,6 +72,15 @@ class PeersLoop:
             return
         log.warning("this machine's clock was moved by %+.0f s", jump_s)
         self.context.events.write("clock_moved", jump_s=round(jump_s, 1))
+
+    def _note_sleep(self) -> None:
+        """After a suspended machine or process continues, let the node renew what expired meanwhile."""
+        if (slept_s := self._sleep.slept_s(period_s=PEERS_PERIOD_S)) is None:
+            return
+        log.info("this machine or process was suspended for %s: the node continues", duration(slept_s))
+        self.context.events.write("woke", slept_s=round(slept_s, 1))
+        self.peers.forget_refusals()
+        self.on_wake()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -131,11 +131,14 @@ class Download:
         *,
         pause_s: float,
         on_wrong_chunk: Callable[[int], None] = lambda index: None,
+        on_outcome: Callable[[FetchOutcome], None] = lambda outcome: None,
     ) -> None:
+        """`on_outcome` is called with the outcome of each request."""
         self._gossip = gossip
         self._offer = offer
         self._pause_s = pause_s
         self._on_wrong_chunk = on_wrong_chunk
+        self._on_outcome = on_outcome
         self._part = folder / f"{offer.sha256.hex()}.part"
         self._list = folder / f"{offer.sha256.hex()}.hashes"
         self._whole = hashlib.sha256()
@@ -221,6 +224,7 @@ class Download:
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
         """Send a request to the learner. Raise OfferWithdrawnError for a complete but empty answer."""
         fetched = await self._gossip.request_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
+        self._on_outcome(fetched.outcome)
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
             raise OfferWithdrawnError(f"version {self._offer.version} is no longer offered")
         return fetched

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
-from ftis_node.gossip import FetchOutcome
 from ftis_node.models import model_fingerprint
+from ftis_node.node.loops.pull_slots import ANSWERED
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.protocols import serves_adapters
 from ftis_node.node.supervision.background import in_background
@@ -34,16 +34,18 @@ from ftis_node.workers.weight_store import probe_token_ids
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.gossip import Gossip
+    from ftis_node.gossip import FetchOutcome, Gossip
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.records.weights import WeightsOffer
     from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
+DOWNLOAD = "the download of weights"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -64,6 +66,7 @@ class FollowLoop:
     evaluator: Evaluator
     registry: PeerRegistry
     counters: NodeCounters
+    failures: FailureBoard
 
     def __post_init__(self) -> None:
         self._settings = self.context.settings.roles
@@ -112,7 +115,7 @@ class FollowLoop:
         fetched = await self.gossip.request_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
         )
-        self._note_presence(is_away=fetched.outcome is not FetchOutcome.COMPLETE, why=fetched.outcome)
+        self._note_outcome(fetched.outcome)
         signed = fetched.bodies[0] if fetched.bodies else b""
         if signed in (b"", self._refused):
             return None, signed
@@ -155,6 +158,7 @@ class FollowLoop:
             self._held.partial,
             pause_s=self._settings.poll_interval_s,
             on_wrong_chunk=self._note_wrong_chunk,
+            on_outcome=self._note_outcome,
         )
         try:
             file = await download.run()
@@ -169,9 +173,11 @@ class FollowLoop:
             download.discard()
             return
         except OSError as error:
-            log.warning("version %d cannot be kept: %s", offer.version, error)
-            self.context.events.write("weights_failed", version=offer.version, error=str(error))
+            if self.failures.failed(DOWNLOAD, error):
+                log.warning("version %d cannot be kept: %s", offer.version, error)
+                self.context.events.write("weights_failed", version=offer.version, error=str(error))
             return
+        self.failures.succeeded(DOWNLOAD)
         self.context.events.write(
             "weights_fetched",
             version=offer.version,
@@ -258,17 +264,18 @@ class FollowLoop:
         self.counters.weights_refused["wrong_chunk"] += 1
         self.context.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
 
-    def _note_presence(self, *, is_away: bool, why: FetchOutcome) -> None:
+    def _note_outcome(self, outcome: FetchOutcome) -> None:
         """Log one line when the learner stops answering, and one when it answers again."""
+        is_away = outcome not in ANSWERED
         if is_away == self._is_away:
             return
         self._is_away = is_away
         self.context.events.write(
-            "learner_away" if is_away else "learner_back", peer=self._settings.follow, outcome=why
+            "learner_away" if is_away else "learner_back", peer=self._settings.follow, outcome=outcome
         )
         if is_away:
             log.warning(
-                "the learner %s does not answer (%s): the present weights stay in use", self._settings.follow, why
+                "the learner %s does not answer (%s): the present weights stay in use", self._settings.follow, outcome
             )
         else:
             log.info("the learner %s answers", self._settings.follow)

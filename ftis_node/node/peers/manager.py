@@ -20,6 +20,7 @@ from ftis_node.swarm.duplicates import DuplicateDetector, Origin, decide, descri
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
+from ftis_node.swarm.refusals import RefusedSenders
 from ftis_node.swarm.reputation import BAN_SCORE, Behaviour, ReputationTable, TrustLevel
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.validation import Accepted
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.duplicates import SeenCompletion
     from ftis_node.swarm.peer_guard import Place
+    from ftis_node.swarm.refusals import RefusedSender
     from ftis_node.telemetry.events import EventLog
     from ftis_node.validation import ValidationResult
 
@@ -47,6 +49,7 @@ MAX_ANNOUNCED = 1 << 14
 MAX_DISPLACED = 64
 UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
 REASON = "fault"
+NO_NEWS = frozenset({"duplicate", "unsolicited"})  # another copy of the group may be used
 MAX_TEXT = 200  # most characters of an error in an event: a peer may have chosen the text
 
 
@@ -82,6 +85,7 @@ class PeerManager:
         self._met = LruDict[str, None](MAX_NETWORKS)  # peers that have connected
         self._quotas = Quotas(settings.rate_limits)
         self._duplicates = DuplicateDetector(own_id, settings.validation)
+        self._refused = RefusedSenders()
         self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
         self._announced = LruDict[bytes, float](MAX_ANNOUNCED)  # group ids, and when they were announced first
         self._displaced = LruDict[bytes, Origin](MAX_DISPLACED)  # by original: the copy that arrived before it
@@ -176,6 +180,7 @@ class PeerManager:
             self._charge(group.sender, group.num_tokens)
             self._share_subnet(group.sender, origin)
             self.note(group.sender, Behaviour.ACCEPTED, credit=self._credit.of(verdict.envelope.id))
+            self._refused.accepted(group.sender)
             return
         reason = verdict.refusal.reason
         blamed, conduct = attribute_refusal(
@@ -185,9 +190,26 @@ class PeerManager:
             signed=verdict.signed,
             grades_alike=verdict.sender is not None and self._grades_alike(verdict.sender),
         )
+        self.note_unused(verdict.sender if verdict.signed and verdict.sender else origin, reason)
         if reason not in UNCHARGED:
             self._charge(blamed, verdict.num_tokens)
         self.note(blamed, conduct, reason=reason, detail=f"{reason}: {verdict.refusal.detail}")
+
+    def note_unused(self, sender: str, reason: str) -> None:
+        """Note a group of a sender that is refused, or not pulled at all. This has no effect on its reputation."""
+        if sender == self._own_id or reason in NO_NEWS:
+            return
+        if reason == "banned":  # its cause
+            reason = self._standings.reputation(sender).ban_reason or reason
+        self._refused.refused(sender, reason, now=self._clock())
+
+    def refused_senders(self) -> list[RefusedSender]:
+        """Return the senders most of whose last groups were refused, those with most refused groups first."""
+        return self._refused.present(now=self._clock())
+
+    def forget_refusals(self) -> None:
+        """Forget the last refusals: groups were too old because the machine was suspended."""
+        self._refused.forget()
 
     def within_quota(self, peer_id: str) -> bool:
         """Return whether the sender's quota allows validation of a group now; the query spends no quota."""
@@ -312,6 +334,7 @@ def fault_charger(
             return
         registry.seen(peer_id).refused[REASON] += 1
         events.write("peer_fault", peer=peer_id, place=place.value, error=what)
+        peers.note_unused(peer_id, REASON)
         peers.note(peer_id, Behaviour.FAULT, reason=REASON, detail=f"{REASON} at {place}: {what}")
 
     return charge

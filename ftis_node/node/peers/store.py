@@ -16,6 +16,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
@@ -88,15 +89,25 @@ class PeerStore:
     def save(self, standings: ReputationTable) -> None:
         """Write changes since the last call, and delete forgotten peers, in one transaction.
 
-        If another program locks the file, leave all changes for the next call, so that the loops do not wait.
+        If another program locks the file, or the disk is full, leave all changes for the next call.
         """
         if not self._begun():
             return
-        self._db.executemany("DELETE FROM peers WHERE peer_id = ?", [(peer_id,) for peer_id in standings.forgotten])
-        self._db.executemany(
-            "INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._rows(standings, standings.changed)
-        )
-        self._db.execute("COMMIT")
+        forgotten = [(peer_id,) for peer_id in standings.forgotten]
+        try:
+            self._db.executemany("DELETE FROM peers WHERE peer_id = ?", forgotten)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                self._rows(standings, standings.changed),
+            )
+            self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            if not is_disk_full(error, self._path):
+                raise
+            log.debug("%s is saved when the disk has space: %s", self._path, error)
+            return
         standings.forgotten.clear()
         standings.changed.clear()
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.directory.lookup import RunSurvey
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.refusal_reports import RefusalReporter
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.peers.serve import Confirmations
     from ftis_node.swarm.peer_guard import PeerGuard
@@ -98,6 +99,7 @@ class SwarmReporter:
     registry: PeerRegistry
     counters: NodeCounters
     confirmations: Confirmations
+    refusals: RefusalReporter
 
     def status(self, *, members: Collection[str]) -> SwarmStatus:
         """Return the section. `members` are the connected members of the run."""
@@ -136,4 +138,6 @@ class SwarmReporter:
             peers_newer=others.num_newer,
             peers_older=others.num_older,
             update=others.advice,
+            refused_peers=self.refusals.refused(),
+            refused_by=self.refusals.refused_by(),
         )

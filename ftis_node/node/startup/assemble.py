@@ -121,7 +121,8 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         grades_alike=lambda peer_id: registry.grades_alike(peer_id, releases.grader),
     )
     peers = stack.enter_context(closing(manager))
-    disk = stack.enter_context(closing(DiskThread()))
+    space = DiskSpace(inputs.limit, root=home.root)
+    disk = stack.enter_context(closing(DiskThread(space)))
     buffer = stack.enter_context(closing(ReplayBuffer(home.replay)))
     reader = stack.enter_context(closing(ReplayReader(home.replay)))
     summary = EventLogSnapshot(home).read()
@@ -178,7 +179,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         evaluations=evaluations,
         peers=peers,
         arrangement=inputs.arrangement,
-        space=DiskSpace(inputs.limit),
+        space=space,
         budget=GenerateBudget(settings.budget.generate_tokens, num_tokens=done.tokens_own, num_groups=done.groups_own),
         tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
         division=division_of(manifest, inputs.domain.name),

@@ -172,7 +172,7 @@ def run_bootstrap_node(
     status_port: int = 0,
     runs: tuple[str, ...] = (),
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `show` gets the dialable addresses as soon as they are known.
+    """Serve until SIGINT, SIGTERM or SIGHUP. `show` gets the dialable addresses as soon as they are known.
 
     `announce` are the addresses to announce in place of the discovered ones, without `/p2p/ID`. `runs` are ids of runs
     that its page shows first.

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def run_until_stopped(
     settings: NodeSettings, plan: RunPlan, home: Home, *, on_progress: OnProgress = unwatched
 ) -> None:
-    """Run a node in this process until its budget is used up, or SIGINT or SIGTERM arrives.
+    """Run a node in this process until its budget is used up, or SIGINT, SIGTERM or SIGHUP arrives.
 
     The start calls `on_progress` with each component that it waits for.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -57,7 +58,8 @@ def mark_start(home: Home) -> None:
 def mark_end(home: Home, end: EndWord) -> None:
     """Save how a start ended whose loops never ran. If they ran, the status loop saves the end."""
     if read_last_status(home).node.state == STARTING:
-        _change_node(home, state="stopped", end=end.value)
+        with suppress(OSError):  # a full disk
+            _change_node(home, state="stopped", end=end.value)
 
 
 def _change_node(home: Home, **changes: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import MISSING, fields
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from ftis_node.node.loops.train import TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
+from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
 from ftis_node.node.supervision.watchdog import Watchdog
@@ -33,6 +35,7 @@ from ftis_node.node.training.step_gate import StepSelection, TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
+from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names
 
@@ -65,6 +68,7 @@ class Wiring:
     limits = _shared(BufferLimits)
     peer_table = _shared(PeerTable)
     pull = _shared(PullLoop)
+    refusals = _shared(RefusalReporter)
     reporter = _shared(StepReporter)
     selection = _shared(StepSelection)
     served = _shared(PeerRequestHandler)
@@ -90,6 +94,10 @@ class Wiring:
         needed = {each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING}
         found = {name: getattr(self.node if name in NODE_PARTS else self, name) for name in needed - given.keys()}
         return kind(**found, **given)
+
+    @cached_property
+    def arrivals(self) -> AwaitedSenders:
+        return AwaitedSenders(patience_s=self.node.context.manifest.step.foreign_wait_s, now=time.monotonic())
 
     @cached_property
     def intake(self) -> IntakeLoop:
@@ -145,7 +153,9 @@ class Wiring:
     def directory_loop(self) -> DirectoryLoop:
         """Return the loop. A generator pulls no groups, so it needs none of an earlier time either."""
         backfill = None if self.node.context.settings.role == "generator" else self.backfill
-        return self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
+        directory = self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
+        self.peers_loop.on_wake = directory.renew
+        return directory
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
         watchdog = watchdog or Watchdog(self.node.context.settings.observe)
@@ -158,7 +168,8 @@ class Wiring:
 
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
         """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
-        update = partial(update_engine, generation=self.node.generation, events=self.node.context.events)
+        node = self.node
+        update = partial(update_engine, generation=node.generation, events=node.context.events, failures=node.failures)
         return self.make(
             TrainLoop,
             gate=gate,

@@ -5,21 +5,9 @@
 
     free < reserve + cushion     nearly full: the node removes files that are not needed
     free < reserve               full: the node pauses
-    free >= reserve + cushion/2  after full: the node continues
+    free >= reserve + margin     after full: the node continues; the margin is cushion/2, at most reserve/4
 
-All are in bytes. The cleanup removes the least needed data first, and only as much as necessary:
-
-    0  free pages of the buffer's file
-    1  released groups, oldest first: peers can fetch them from other nodes
-    2  rotated logs, then rotated event logs, oldest first
-    3  checkpoints that were set aside as damaged, then all except the newest
-
-It never removes READY groups, groups of a step, the newest checkpoint, the identity, or files of other programs.
-
-Logs of workers are rotated by size. A worker writes to a file that it inherited, and cannot open another one. So
-rotation copies the content to `generation.log.1` and truncates the file. The worker appends, so it continues at the
-start of the file. A line that the worker writes between copy and truncation is lost. A pipe instead would let a full
-pipe block the worker.
+All are in bytes. A write that a full disk refuses closes the gate too, and is repeated until it succeeds.
 """
 
 from __future__ import annotations
@@ -27,40 +15,37 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.disk_room import free_bytes, is_disk_full
 from ftis_node.config.limits import KEPT_EVENT_FILES
-from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, DAMAGED_PREFIX
+from ftis_node.errors import ConfigError, DiskFullError, ModelError
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.protocols import dtype_of, serves_adapters
-from ftis_node.node.supervision.background import in_background
-from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.terminal_text import size
-from ftis_node.workers.durable import TEMPORARY_MARK, keep_newest, newest_complete
+from ftis_node.workers.durable import TEMPORARY_MARK, newest_complete
 from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import ModelSource
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.workers.shared_weights import Way
 
 CHECKPOINT = re.compile(r"step-\d+")
 CUSHION_SHARE = 16  # of the limit
 MAX_CUSHION_BYTES = 1 << 30
 UNLIMITED_BYTES = 1 << 60
-TURNED_OVER = re.compile(r".+\.log\.\d+")
 NUM_LOGS = 2  # a worker each
+RETRY_PAUSE = ExponentialBackoff(first_s=1.0, ceiling_s=15.0)  # of a write that a full disk refused
+R = TypeVar("R")
 BUFFER_OVERHEAD = 1.25  # indexes, prompts, partly filled pages, the journal
 SLACK_BYTES = 1 << 30  # trackers' files, backups of upgrades, the table of peers
 GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
@@ -69,15 +54,26 @@ MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of both Adam moments,
 
 
 class DiskSpace:
-    """Gate that is closed while the home is full. Open until the first measurement. For one event loop."""
+    """Gate that is closed while the home is full, or while a write waits for space. For one event loop.
 
-    def __init__(self, limit: HomeLimit | None = None) -> None:
-        """If `limit` is None, only the size of the disk limits the home."""
+    Open until the first measurement.
+    """
+
+    def __init__(self, limit: HomeLimit | None = None, *, root: Path | None = None) -> None:
+        """If `limit` is None, only the size of the disk limits the home. `root` is the home; None: this folder."""
         self.limit = limit or HomeLimit(UNLIMITED_BYTES, reserve_bytes=0)
         self.use: HomeUse | None = None
-        self.why_full = ""
+        self._root = root or Path()
+        self._measured = ""  # why the home is full, by the last measurement
+        self._refused: dict[object, str] = {}  # writes that wait for space, with the reason
+        self._has_ended = False
         self._has_space = asyncio.Event()
         self._has_space.set()
+
+    @property
+    def why_full(self) -> str:
+        """Return the reason for the pause as a clause, "" without a pause."""
+        return self._measured or next(iter(self._refused.values()), "")
 
     async def wait_available(self) -> None:
         """Wait until there is space for another group."""
@@ -86,7 +82,42 @@ class DiskSpace:
     def note(self, use: HomeUse) -> None:
         """Store a new measurement, and open or close the gate."""
         self.use = use
-        self.why_full = self.limit.why_full(use, was_full=bool(self.why_full))
+        self._measured = self.limit.why_full(use, was_full=bool(self._measured))
+        self._move_gate()
+
+    async def retried(self, write: Callable[[], Awaitable[R]]) -> R:
+        """Return the result of `write()`, which is called again until the disk has space for it.
+
+        Raise CancelledError when the node stops meanwhile: the write is not acknowledged.
+        """
+        token, num_tries = object(), 0
+        try:
+            while True:
+                try:
+                    return await write()
+                except Exception as error:
+                    if not is_disk_full(error, self._root):
+                        raise
+                    if self._has_ended:
+                        raise asyncio.CancelledError("the node stops while the disk is full") from error
+                    self._refused[token] = self._reason_of(error)
+                num_tries += 1
+                self._move_gate()
+                await asyncio.sleep(RETRY_PAUSE.delay_s(num_tries))
+        finally:
+            self._refused.pop(token, None)
+            self._move_gate()
+
+    async def end(self) -> None:
+        """Let no write wait for space any longer, because the node stops."""
+        self._has_ended = True
+
+    def _reason_of(self, error: Exception) -> str:
+        if isinstance(error, DiskFullError):  # of the learner, perhaps on another disk
+            return str(error).split(";", 1)[0]
+        return f"the disk is full: {size(free_bytes(self._root))} are free"
+
+    def _move_gate(self) -> None:
         if self.why_full:
             self._has_space.clear()
         else:
@@ -120,7 +151,7 @@ class HomeLimit:
 
     def why_full(self, use: HomeUse, *, was_full: bool) -> str:
         """Return the reason for a pause of generation and pulls, as a clause; "" if there is enough space."""
-        needed = self.reserve_bytes + (self.cushion_bytes // 2 if was_full else 0)
+        needed = self.reserve_bytes + (min(self.cushion_bytes // 2, self.reserve_bytes // 4) if was_full else 0)
         if self._room(use) >= needed:
             return ""
         needs = f"the next checkpoint and groups need {size(self.reserve_bytes)}"
@@ -233,79 +264,3 @@ def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
     else:
         num_values = parameter_count(source)
     return num_values * DTYPE_BYTES[dtype_of(settings)]
-
-
-async def reclaim(
-    missing_bytes: int,
-    *,
-    home: Home,
-    buffer: ReplayBuffer,
-    disk: DiskThread,
-    learns: bool,
-    measure: Callable[[], Awaitable[HomeUse]],
-) -> AsyncIterator[tuple[str, int]]:
-    """Remove files until `missing_bytes` are free or no file is removable; yield each kind with the freed bytes.
-
-    `measure` returns the present disk use of the home.
-    """
-    target_bytes = (await measure()).used_bytes - missing_bytes
-    saved_step = checkpoint_step(home) if learns else None
-    old_logs = (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))
-    steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
-        ("free pages", lambda _: disk(buffer.shrink)),
-        ("used groups", lambda num_bytes: disk(buffer.evict_released, num_bytes, saved_step=saved_step)),
-        ("old logs", lambda num_bytes: in_background(_remove_first, old_logs, num_bytes)),
-        ("old events", lambda num_bytes: _remove_old_events(home, num_bytes)),
-        ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, home)),
-    )
-    for what, remove in steps:
-        before = (await measure()).used_bytes
-        if before <= target_bytes:
-            return
-        await remove(before - target_bytes)
-        if (freed_bytes := before - (await measure()).used_bytes) > 0:
-            yield what, freed_bytes
-
-
-def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
-    """Rotate the log files of the home that are too long; return their paths. Raise OSError."""
-    return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
-
-
-async def _remove_old_events(home: Home, num_bytes: int) -> None:
-    """Remove the oldest event logs, so that the rest is contiguous. Run in the event loop, which also rotates them."""
-    _remove_first((path for path in event_log_files(home.events) if path != home.events), num_bytes)
-
-
-def _remove_first(paths: Iterator[Path], num_bytes: int) -> None:
-    """Remove files in order until `num_bytes` are freed."""
-    for path in paths:
-        if num_bytes <= 0:
-            return
-        num_bytes -= path.stat().st_size
-        path.unlink()
-
-
-def _remove_old_checkpoints(home: Home) -> None:
-    for path in home.checkpoints.glob(f"{DAMAGED_PREFIX}*"):
-        shutil.rmtree(path)
-    keep_newest(home.checkpoints, CHECKPOINT_PREFIX, keep=1)
-
-
-def rotate_log(path: Path, *, max_bytes: int) -> bool:
-    """Move the content of `path` to `<name>.1`, replacing that file, if it has `max_bytes` or more.
-
-    Return whether the file was rotated. On a full disk the content is lost instead. Raise OSError.
-    """
-    if not path.is_file() or path.stat().st_size < max_bytes:
-        return False
-    older = path.with_name(f"{path.name}.1")
-    older.unlink(missing_ok=True)  # before the copy, so that there are never three files
-    try:
-        shutil.copyfile(path, older)
-    except OSError as error:
-        older.unlink(missing_ok=True)
-        if not is_disk_full(error, path.parent):
-            raise
-    os.truncate(path, 0)
-    return True

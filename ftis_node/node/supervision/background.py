@@ -22,14 +22,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from ftis_node.errors import FtisError
 from ftis_node.node.supervision.task_monitor import stack_of
 from ftis_node.telemetry.faults import unhandled_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from ftis_node.telemetry.faults import OnFault
 
@@ -37,20 +37,37 @@ P = ParamSpec("P")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal or the SSH session is closed
 STOP_LIMIT_S = 60.0  # each slow component has a separate, shorter limit
+STOP_POLL_S = 0.5
 SLOW_STOP_S = 3.0  # then the user learns what the stop waits for; until then a second signal may be a copy of the first
 FORCED_EXIT_CODE = 1
 _ending: ContextVar[_Ending | None] = ContextVar("ending", default=None)
 
 
-class DiskThread:
-    """Single-thread executor that runs calls in the order of submission."""
+class WriteRetry(Protocol):
+    """Interface of `DiskSpace`, which repeats writes that a full disk refuses."""
 
-    def __init__(self) -> None:
+    async def retried(self, write: Callable[[], Awaitable[R]]) -> R: ...
+
+
+class DiskThread:
+    """Single-thread executor that runs calls in the order of submission.
+
+    With `space`, a call that a full disk refuses is repeated until there is space. Later calls do not wait for it.
+    """
+
+    def __init__(self, space: WriteRetry | None = None) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+        self._space = space
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `function` in the thread and return its result."""
+        """Run `function` in the thread and return its result. It changes nothing if it raises."""
+        call = partial(self.once, function, *args, **kwargs)
+        return await (call() if self._space is None else self._space.retried(call))
+
+    async def once(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do the same, and raise the error of a full disk."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     def close(self) -> None:
@@ -91,7 +108,7 @@ async def to_the_end(work: Coroutine[None, None, R]) -> R:
 async def until_signalled(
     work: Coroutine[None, None, None], *, on_fault: OnFault | None = None, stop_limit_s: float = STOP_LIMIT_S
 ) -> None:
-    """Await `work`; SIGINT and SIGTERM cancel it. Raise its error, or one exception of an exception group.
+    """Await `work`; a signal of `STOP_SIGNALS` cancels it. Raise its error, or one exception of an exception group.
 
     An error in a task that no code awaits (`telemetry/faults.py`) also cancels it, and is raised after a call of
     `on_fault`.
@@ -141,7 +158,8 @@ class _Ending:
 
     def __init__(self, *, stop_limit_s: float) -> None:
         self._limit_s = stop_limit_s
-        self._began_at = self._deadline = 0.0
+        self._began_at = 0.0
+        self._left_s = stop_limit_s
         self._logged = ""
         self.waits_for = ""
         self._is_over = threading.Event()
@@ -153,25 +171,24 @@ class _Ending:
             log.info("%s: stopping", why)
             self.has_begun = True
             self._began_at = time.monotonic()
-            self._deadline = self._began_at + self._limit_s
             threading.Thread(target=self._watch, name="stop-deadline", daemon=True).start()
             self.task.cancel()
 
     def delay(self, what: str) -> None:
         """Move the deadline. In a slow stop, log what it waits for, and let the next signal end the process."""
-        now = time.monotonic()
-        self._deadline, self.waits_for = now + self._limit_s, what
-        if self._logged != what and now - self._began_at >= SLOW_STOP_S:
+        self._left_s, self.waits_for = self._limit_s, what
+        if self._logged != what and time.monotonic() - self._began_at >= SLOW_STOP_S:
             self._logged = what
             again = "ctrl-C again ends the node without it, and the next start resumes from an older checkpoint"
             log.info("stopping: waiting for %s; %s", what, again)
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Cancel the task on SIGINT and SIGTERM."""
+        """Cancel the task on a signal of `STOP_SIGNALS`. A process that `nohup` started continues to ignore SIGHUP."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._take_signal, number.name)
+        for number in STOP_SIGNALS:
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._take_signal, number.name)
         try:
             yield
         finally:
@@ -184,9 +201,11 @@ class _Ending:
         self.begin(name)
 
     def _watch(self) -> None:
-        while (left_s := self._deadline - time.monotonic()) > 0:
-            if self._is_over.wait(left_s):
+        """End the process by force after the limit, counted in polls: a suspended process makes none."""
+        while self._left_s > 0:
+            if self._is_over.wait(poll_s := min(STOP_POLL_S, self._limit_s / 10)):
                 return
+            self._left_s -= poll_s
         _force_end(self.task.get_loop(), time.monotonic() - self._began_at)
 
 

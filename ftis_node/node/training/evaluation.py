@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ftis_node.errors import WorkerError
 from ftis_node.generation.evaluate import evaluate
+from ftis_node.records.bounds import MAX_REFUSED_SENDERS
 from ftis_node.records.peer_messages import PeerStats
+from ftis_node.swarm.reasons import REFUSALS
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.tracking import TrackedRun, Tracking
 
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.protocols import Generation
+    from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scorer import IsolatedScorer
 
@@ -32,6 +37,7 @@ log = logging.getLogger(__name__)
 MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
 NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages
 MINUTE_S = 60.0
+EVALUATION = "evaluation"
 
 
 def make_tracking(
@@ -73,13 +79,26 @@ class Evaluator:
     scorer: IsolatedScorer
     evaluations: EvaluationHistory
     tracking: Tracking
+    failures: FailureBoard
 
     async def evaluate(self, *, step: int) -> None:
-        """Evaluate the weights of `step` on each task without a result for that step."""
+        """Evaluate the weights of `step` on each task without a result for that step.
+
+        Raise WorkerError if no evaluation has succeeded since the start, or if the generator does not come back.
+        """
         known = {entry.task for entry in self.evaluations.entries if entry.step == step}
         for task in self.eval_tasks:
-            if task.name not in known:
+            if task.name in known:
+                continue
+            try:
                 await self._evaluate(task, step=step)
+                self.failures.succeeded(EVALUATION)
+            except WorkerError as error:
+                is_due = self.failures.failed(EVALUATION, error)
+                if not (self.generation.is_alive and self.failures.streak(EVALUATION).has_succeeded):
+                    raise
+                if is_due:
+                    self.context.events.write("eval_failed", step=step, task=task.name, error=str(error))
 
     async def _evaluate(self, task: Task, *, step: int) -> None:
         began_at, manifest = time.monotonic(), self.context.manifest
@@ -115,11 +134,14 @@ class OwnStats:
     context: NodeContext
     counters: NodeCounters
     evaluations: EvaluationHistory
+    peers: PeerManager
+    _turn: int = field(default=0, init=False)
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_SAMPLES), init=False)
 
     def sample(self, *, last_number: int) -> None:
         """Note how many groups have been sent; the rate is an average since the oldest of the noted numbers."""
         self._samples.append((time.monotonic(), last_number))
+        self._turn += 1
 
     def make(self, *, last_number: int) -> PeerStats | None:
         """Return the measurements; None if `swarm.publish_stats` is false. `last_number` counts the groups sent."""
@@ -135,7 +157,15 @@ class OwnStats:
             pass_rates=self._pass_rates(),
             sources=tuple((peer_id, groups) for peer_id, groups in sources.most_common() if peer_id and groups > 0),
             trained_groups=sum(sources.values()),
+            refused_senders=self._refused_senders(),
         )
+
+    def _refused_senders(self) -> tuple[tuple[str, str, int], ...]:
+        """Return as many refused senders as a record holds, others in each turn."""
+        refused = self.peers.refused_senders()
+        first = self._turn * MAX_REFUSED_SENDERS % max(1, len(refused))
+        ordered = [*refused[first:], *refused[:first]][:MAX_REFUSED_SENDERS]
+        return tuple((sender.peer_id, _public(sender.reason), sender.num_groups) for sender in ordered)
 
     def _groups_per_minute(self, last_number: int) -> float:
         if not self._samples:
@@ -146,3 +176,8 @@ class OwnStats:
     def _pass_rates(self) -> tuple[tuple[int, float], ...]:
         entries = self.evaluations.entries
         return tuple((entry.step, entry.pass_at_1) for entry in entries if entry.task == entries[0].task)
+
+
+def _public(reason: str) -> str:
+    """Return the reason for the record: a name that peers know, since a ban may have any reason."""
+    return reason if reason in REFUSALS else "banned"

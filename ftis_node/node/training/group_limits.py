@@ -112,6 +112,11 @@ class GenerateBudget:
         self.num_groups += 1
         self._changed.set()
 
+    def abandon(self) -> None:
+        """Note that a group ended without tokens: the node gave up its prompt."""
+        self._num_under_way -= 1
+        self._changed.set()
+
     async def until_more(self) -> None:
         """Wait until another group may start; forever if the budget is used up."""
         while not self.may_begin:

@@ -1,8 +1,8 @@
 """The gate before a step, and the selection of the step's groups.
 
-The gate opens when the groups of the step are in the buffer, or when the time limit has passed. `TimedStepGate` waits
-for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_shares.py`). An experiment uses
-another gate, which keeps all nodes at the same step and needs no clock.
+The gate opens when the groups of the step are in the buffer, no awaited sender is left, or the time limit has passed.
+`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_shares.py`).
+An experiment uses another gate, which keeps all nodes at the same step and needs no clock.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from ftis_node.node.training.step_shares import (
     substitute_foreign,
 )
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo, choose_useful
+from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext
+    from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_shares import Division, StepShares
@@ -40,12 +42,14 @@ if TYPE_CHECKING:
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.replay.rows import StoredGroup
+    from ftis_node.swarm.arrivals import AwaitedSenders
     from ftis_node.swarm.demand import OwnDomain
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
+MAX_LOOK_S = 2.0  # most time charged at once: a suspended process does not wait
 RECHECK_INTERVAL_S = 0.5  # no event reports that the patience has passed or a group is stale
 
 
@@ -63,7 +67,7 @@ class StepGate(Protocol):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TimedStepGate:
-    """Gate that waits for all own groups, and for foreign ones up to the run's patience.
+    """Gate that waits for all own groups, and for foreign ones of awaited senders up to the run's patience.
 
     The intake loop sets `stored` when a group becomes READY.
     """
@@ -75,17 +79,22 @@ class TimedStepGate:
     slots: SlotPool
     reader: ReplayReader
     gossip: Gossip
+    arrivals: AwaitedSenders
+    peers: PeerManager
+    registry: PeerRegistry
+    about: NodeDescription
 
     def __post_init__(self) -> None:
-        self._started_at = time.monotonic()
+        self._started_at = self._looked_at = time.monotonic()
         self._own_ready_since: float | None = None
-        self._with_members_at = self._started_at
+        self._with_sender_at = self._started_at
+        self._awaited: list[str] = []  # senders for whose groups alone the step has waited since the last look
         self._fill = ForeignShortfall()
         self._needs = StepQuota.of(self.context.manifest)
 
     async def wait(self, step: int) -> bool:
         """Wait until the step may start (True) or can never start (False); release stale groups meanwhile."""
-        self._own_ready_since = None
+        self._own_ready_since, self._awaited = None, []
         while True:
             self.stored.clear()
             await self._release_unusable()
@@ -136,22 +145,37 @@ class TimedStepGate:
         if not self.context.settings.generates or (self._needs.foreign and not self.step_shares.makes_more):
             self._needs = replace(self._needs, generated=0)
             own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
-        now = time.monotonic()
-        has_members = bool(await self.gossip.members())
-        if has_members:
-            self._with_members_at = now
+        members, now = await self.gossip.members(), time.monotonic()
+        self.arrivals.waited(self._awaited, min(now - self._looked_at, MAX_LOOK_S), now=now)
+        is_idle = own_ready < self._needs.own_waited_for and not self.step_shares.makes_more
+        able = filter(self._may_send, self.arrivals.awaited(members, now=now, is_idle=is_idle))
+        awaited, self._looked_at = [*able] if members else [], now
+        if awaited:
+            self._with_sender_at = now
         if own_ready < self._needs.own_waited_for:
             self._own_ready_since = None
         elif self._own_ready_since is None:
             self._own_ready_since = now
+        self._awaited = awaited if self._own_ready_since is not None or is_idle else []
         return StepInputs(
             own_ready=own_ready,
             foreign_ready=foreign_ready,
             waited_s=now - (self._own_ready_since or now),
             uptime_s=now - self._started_at,
-            has_members=has_members,
-            alone_s=now - self._with_members_at,
+            awaits_sender=bool(awaited),
+            alone_s=now - self._with_sender_at,
         )
+
+    def _may_send(self, peer_id: str) -> bool:
+        """Return whether this node would accept groups of a peer: not banned, with a usable tokenizer and role."""
+        may_send = False
+        with self.gossip.guard.work_for(peer_id, Place.RECORD):
+            record = self.registry.record_of(peer_id)
+            takes_text = self.context.manifest.step.other_tokenizers == "text"
+            is_fit = record is None or takes_text or record.tokenizer == self.about.tokenizer
+            is_sender = record is None or record.role != "learner"
+            may_send = is_fit and is_sender and not self.peers.is_banned(peer_id)
+        return may_send
 
     async def _release_unusable(self) -> None:
         if await self.limits.release_stale():

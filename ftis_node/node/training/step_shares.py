@@ -1,8 +1,9 @@
 """Shares of own and foreign groups in the next step, whether a step may start, and the parts of a task mixture.
 
 A step takes I own and J foreign groups; I + J is constant. It waits for own groups without a limit, and for foreign
-ones up to the run's patience (`step.foreign_wait_s`). If no peer is connected, it waits for foreign groups only in the
-first `foreign_wait_s` after the start of the node. A step is smaller if foreign groups do not arrive or are refused.
+ones up to the run's patience (`step.foreign_wait_s`). It waits only for senders whose groups come
+(`swarm/arrivals.py`), and in the first `foreign_wait_s` after the start of the node for any. A step is smaller if
+foreign groups do not arrive or are refused.
 
 If the run has `step.backfill_with_own`, the node shares the shortfall evenly with the senders of the present foreign
 groups. Each of them gets the groups of all others. If there is a surplus of foreign groups, the node generates fewer
@@ -11,7 +12,7 @@ that send less than one group per step also count.
 
 A learner that generates nothing takes I + J groups of any peers: the first I replace its own ones. A node that has
 stopped generating first uses its remaining own groups, and then does the same. It may end in two cases: the run takes
-no foreign groups, or no peer was connected for the whole patience.
+no foreign groups, or no sender was awaited for the whole patience.
 
 If the run has `step.task_allocation = "advantage"`, the parts of a task mixture get shares of the generation. A group
 has a signal if its advantages are not all 0. The train loop counts such groups of each step, own and foreign. The
@@ -156,14 +157,14 @@ def substitute_foreign(ready: int, *, needs: StepQuota) -> tuple[int, int]:
 class StepInputs:
     """Inputs of the policy. `waited_s` is the time since all own groups were READY, `uptime_s` since the node started.
 
-    `alone_s` is the time since a member was last connected, or since the start.
+    `alone_s` is the time since a sender was last awaited, or since the start.
     """
 
     own_ready: int
     foreign_ready: int
     waited_s: float
     uptime_s: float
-    has_members: bool
+    awaits_sender: bool
     alone_s: float = 0.0
 
 
@@ -174,7 +175,7 @@ def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
         return True
     if outlook.own_ready + outlook.foreign_ready == 0:
         return False
-    somebody_may_come = outlook.has_members or outlook.uptime_s < needs.foreign_wait_s
+    somebody_may_come = outlook.awaits_sender or outlook.uptime_s < needs.foreign_wait_s
     return not somebody_may_come or outlook.waited_s >= needs.foreign_wait_s
 
 
@@ -182,7 +183,7 @@ def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
     """Return whether the next step of a node that has stopped generating can never start: no peer will complete it."""
     if outlook.own_ready >= needs.own and outlook.own_ready + outlook.foreign_ready > 0:
         return False
-    return not needs.foreign or (not outlook.has_members and outlook.alone_s >= needs.foreign_wait_s)
+    return not needs.foreign or (not outlook.awaits_sender and outlook.alone_s >= needs.foreign_wait_s)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.chaos.fault_context import FaultContext
+    from tests.chaos.swarm import SwarmNode
 
 MAX_CORRUPTED_BYTES = 16
 SHORTEST_LOCK_S, LONGEST_LOCK_S = 2.0, 25.0
 FREE_BYTES = 96 << 20
 FULL_WITHIN_S = 600.0  # with a start on a busy machine
-WRONG_USE, MACHINE_ERROR = 2, 3  # exit codes
+WRONG_USE = 2  # exit code
 RECOVERY = "tests/node/startup/test_recovery.py::"
 CHECKPOINTS = "tests/learner/checkpoint/test_learner_checkpoint.py::"
 
@@ -126,7 +127,7 @@ def lock(context: FaultContext, name: str) -> None:
 
 
 def fill_disk(context: FaultContext) -> None:
-    """Move the home to a small disk and fill it while the node runs. The next start finds the disk full too."""
+    """Move the home to a small disk and fill it while the node runs; free it once the node pauses."""
     node, home = context.node, context.node.home
     assert node.stop() == 0, node.last_log_line()
     size = sum(path.stat().st_size for path in home.rglob("*") if path.is_file()) + FREE_BYTES
@@ -134,18 +135,22 @@ def fill_disk(context: FaultContext) -> None:
     node.start()
     assert node.wait_for(node.is_ready, timeout_s=FULL_WITHIN_S), node.last_log_line()
     filler = home / "filler"
-    context.undo(lambda: filler.unlink(missing_ok=True))
     try:
         with filler.open("wb", buffering=0) as file:
             while file.write(bytes(1 << 20)):
                 pass
     except OSError as error:  # the node writes too, so the free space is not known beforehand
         assert error.errno == errno.ENOSPC, error
-    code = node.process.wait(timeout_s=FULL_WITHIN_S)
-    line = node.last_log_line()  # of the learner, if its checkpoint is the first write that fails
-    names_full_disk = "the disk is full" in line or os.strerror(errno.ENOSPC) in line
-    assert (code, names_full_disk) == (MACHINE_ERROR, True), f"{code}: {line}"
-    context.expect_refusal(MACHINE_ERROR, "the disk is")
+    assert node.wait_for(lambda: _paused(node), timeout_s=FULL_WITHIN_S), node.last_log_line()
+    filler.unlink()
+    assert node.wait_for(lambda: _paused(node) == "", timeout_s=FULL_WITHIN_S), node.last_log_line()
+    assert node.stop() == 0, node.last_log_line()
+
+
+def _paused(node: SwarmNode) -> str | None:
+    """Return why the node pauses, "" if it does not; None without an answer."""
+    status = node.status()
+    return None if status is None else str(status["limits"]["paused"])
 
 
 def _mount_over(context: FaultContext, home: Path, num_bytes: int) -> None:
@@ -229,7 +234,7 @@ FAULTS = (
           partial(lock, name="replay.sqlite")),
     Fault("peers-locked", "files", "Bans and reputation are saved after the lock. Nothing else waits for it.",
           RECOVERY + "test_a_peers_file_that_another_program_holds_is_saved_later", partial(lock, name="peers.sqlite")),
-    Fault("disk-full", "files", "It ends with one line (exit code 3), refuses to start, and resumes with free space.",
-          "tests/config/test_disk_room.py::test_errors_of_a_full_disk_become_a_machine_error_that_says_what_to_do",
-          fill_disk, Ends.REFUSES, missing=_cannot_mount),
+    Fault("disk-full", "files", "It pauses, serves its peers, and continues by itself when there is space.",
+          "tests/node/storage/test_full_disk.py::test_a_commit_waits_for_space_and_loses_no_group",
+          fill_disk, Ends.RESTARTS, missing=_cannot_mount),
 )  # fmt: skip

@@ -92,6 +92,7 @@ class Rig:
             registry=node.registry,
             counters=node.counters,
             guard=node.gossip.guard,
+            failures=node.failures,
             takes_turns=False,
             end_ids=(),
             dice=dice or random.SystemRandom(),

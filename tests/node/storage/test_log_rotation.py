@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from ftis_node.node.storage import disk_space as module
-from ftis_node.node.storage.disk_space import rotate_log
+from ftis_node.node.storage import cleanup as module
+from ftis_node.node.storage.cleanup import rotate_log
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -135,42 +135,42 @@ class _PlainTokenizer(StubTokenizer):
         return list(messages[0]["content"].encode())
 
 
-def prompts_of(folder: Path, division: Division | None, *, num: int) -> Counter[str]:
+async def prompts_of(folder: Path, division: Division | None, *, num: int) -> Counter[str]:
     """Count the tasks of a node's next problems."""
     domain = load_task(MIXTURE)
     with components(
         folder, identity=HONEST, manifest=ADVANTAGE, domain_task=domain, division=division, tokenizer=_PlainTokenizer()
     ) as node:
         loop = Wiring(node).generate_loop
-        found = Counter(loop._next_prompt()[0].ref.task for _ in range(num))
+        found = Counter([(await loop._next_prompt())[0].ref.task for _ in range(num)])
         assert not events_of(node, "prompt_skipped"), "a passed-over problem is reported as too long"
     return found
 
 
-def test_problems_are_sampled_by_the_shares(tmp_path: Path) -> None:
+async def test_problems_are_sampled_by_the_shares(tmp_path: Path) -> None:
     division = new_division()
-    assert prompts_of(tmp_path, division, num=100) == prompts_of(tmp_path, None, num=100), (
+    assert await prompts_of(tmp_path, division, num=100) == await prompts_of(tmp_path, None, num=100), (
         "even shares differ from the mixture"
     )
     for _ in range(20):
         one_sided_step(division)
-    found = prompts_of(tmp_path, division, num=2000)
+    found = await prompts_of(tmp_path, division, num=2000)
     assert found[ADD] / 2000 == pytest.approx(division.shares[ADD], abs=0.02)
-    assert found == prompts_of(tmp_path, division, num=2000), "a second pass has other problems"
+    assert found == await prompts_of(tmp_path, division, num=2000), "a second pass has other problems"
 
 
 @pytest.mark.parametrize("skipped", [0, 1_700_000_000])
-def test_nodes_with_horizontal_prompts_sample_the_same_ones_after_a_restored_identity(
+async def test_nodes_with_horizontal_prompts_sample_the_same_ones_after_a_restored_identity(
     tmp_path: Path, skipped: int
 ) -> None:
     manifest = RunManifest(name="a", task=ADD, step={"prompt_sharing": "horizontal"})
     domain = load_task(ADD)
 
-    def next_prompts(folder: Path, identity: Identity, last_number: int) -> list[PromptRef]:
+    async def next_prompts(folder: Path, identity: Identity, last_number: int) -> list[PromptRef]:
         changes: dict[str, Any] = {"domain_task": domain, "tokenizer": _PlainTokenizer()}
         with components(folder, identity=identity, manifest=manifest, **changes) as node:
             node.buffer.raise_last_number(last_number)
             loop = Wiring(node).generate_loop
-            return [loop._next_prompt()[0].ref for _ in range(20)]
+            return [(await loop._next_prompt())[0].ref for _ in range(20)]
 
-    assert next_prompts(tmp_path / "one", HONEST, skipped) == next_prompts(tmp_path / "other", MALLORY, 0)
+    assert await next_prompts(tmp_path / "one", HONEST, skipped) == await next_prompts(tmp_path / "other", MALLORY, 0)

@@ -109,7 +109,12 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path: Path, identi
     learner = _Learner(fails=fails)
     with components(tmp_path, learner=learner) as node:
         loop = CheckLoop(
-            context=node.context, next_own=stored.get, learner=learner, guard=node.gossip.guard, end_ids=()
+            context=node.context,
+            next_own=stored.get,
+            learner=learner,
+            guard=node.gossip.guard,
+            failures=node.failures,
+            end_ids=node.tokenizer.end_ids,
         )
         running = asyncio.create_task(loop.run())
         for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.stubs.stub_node import FINGERPRINT
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.training.step_gate import RECHECK_INTERVAL_S
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
     StepInputs,
@@ -24,13 +26,14 @@ from ftis_node.node.training.step_shares import (
     shares_of_step,
     substitute_foreign,
 )
+from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components
 from tests.node.support import manifest_text
 from tests.replay.test_buffer import accepted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from ftis_node.node.components import NodeComponents
@@ -99,7 +102,7 @@ def test_draws_are_even_and_follow_from_the_position() -> None:
 
 
 NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
-FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
+FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, awaits_sender=True)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +113,9 @@ FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, ha
         ({"own_ready": 3, "waited_s": 99.0}, False),
         ({"foreign_ready": 3}, False),
         ({"foreign_ready": 3, "waited_s": 30.0}, True),
-        ({"foreign_ready": 0, "has_members": False}, True),
-        ({"foreign_ready": 0, "has_members": False, "uptime_s": 5.0}, False),
-        ({"foreign_ready": 0, "has_members": False, "uptime_s": 5.0, "waited_s": 30.0}, True),
+        ({"foreign_ready": 0, "awaits_sender": False}, True),
+        ({"foreign_ready": 0, "awaits_sender": False, "uptime_s": 5.0}, False),
+        ({"foreign_ready": 0, "awaits_sender": False, "uptime_s": 5.0, "waited_s": 30.0}, True),
     ],
 )
 def test_a_step_waits_for_foreign_groups_at_most_the_set_time(changes: dict[str, float], starts: bool) -> None:
@@ -135,7 +138,7 @@ def test_a_learner_alone_waits_for_foreign_groups_instead_of_own_ones(
 
 def test_an_empty_step_never_starts() -> None:
     needs = StepQuota(own=0, foreign=4, foreign_wait_s=0.0)
-    assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
+    assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, awaits_sender=False))
 
 
 async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
@@ -252,3 +255,66 @@ async def test_a_gate_that_is_cancelled_while_a_group_arrives_is_cancelled(tmp_p
         waiting.cancel()
         await asyncio.wait({waiting}, timeout=30)
         assert waiting.cancelled()
+
+
+def _ban(node: NodeComponents, wiring: Wiring) -> None:
+    node.peers.ban(ANN.peer_id)
+
+
+def _has_record(tokenizer: str, role: str) -> Callable[[NodeComponents, Wiring], None]:
+    def note(node: NodeComponents, wiring: Wiring) -> None:
+        node.registry.seen(ANN.peer_id).record = PeerRecord(
+            run_id=node.context.manifest.run_id, peer_id=ANN.peer_id, name="", model="", parameters=0,
+            tokenizer=tokenizer, role=role, last_number=0, policy_version=0, tokens_per_s=0.0, created_at=0.0,
+            software="",
+        )  # fmt: skip
+
+    return note
+
+
+def _wait_a_patience(node: NodeComponents, wiring: Wiring) -> None:
+    wiring.arrivals.waited([ANN.peer_id], 60.0, now=time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("change", "waits"),
+    [
+        (lambda node, wiring: None, True),
+        (_has_record(FINGERPRINT, "full"), True),
+        (_ban, False),
+        (_has_record("ab" * 16, "full"), False),
+        (_has_record(FINGERPRINT, "learner"), False),
+        (_wait_a_patience, False),
+    ],
+    ids=["useful", "useful with record", "banned", "other tokenizer", "learner", "silent"],
+)
+async def test_a_step_waits_only_for_senders_whose_groups_can_come(
+    tmp_path: Path, change: Callable[[NodeComponents, Wiring], None], waits: bool
+) -> None:
+    async with _node(tmp_path, foreign_wait_s=60, has_peer=True) as node:
+        _store(node, ME, 1, 2, 3, 4)
+        wiring = Wiring(node)
+        gate = wiring.step_gate()
+        gate._started_at -= 61
+        assert await asyncio.wait_for(gate.wait(1), 30), "it waits for a member that has sent nothing"
+        wiring.arrivals.arrived(ANN.peer_id, now=time.monotonic())
+        change(node, wiring)
+        opening = asyncio.create_task(gate.wait(2))
+        await asyncio.wait({opening}, timeout=2 * RECHECK_INTERVAL_S if waits else 30)
+        assert opening.done() is not waits
+        opening.cancel()
+
+
+async def test_a_node_that_has_stopped_generating_ends_beside_useless_members(tmp_path: Path) -> None:
+    async with _node(tmp_path, foreign_wait_s=60, has_peer=True) as node:
+        wiring = Wiring(node)
+        gate = wiring.step_gate()
+        gate._started_at -= 61
+        gate._with_sender_at -= 61
+        node.budget.limit = node.budget.num_tokens = 1
+        opening = asyncio.create_task(gate.wait(1))
+        await asyncio.wait({opening}, timeout=2 * RECHECK_INTERVAL_S)
+        assert not opening.done(), "a new member has no time to send a group"
+        wiring.arrivals.waited([ANN.peer_id], 60.0, now=time.monotonic())
+        gate._with_sender_at -= 61
+        assert not await asyncio.wait_for(opening, 30)

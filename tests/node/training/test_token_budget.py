@@ -102,7 +102,7 @@ NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
 def test_a_step_with_few_own_groups_left_takes_foreign_ones() -> None:
     assert [shares_of_step(NEEDS, generates=False, own_left=left) for left in (0, 3, 9)] == [(0, 8), (3, 5), (4, 4)]
     own, foreign = substitute_foreign(3 + 2, needs=NEEDS)
-    outlook = StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, has_members=True)
+    outlook = StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, awaits_sender=True)
     assert may_start(NEEDS, outlook)
 
 
@@ -111,9 +111,9 @@ def test_a_step_with_few_own_groups_left_takes_foreign_ones() -> None:
     [
         (NEEDS, {}, False),
         (NEEDS, {"alone_s": 99.0}, False),
-        (NEEDS, {"has_members": False, "alone_s": 29.0}, False),
-        (NEEDS, {"has_members": False, "alone_s": 30.0}, True),
-        (NEEDS, {"has_members": False, "alone_s": 30.0, "own_ready": 4}, False),
+        (NEEDS, {"awaits_sender": False, "alone_s": 29.0}, False),
+        (NEEDS, {"awaits_sender": False, "alone_s": 30.0}, True),
+        (NEEDS, {"awaits_sender": False, "alone_s": 30.0, "own_ready": 4}, False),
         (replace(NEEDS, foreign=0), {}, True),
         (replace(NEEDS, foreign=0), {"own_ready": 3}, True),
         (replace(NEEDS, foreign=0), {"own_ready": 4}, False),
@@ -122,7 +122,7 @@ def test_a_step_with_few_own_groups_left_takes_foreign_ones() -> None:
 def test_a_node_that_generates_no_more_ends_if_no_peer_can_fill_a_step(
     needs: StepQuota, changes: dict[str, Any], is_over: bool
 ) -> None:
-    outlook = StepInputs(own_ready=0, foreign_ready=0, waited_s=0.0, uptime_s=99.0, has_members=True)
+    outlook = StepInputs(own_ready=0, foreign_ready=0, waited_s=0.0, uptime_s=99.0, awaits_sender=True)
     assert never_starts(needs, replace(outlook, **changes)) is is_over
 
 
@@ -260,5 +260,5 @@ def _trained_tokens(path: Path) -> int:
 
 @pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])
 def test_a_step_that_draws_groups_waits_for_all_generated_ones(own_ready: int, starts: bool) -> None:
-    outlook = StepInputs(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, has_members=False)
+    outlook = StepInputs(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, awaits_sender=False)
     assert may_start(StepQuota(own=2, foreign=0, foreign_wait_s=1.0, generated=4), outlook) is starts

@@ -1,0 +1,177 @@
+"""A disk that fills suddenly: each write waits for space, the node pauses, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.errors import DiskFullError
+from ftis_node.learner.messages import StepReport, TrainReply
+from ftis_node.node.protocols import NullLearner
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.storage.disk_space import DiskSpace, HomeUse
+from ftis_node.node.supervision.background import DiskThread
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.swarm.reputation import Behaviour
+from tests.loop_clock import LoopClock
+from tests.node.loops.test_train import HONEST, foreign
+from tests.node.nodes import buffer_of, components
+from tests.replay.test_buffer import ANN, accepted
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ftis_node.node.components import NodeComponents
+
+
+@contextmanager
+def full(database: sqlite3.Connection) -> Iterator[None]:
+    """Let SQLite find no space for another page, as on a full disk."""
+    (most,) = database.execute("PRAGMA max_page_count").fetchone()
+    (used,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {used}")
+    try:
+        yield
+    finally:
+        database.execute(f"PRAGMA max_page_count = {most}")
+
+
+@contextmanager
+def node_with_space(folder: Path, **changes: Any) -> Iterator[NodeComponents]:
+    """Yield a node whose disk thread repeats refused writes."""
+    space = DiskSpace(root=folder)
+    disk = DiskThread(space)
+    with components(folder, space=space, disk=disk, **changes) as node:
+        yield node
+    disk.close()
+
+
+async def test_a_refused_write_is_repeated_and_the_node_pauses_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, space, results = LoopClock(monkeypatch), DiskSpace(root=tmp_path), [28, 28, 28]
+
+    async def write() -> str:
+        if results:
+            raise OSError(results.pop(), "No space left on device")
+        return "written"
+
+    writing = asyncio.create_task(space.retried(write))
+    waiting = asyncio.create_task(space.wait_available())
+    for _ in range(3):
+        await clock.advance(0)
+        assert space.why_full.startswith("the disk is full: "), "the gate is open"
+        space.note(HomeUse(0, free_bytes=1 << 40))
+        assert space.why_full and not waiting.done(), "a measurement opened the gate, and the write still waits"
+        await clock.advance(15)
+    assert (await writing, space.why_full) == ("written", "")
+    await waiting
+
+
+async def test_another_error_is_raised_at_once(tmp_path: Path) -> None:
+    async def write() -> None:
+        raise PermissionError(13, "Permission denied")
+
+    space = DiskSpace(root=tmp_path)
+    with pytest.raises(PermissionError):
+        await space.retried(write)
+    assert not space.why_full
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_a_commit_waits_for_space_and_loses_no_group(tmp_path: Path, stops: bool) -> None:
+    """A stop meanwhile acknowledges nothing, and is not delayed by the full disk."""
+    with node_with_space(tmp_path) as node:
+        intake = Wiring(node).intake
+        groups = [accepted(ANN, number, created_at=time.time()) for number in range(1, 40)]
+        running = asyncio.create_task(intake.run())
+        arrivals = [_arrival(group) for group in groups]
+        with full(node.buffer._db):
+            for arrival, group in zip(arrivals, groups, strict=True):
+                intake._judged.put_nowait((arrival, group))
+            await eventually(lambda: node.space.why_full)
+            assert not [arrival for arrival in arrivals if arrival.verdict.done()], "acknowledged before it was stored"
+            if stops:
+                await node.space.end()
+                running.cancel()
+                await asyncio.wait({running}, timeout=30)
+                assert running.cancelled()
+                return
+        await asyncio.gather(*(arrival.verdict for arrival in arrivals))
+        running.cancel()
+        await asyncio.wait({running})
+        assert node.reader.figures().groups_foreign == len(groups)
+        assert not node.space.why_full
+
+
+def _arrival(group: Any) -> Any:
+    from ftis_node.node.loops.intake import Arrival
+
+    return Arrival(group.envelope_bytes, ANN.peer_id, None, None, asyncio.get_running_loop().create_future())
+
+
+async def test_a_transaction_that_a_full_disk_refuses_leaves_the_next_one_usable(tmp_path: Path) -> None:
+    with components(tmp_path) as node:
+        buffer, groups = node.buffer, [(accepted(ANN, number), False) for number in range(1, 40)]
+        with full(buffer._db), pytest.raises(sqlite3.OperationalError, match="full"):
+            buffer.admit_many(groups)
+        assert buffer.admit_many(groups) == [True] * len(groups)
+
+
+def test_bans_are_saved_when_there_is_space(tmp_path: Path) -> None:
+    with components(tmp_path) as node:
+        peers: Any = node.peers
+        with full(peers._store._db):
+            for number in range(200):
+                peers.note(f"peer-{number:04}" * 5, Behaviour.REFUSED)
+            peers.save()
+            assert peers._standings.changed
+        peers.save()
+        assert not peers._standings.changed
+
+
+class Learner(NullLearner):
+    """A learner whose disk refuses the weights of a step twice."""
+
+    num_refused = 0
+
+    async def train(self, groups: Any, **how: Any) -> TrainReply:
+        if self.num_refused < 2:
+            self.num_refused += 1
+            raise DiskFullError("weights 1 cannot be written: [Errno 28] No space left on device; free disk space")
+        report = StepReport(step=1, policy_version=1, num_updates=1, repeated=True, foreign_groups=1)
+        return TrainReply(report=report)
+
+
+async def test_a_step_whose_weights_find_no_space_is_completed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with node_with_space(tmp_path, learner=Learner(1)) as node:
+        wiring = Wiring(node)
+        loop = wiring.train_loop(wiring.step_gate(), last_step=None)
+        training = asyncio.create_task(loop._train([foreign(HONEST, 1)]))
+        await eventually(lambda: node.space.why_full)
+        assert node.space.why_full == "weights 1 cannot be written: [Errno 28] No space left on device"
+        await training
+        assert node.context.state.step == 1 and not node.space.why_full
+        assert node.counters.groups_trained_foreign == 1, "the step counts as a repeated one"
+        assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
+
+
+async def test_a_full_disk_does_not_stop_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ftis_node.node.loops.status.replace_file", refuse)
+    with node_with_space(tmp_path) as node:
+        status = Wiring(node).status_loop()
+        await status.refresh()
+        await status.save_if_space()
+        assert not node.home.status.exists()

@@ -1,0 +1,198 @@
+"""A laptop that slept for three hours: clocks and policies with simulated time; light nodes; real nodes by SIGSTOP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.limits import RateLimitsSection
+from ftis_node.swarm.arrivals import AwaitedSenders
+from ftis_node.swarm.rate_limits import Quotas, RateLimiter
+from ftis_node.swarm.reputation import Reputation
+from ftis_node.telemetry.clock import SleepDetector, SteadyClock
+from ftis_node.validation import ValidationContext
+from ftis_node.workers.liveness import Liveness, LivenessVerdict
+from ftis_node.workers.wire import Heartbeat
+from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
+from tests.node.support import ANY_PORT, started, write_manifest
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.node.support import RunningNode
+
+SLEEP_S = 3 * 3600.0
+START_S = 300.0
+STOPPED_S = 40.0  # longer than `SLEPT_S` and the time without a heartbeat that kills a worker
+
+
+class Clocks:
+    """All clocks of this process, ahead of the real ones by `slept_s`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.slept_s = 0.0
+        loop = asyncio.get_running_loop()
+        now, monotonic, since_boot, loop_time = time.time, time.monotonic, time.clock_gettime, loop.time
+        patch.setattr(time, "time", lambda: now() + self.slept_s)
+        patch.setattr(time, "monotonic", lambda: monotonic() + self.slept_s)
+        patch.setattr(time, "clock_gettime", lambda kind: since_boot(kind) + self.slept_s)
+        patch.setattr(loop, "time", lambda: loop_time() + self.slept_s)
+
+
+def test_a_sleep_is_noticed_once_and_a_busy_machine_is_none() -> None:
+    now = 100.0
+    detector = SleepDetector(lambda: now)
+    found = []
+    for elapsed_s in (0.0, 1.0, 12.0, SLEEP_S + 1.0, 1.0):
+        now += elapsed_s
+        found.append(detector.slept_s(period_s=1.0))
+    assert found == [None, None, None, SLEEP_S, None]
+
+
+def test_a_ban_ends_at_its_time_also_if_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleep moves the wall clock, the clock since the boot, and not the monotonic one. It is no jump of the clock."""
+    clock, real_now, real_since_boot = SteadyClock(), time.time, time.clock_gettime
+    banned = Reputation().banned(7200.0, now=clock.now(), reason="refused")
+    monkeypatch.setattr("time.time", lambda: real_now() + SLEEP_S)
+    monkeypatch.setattr("time.clock_gettime", lambda kind: real_since_boot(kind) + SLEEP_S)
+    assert not banned.is_banned(now=clock.now())
+    assert clock.jump_s() is None
+
+
+def test_time_limits_in_ticks_do_not_count_a_sleep() -> None:
+    """The daemon's loop ticks once after the sleep. Its workers were suspended, too, or have waited."""
+    liveness = Liveness(max_silent_ticks=30, max_stalled_ticks=300)
+    liveness.beat(Heartbeat(num_in_flight=1, progress=1))
+    assert [liveness.tick() for _ in range(2)] == [LivenessVerdict.ALIVE] * 2
+
+
+def test_rates_allow_no_burst_after_a_sleep() -> None:
+    settings = RateLimitsSection(groups_per_minute=60.0)
+    limiter, quotas = RateLimiter[str](max_per_minute=60.0), Quotas(settings)
+    for now in (0.0, SLEEP_S):
+        admitted = sum(limiter.admits("peer", now=now) for _ in range(1000))
+        assert admitted <= 120
+        quotas.spend("peer", 0, is_new_peer=False, now=now)
+        assert quotas.allows("peer", is_new_peer=False, now=now)
+
+
+def test_a_sender_is_awaited_after_a_sleep() -> None:
+    policy = AwaitedSenders(patience_s=30.0, now=0.0)
+    policy.arrived("peer", now=1.0)
+    assert policy.awaited([], now=SLEEP_S) == ["peer"]
+
+
+def test_a_score_decays_over_a_sleep_as_over_any_time() -> None:
+    score = Reputation(score=-4.0, updated_at=0.0)
+    assert -0.1 < score.score_at(SLEEP_S) < 0.0
+
+
+STOPS = """
+import asyncio, os, signal, sys
+from ftis_node.node.supervision.background import until_signalled
+async def work():
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("stopping", flush=True)
+        await asyncio.sleep(1)
+        print("saved", flush=True)
+asyncio.run(until_signalled(work(), stop_limit_s=3.0))
+"""
+
+
+def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stopping\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(5)  # longer than the limit
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.stdout.read() == "saved\n"
+        assert process.wait(30) == 0
+
+
+async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_patched_clock = partial(ValidationContext, now=lambda: time.time())
+    monkeypatch.setattr("ftis_node.node.loops.intake.ValidationContext", by_patched_clock)
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with AsyncExitStack() as stack:
+        one, other = [await stack.enter_async_context(swarm.node(number)) for number in (1, 2)]
+        watching = asyncio.create_task(one.wiring.peers_loop.run())
+        await swarm.publish(one, 4)
+        await swarm.publish(other, 4)
+        await eventually(lambda: held(one) == held(other) == 4)
+        clocks = Clocks(monkeypatch)
+        records: list[bytes] = []
+        monkeypatch.setattr(one.gossip, "publish_record", _recording(records))
+        clocks.slept_s = SLEEP_S
+        await eventually(lambda: "woke" in one.parts.home.events.read_text())
+        await eventually(lambda: records)
+        await swarm.publish(one, 4)
+        await swarm.publish(other, 4)
+        await eventually(lambda: held(one) == held(other) == 8)
+        for node, peer in ((one, identity_of(2)), (other, identity_of(1))):
+            row = node.parts.peers.row(peer.peer_id)
+            assert (row["standing"], row["reasons"]) == ("good", {})
+            assert not node.parts.counters.refused
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+def _recording(records: list[bytes]):  # type: ignore[no-untyped-def]
+    async def publish_record(value: bytes, *, ttl_s: float) -> bool:
+        records.append(value)
+        return True
+
+    return publish_record
+
+
+def _num_steps(node: RunningNode) -> int:
+    return len(node.events("step"))
+
+
+@pytest.mark.timeout(900)
+def test_a_real_node_that_was_suspended_continues_without_a_ban(
+    tmp_path: Path, tiny_models: Mapping[str, Path]
+) -> None:
+    """All processes of one of two nodes stop, as on a laptop."""
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=2)
+    join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
+    with started(tmp_path / "ann", *join) as ann:
+        ann.wait_for(lambda: ann.events("step"), timeout_s=START_S)
+        address = ann.status()["node"]["addresses"][0]
+        with started(tmp_path / "bob", *join, "--peers", address) as bob:
+            bob.wait_for(lambda: bob.events("step"), timeout_s=START_S)
+            bob.wait_for(lambda: bob.status()["learner"]["foreign_groups"], timeout_s=START_S)
+            family = bob.processes()
+            for process in family:
+                process.suspend()
+            time.sleep(STOPPED_S)
+            num_steps = _num_steps(bob)
+            for process in reversed(family):
+                process.resume()
+            (woke,) = bob.wait_for(lambda: bob.events("woke"), timeout_s=START_S)
+            assert woke["slept_s"] > STOPPED_S - 10
+            bob.wait_for(lambda: _num_steps(bob) > num_steps + 3, timeout_s=START_S)
+            before = bob.status()["swarm"]["groups_received"]
+            bob.wait_for(lambda: bob.status()["swarm"]["groups_received"] > before, timeout_s=START_S)
+            assert not bob.events("step_lost") and not bob.status()["generation"]["restarts"]
+            for node in (ann, bob):
+                assert [row["standing"] for row in node.peers()] == ["good"], node.peers()
+                assert not node.events("reputation_changed")
+            bob.stop()
+        ann.stop()

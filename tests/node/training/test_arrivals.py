@@ -1,0 +1,147 @@
+"""Whom a step waits for: simulated runs of senders with different rates. All times are simulated seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.swarm.arrivals import MAX_PATIENCES, TRIAL_SHARE, AwaitedSenders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+PATIENCE_S = 30.0
+OWN_S = 5.0  # of a step without a wait
+LOOK_S = 0.5
+HOUR_S = 3600.0
+
+
+@dataclass
+class Run:
+    """A node that makes steps of `OWN_S` and waits for `num_foreign` groups as the policy says."""
+
+    arrivals_at: Callable[[str], Iterable[float]]
+    members: Sequence[str] = ("a",)
+    num_foreign: int = 1
+    policy: type[AwaitedSenders] = AwaitedSenders
+    now: float = 1000.0
+    waited_s: float = 0.0
+    foreign: list[int] = field(default_factory=list)  # groups of each step
+
+    def __post_init__(self) -> None:
+        self.began_at = self.now
+        self._policy = self.policy(patience_s=PATIENCE_S, now=self.now)
+        self._coming = sorted((at + self.now, sender) for sender in self.members for at in self.arrivals_at(sender))
+        self._ready = 0
+
+    def until(self, end_s: float) -> Run:
+        while self.now - self.began_at < end_s:
+            self._pass(OWN_S)
+            self._wait()
+            used = min(self._ready, self.num_foreign)
+            self._ready -= used
+            self.foreign.append(used)
+        return self
+
+    def _wait(self) -> None:
+        waited_s = 0.0
+        while self._ready < self.num_foreign and waited_s < PATIENCE_S:
+            if not (awaited := self._policy.awaited(self.members, now=self.now)):
+                return
+            self._pass(LOOK_S)
+            self._policy.waited(awaited, LOOK_S, now=self.now)
+            waited_s += LOOK_S
+            self.waited_s += LOOK_S
+
+    def _pass(self, seconds: float) -> None:
+        self.now += seconds
+        while self._coming and self._coming[0][0] <= self.now:
+            at, sender = self._coming.pop(0)
+            self._policy.arrived(sender, now=at)
+            self._ready += 1
+
+    @property
+    def slowdown(self) -> float:
+        return (self.now - self.began_at) / (OWN_S * len(self.foreign))
+
+
+class AlwaysAwaited(AwaitedSenders):
+    """A policy that waits a patience in each step: no useful sender may lose groups in comparison."""
+
+    def awaited(self, members: Iterable[str], *, now: float) -> list[str]:
+        return list(members)
+
+
+def late_share(run: Run) -> float:
+    """Return the foreign groups per step after the first quarter."""
+    late = run.foreign[len(run.foreign) // 4 :]
+    return sum(late) / len(late)
+
+
+def never(sender: str) -> list[float]:
+    return []
+
+
+def every(seconds: float, *, start: float = 1.0, end: float = 4 * HOUR_S) -> list[float]:
+    return [start + seconds * number for number in range(int((end - start) / seconds) + 1)]
+
+
+@pytest.mark.parametrize("num_members", [1, 3, 200])
+def test_members_that_send_nothing_cost_little_time(num_members: int) -> None:
+    run = Run(never, members=[str(number) for number in range(num_members)]).until(2 * HOUR_S)
+    assert run.waited_s <= TRIAL_SHARE * 2 * HOUR_S
+    assert run.waited_s <= PATIENCE_S + LOOK_S, "the same members were waited for again"
+    assert run.slowdown < 1.06
+
+
+def test_a_stream_of_new_members_that_send_nothing_costs_little_time() -> None:
+    run = Run(never)
+    for number in range(200):
+        run.members = [f"{number}-{other}" for other in range(4)]
+        run.until((number + 1) * 60.0)
+    assert run.slowdown <= 1 / (1 - TRIAL_SHARE) + 0.01
+
+
+def test_a_sender_that_falls_silent_costs_one_patience_and_is_awaited_again_when_it_returns() -> None:
+    times = every(4.0, end=600) + every(4.0, start=2 * HOUR_S, end=3 * HOUR_S)
+    run = Run(lambda sender: times).until(600)
+    assert run.waited_s < 60
+    before = run.waited_s
+    run.until(2 * HOUR_S - 60)
+    assert run.waited_s - before <= PATIENCE_S + LOOK_S
+    run.until(3 * HOUR_S - 60)
+    assert run.foreign[-20:] == [1] * 20, "the returned sender is not awaited"
+
+
+@pytest.mark.parametrize("gap_s", [1.0, 7.0, 29.0, 50.0, 100.0])
+def test_a_useful_sender_is_always_awaited_even_if_it_is_slow(gap_s: float) -> None:
+    """A step has as many foreign groups as if each step waited for the whole patience."""
+    run, always = (Run(lambda sender: every(gap_s), policy=policy) for policy in (AwaitedSenders, AlwaysAwaited))
+    assert late_share(run.until(2 * HOUR_S)) == pytest.approx(late_share(always.until(2 * HOUR_S)), rel=0.02)
+
+
+def test_a_sender_of_a_group_per_hour_costs_a_few_patiences_per_hour() -> None:
+    run = Run(lambda sender: every(HOUR_S, end=10 * HOUR_S)).until(8 * HOUR_S)
+    assert run.waited_s <= 8 * (MAX_PATIENCES + 1) * PATIENCE_S + PATIENCE_S
+    assert run.slowdown < 1.06
+
+
+def test_bursts_count_as_a_slow_sender_not_as_a_silent_one() -> None:
+    """Twelve groups at once every 80 s: the gaps within a burst are no measure of the rate."""
+    times = [at + number / 10 for at in every(80.0) for number in range(12)]
+    run, always = (Run(lambda _: times, num_foreign=12, policy=policy) for policy in (AwaitedSenders, AlwaysAwaited))
+    assert late_share(run.until(2 * HOUR_S)) == pytest.approx(late_share(always.until(2 * HOUR_S)), rel=0.02)
+
+
+def test_a_useful_sender_beside_silent_ones_is_awaited() -> None:
+    run = Run(lambda sender: every(20.0) if sender == "a" else [], members=["a", "b", "c", "d"]).until(HOUR_S)
+    assert run.foreign[10:] == [1] * len(run.foreign[10:])
+
+
+def test_no_patience_is_no_wait() -> None:
+    policy = AwaitedSenders(patience_s=0.0, now=0.0)
+    policy.arrived("a", now=1.0)
+    policy.arrived("a", now=2.0)
+    assert policy.awaited(["a", "b"], now=100.0) == []
