@@ -127,7 +127,7 @@ class SwarmSection(Section):
     publish_stats: bool = Field(
         default=True,
         description="Put measurements into the record: step, groups a minute, rejections, pass@1, senders of trained "
-        "groups.",
+        "groups, refused senders.",
     )
 
 

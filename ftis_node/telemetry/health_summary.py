@@ -139,9 +139,9 @@ def refusal_facts(status: RefusalStatus, *, now: float) -> str:
 
 def _sending(swarm: SwarmStatus) -> HealthAnswer:
     sent, confirmed, num_refusing = swarm.groups_sent, swarm.groups_confirmed, len(swarm.refused_by)
-    if num_refusing and 2 * num_refusing >= swarm.peers_connected:
+    if 2 * num_refusing > swarm.peers_connected:
         first = swarm.refused_by[0]
-        of = f"{num_refusing} of {max(num_refusing, swarm.peers_connected)} peers"
+        of = f"{num_refusing} of {plural(max(num_refusing, swarm.peers_connected), 'peer')}"
         return _no(f"{of} refuse its groups, as {first.reason}", first.advice)
     if confirmed:
         return _yes(f"{sent:,} groups sent, {confirmed:,} confirmed ({100 * confirmed / sent:.0f} %)")

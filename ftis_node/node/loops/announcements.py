@@ -173,7 +173,7 @@ class AnnouncementHandler:
         if sender == self.context.peer_id:
             return None
         if why_unusable := self._why_unusable(announcement, as_text=as_text):
-            if why_unusable != "stale" and not is_repair:  # an answer lists the same groups again
+            if why_unusable != "stale" and not is_repair and not announcement.attempt:  # once for each group
                 self.peers.note_unused(sender, why_unusable)
             return None
         if sender != announcer and self.peers.is_banned(sender):
