@@ -105,12 +105,15 @@ def make_completion(*ids: int, reward: float = 0.0, versions: tuple[int, int] = 
 
 
 def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **changes: Any) -> Group:
-    """Make a group of two completions of problem 5, with rewards 1 and 0, sampled by these policy versions."""
+    """Make a group of two completions with rewards 1 and 0, sampled by these policy versions.
+
+    The first group of a sender is about problem 5, each further one about the next problem.
+    """
     group = Group.from_completions(
         run_id=RUN_ID,
         sender=identity.peer_id,
         number=1,
-        prompt_ref=PromptRef("arithmetic", "train", 5),
+        prompt_ref=PromptRef("arithmetic", "train", (4 + changes.get("number", 1)) % 2**31),
         problem_hash=hash_messages(PROMPT),
         prompt_hash=hash_prompt(PROMPT_IDS),
         completions=(

@@ -22,6 +22,7 @@ BENCH = PACKAGE.parent / "bench"
 LAYERS = {
     "errors": 0,
     "files": 0,
+    "install_hint": 0,
     "backoff": 0,
     "documentation": 0,
     "plugins": 0,
@@ -48,7 +49,7 @@ LAYERS = {
     "dashboard": 7,
     "cli": 8,
 }
-BASE = {"backoff", "documentation", "errors", "files", "plugins"}  # every package may import these
+BASE = {"backoff", "documentation", "errors", "install_hint", "files", "plugins"}  # every package may import these
 TOP_FILES = {"__init__", "__main__"}
 IMPORTERS = {  # by heavy library: the packages that may import it
     "torch": {"algorithms", "models", "workers", "generation", "learner", "lab", "integrations"},

@@ -1,8 +1,9 @@
 """Dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
 
 The server checks the `Origin` header, so that pages of other sites in the same browser cannot use it. It checks the
-`Host` header, because foreign names can resolve to 127.0.0.1. If other machines can reach the port, it requires a token
-that is new at every start. The printed address contains the token; the first response moves it into a cookie.
+`Host` header, because foreign names can resolve to 127.0.0.1. It requires a token that is new at every start, because
+other users of the machine can reach the port but not the home. The printed address contains the token; the first
+response moves it into a cookie.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ COOKIE = "ftis-dashboard-{port}"  # a browser sends a cookie to every port of a 
 PAGES = Path(__file__).parent / "pages"
 WEBSOCKET_PATH = "/ws"
 CONTENT_POLICY = (
-    "default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; img-src data:"
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; img-src data:; "
+    "frame-ancestors 'none'"
 )
 
 
@@ -67,11 +69,6 @@ def _site_of(origin: str) -> str | None:
         return None
 
 
-def new_token(host: str) -> str | None:
-    """Return the token that a browser must send; None if the dashboard listens on loopback only."""
-    return None if is_loopback(host) else secrets.token_urlsafe(TOKEN_BYTES)
-
-
 class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no types
     """textual-serve with our own page, which loads nothing from other sites, and with the checks above."""
 
@@ -81,7 +78,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         *,
         host: str,
         port: int,
-        token: str | None = None,
+        token: str,
         is_swarm: bool = False,
     ) -> None:
         words = [sys.executable, "-m", "ftis_node", "dashboard", "--home", str(home.root)]
@@ -138,7 +135,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         why = refusal_of(bound_to=self.host, host=request.host, origin=request.headers.get("Origin"))
         if why is not None:
             return web.Response(status=403, text=why)
-        if self._token is not None and not self._is_shown(request.cookies.get(self._cookie, "")):
+        if not self._is_shown(request.cookies.get(self._cookie, "")):
             return self._admitted(request)
         if request.path != WEBSOCKET_PATH:
             response = await handler(request)
@@ -153,7 +150,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
             self._num_pages -= 1
 
     def _is_shown(self, token: str) -> bool:
-        return self._token is not None and is_same_secret(token, self._token)
+        return is_same_secret(token, self._token)
 
     def _admitted(self, request: web.Request) -> web.Response:
         """Set the cookie and redirect to the page if the address has the token; else reply 401."""
@@ -162,7 +159,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
                 status=401, text="the token is missing: open the address that `ftis-node dashboard --web` printed"
             )
         answer = web.Response(status=303, headers={"Location": "/", "Referrer-Policy": "no-referrer"})
-        answer.set_cookie(self._cookie, str(self._token), httponly=True, samesite="Strict")
+        answer.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
         return answer
 
 
@@ -170,8 +167,8 @@ def serve_dashboard(home: Home, *, host: str, port: int, is_swarm: bool, show: C
     """Serve until SIGINT or SIGTERM. `show` gets lines for the operator. Raises UsageError if the port is taken."""
     if warning := warning_of(host, port):
         show(f"ftis-node: {warning}")
-    token = new_token(host)
-    address = f"http://{host}:{port}" + (f"/?token={token}" if token else "")
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    address = f"http://{host}:{port}/?token={token}"
     server = DashboardServer(home, host=host, port=port, token=token, is_swarm=is_swarm)
     line = f"the dashboard is at {address} (ctrl-C ends it; the node keeps running)"
     asyncio.run(server.serve_until_signal(lambda: show(line)))

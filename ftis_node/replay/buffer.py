@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftis_node.errors import FtisError
 from ftis_node.replay import side_tables
 from ftis_node.replay.database import give_back_pages, open_writer, transaction
-from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
+from ftis_node.replay.eviction import Freshness, choose_evicted
+from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State, choose_newest
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
 from ftis_node.replay.rows import StoredGroup, is_sound, new_row
 from ftis_node.swarm.rate_limits import ShareCap

@@ -14,25 +14,18 @@ crash loses no acknowledged group.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.algorithms.group_choice import choose_groups, has_signal, split_foreign, usefulness
-from ftis_node.replay.problem_limits import (
-    beyond_problems,
-    by_age,
-    one_per_problem,
-    take_turns,
-    take_turns_by_problem,
-)
 
 if TYPE_CHECKING:
     from ftis_node.swarm.demand import OwnDomain
-    from ftis_node.swarm.rate_limits import ShareCap
 
 
 class State(StrEnum):
@@ -138,7 +131,7 @@ def choose_sapo(
     All groups that are not drawn are discarded. The next step draws from the groups that arrive until then.
     """
     ordered = sorted(candidates, key=lambda c: (c.sender, c.arrival))
-    mine, theirs = [c for c in ordered if c.own], one_per_problem([c for c in ordered if not c.own])
+    mine, theirs = [c for c in ordered if c.own], _one_per_problem([c for c in ordered if not c.own])
     choice = choose_groups(
         [c.rewards for c in mine],
         [c.rewards for c in theirs],
@@ -171,7 +164,7 @@ def choose_useful(
     `choose_newest`: its share of the groups counts before their scores. `turn` counts the steps.
     """
     theirs = [c for c in candidates if not c.own]
-    useful = one_per_problem([c for c in theirs if has_signal(c.rewards)])
+    useful = _one_per_problem([c for c in theirs if has_signal(c.rewards)])
     sides = _split(useful, foreign, domain=domain, turn=turn)
     scores = {c.id: usefulness(c.rewards, pass_rates.get(c.task)) for c in theirs}
     chosen = [c for side, num in sides for c in _best(side, num, scores=scores, neighbor=neighbor, turn=turn)]
@@ -250,70 +243,51 @@ def choose_foreign(
     Two senders get places for one problem only with `share_problems`, or if there are no other problems. So a copy of
     an answer, which may be too likely to be detected, does not double its weight.
     """
-    by_sender = _newest_by(one_per_problem(candidates), lambda sender: sender)
+    by_sender = newest_by(_one_per_problem(candidates), lambda sender: sender)
     by_neighbor: dict[str, list[list[Candidate]]] = defaultdict(list)
     for sender in sorted(by_sender):
         by_neighbor[neighbor(sender)].append(by_sender[sender])
-    queues = [take_turns(by_neighbor[name]) for name in sorted(by_neighbor)]
-    return (take_turns if share_problems else take_turns_by_problem)(queues)[:count]
+    queues = [_in_turn(by_neighbor[name]) for name in sorted(by_neighbor)]
+    return (_in_turn if share_problems else _in_turn_by_problem)(queues)[:count]
 
 
-def _newest_by(candidates: Sequence[Candidate], name: Callable[[str], str]) -> dict[str, list[Candidate]]:
+def _one_per_problem(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the newest group of each sender and problem, in the given order."""
+    newest: dict[tuple[str, tuple[str, int]], Candidate] = {}
+    for candidate in candidates:
+        key = candidate.sender, candidate.problem
+        newest[key] = max(newest.get(key, candidate), candidate, key=_by_age)
+    return [c for c in candidates if newest[c.sender, c.problem] is c]
+
+
+def _in_turn_by_problem(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    """Merge the queues, one group of each in turn; further groups about a problem come after all other problems."""
+    waiting = [deque(queue) for queue in queues]
+    repeated: list[list[Candidate]] = [[] for _ in queues]
+    ordered: dict[tuple[str, int], Candidate] = {}
+    while any(waiting):
+        for queue, others in zip(waiting, repeated, strict=True):
+            while queue and queue[0].problem in ordered:
+                others.append(queue.popleft())
+            if queue:
+                candidate = queue.popleft()
+                ordered[candidate.problem] = candidate
+    return [*ordered.values(), *_in_turn(repeated)]
+
+
+def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    """Merge the queues, one group of each in turn."""
+    return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
+
+
+def _by_age(candidate: Candidate) -> tuple[float, int]:
+    return candidate.created_at, candidate.arrival
+
+
+def newest_by(candidates: Sequence[Candidate], name: Callable[[str], str]) -> dict[str, list[Candidate]]:
     """Return the foreign groups by the `name` of their sender, the newest of each first."""
     by_name: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in sorted(candidates, key=by_age, reverse=True):
+    for candidate in sorted(candidates, key=_by_age, reverse=True):
         if not candidate.own:
             by_name[name(candidate.sender)].append(candidate)
     return by_name
-
-
-def choose_evicted(
-    candidates: Sequence[Candidate], *, keep: int, cap: ShareCap, keep_bytes: int | None = None
-) -> list[Candidate]:
-    """Return the foreign groups to evict, so that at most `keep` groups and `keep_bytes` of envelopes stay.
-
-    A sender keeps `MAX_PER_PROBLEM` groups about one problem. No neighbor may hold more groups than `cap` allows.
-    Beyond the total, the neighbor with the most groups or bytes loses its oldest group first. So a peer that sends more
-    than others evicts its own groups.
-    """
-    by_neighbor = _newest_by(candidates, cap.neighbor)
-    evicted: list[Candidate] = []
-    for held in by_neighbor.values():
-        evicted += beyond_problems(held)
-    for name, held in by_neighbor.items():
-        places = cap.places(name, num_neighbors=len(by_neighbor), capacity=keep)
-        evicted += held[places:]
-        del held[places:]
-    excess = sum(map(len, by_neighbor.values())) - keep
-    evicted += [max(by_neighbor.values(), key=len).pop() for _ in range(excess)]
-    return evicted + _beyond_bytes(by_neighbor, keep_bytes)
-
-
-def _beyond_bytes(by_neighbor: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
-    """Remove and return groups until the rest fits in `keep_bytes`: the oldest of the neighbor with the most bytes."""
-    sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbor.items()}
-    total, evicted = sum(sizes.values()), []
-    while keep_bytes is not None and total > keep_bytes:
-        name = max(sizes, key=sizes.__getitem__)
-        evicted.append(by_neighbor[name].pop())
-        sizes[name] -= evicted[-1].num_bytes
-        total -= evicted[-1].num_bytes
-    return evicted
-
-
-@dataclass(frozen=True, slots=True)
-class Freshness:
-    """Age limits. Times are Unix seconds; versions count weight updates of this node, whose id is `peer_id`."""
-
-    now: float
-    max_age_s: float
-    policy_version: int
-    max_version_lag: int
-    peer_id: str | None = None
-
-    def is_stale(self, candidate: Candidate) -> bool:
-        """Return whether a group is too old; only versions of this node's own weights are comparable."""
-        if self.now - candidate.created_at > self.max_age_s:
-            return True
-        by_our_weights = candidate.own or (candidate.weights_of is not None and candidate.weights_of == self.peer_id)
-        return by_our_weights and self.policy_version - candidate.policy_version > self.max_version_lag

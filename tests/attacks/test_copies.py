@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from ftis_node.config.home import Home
+from ftis_node.replay.eviction import MAX_PER_PROBLEM
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.problem_limits import MAX_PER_PROBLEM
 from ftis_node.replay.reader import ReplayReader
 from tests.attacks.member import joined
 

@@ -1,15 +1,19 @@
-"""Streams that the victim serves: malformed frames, lengths of 4 GiB, slow requests, and floods of requests."""
+"""Streams that the victim serves: malformed frames, lengths of 4 GiB, slow requests, and floods of requests.
+
+Also confirmations: one of a new peer counts only for a group that it fetched.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService
+from ftis_node.records.envelope import open_announcement
 from tests.attacks.victim import REQUESTS_PER_MINUTE
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
+NUM_CONFIRMED = 6
 FOUR_GIB = 2**32 - 1
 VARINT_4_GIB = b"\x0a\xff\xff\xff\xff\x0f"  # field 1, a length of 4 GiB
 MALFORMED = {
@@ -123,3 +128,35 @@ async def test_a_banned_peer_is_not_served(victim: Victim, attacker: Member) -> 
         return await victim.num_errors("serve_errors", "refused") > before
 
     await victim.until(is_counted)
+
+
+async def announced_ids(attacker: Member, count: int) -> list[bytes]:
+    """Return the ids of groups that the victim announces."""
+    ids: list[bytes] = []
+    async with asyncio.timeout(60), aclosing(attacker.gossip.announcements()) as announcements:
+        async for one in announcements:
+            if one.sender == attacker.victim_id:
+                ids.append(open_announcement(one.payload).id)
+            if len(ids) == count:
+                break
+    return ids
+
+
+async def test_an_acknowledgment_without_a_fetch_does_not_count(
+    victim: Victim, attacker: Member, honest: Member
+) -> None:
+    ids = await announced_ids(attacker, NUM_CONFIRMED)
+    assert await attacker.gossip.confirm(attacker.victim_id, ids)
+    confirmed = [event for event in victim.node.events("confirmed") if event["peer"] == attacker.peer_id]
+    assert confirmed == []
+    fetched = await attacker.gossip.fetch(attacker.victim_id, ids[:1])
+    assert len(fetched.bodies) == 1
+    before = (await victim.status())["swarm"]["groups_confirmed"]
+    assert await attacker.gossip.confirm(attacker.victim_id, ids)
+
+    async def one_is_confirmed() -> bool:
+        return bool((await victim.status())["swarm"]["groups_confirmed"] > before)
+
+    await victim.until(one_is_confirmed)
+    confirmed = [event["group"] for event in victim.node.events("confirmed") if event["peer"] == attacker.peer_id]
+    assert confirmed == [ids[0].hex()], "only the fetched group counts"

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientSession, CookieJar
 
 from ftis_node.cli.app import run
-from ftis_node.dashboard.web import new_token, refusal_of, warning_of
+from ftis_node.dashboard.web import refusal_of, warning_of
 from tests.dashboard.browser import CHROMIUM, browse
 from tests.dashboard.sample_node import STATUS
 from tests.node.support import free_port
@@ -120,17 +120,17 @@ def test_requests_of_other_sites_are_rejected(host: str, origin: str | None, is_
     assert (refusal_of(bound_to="127.0.0.1", host=host, origin=origin) is not None) == is_rejected
 
 
-def test_a_warning_and_a_token_belong_to_addresses_of_the_network() -> None:
+def test_a_warning_belongs_to_addresses_of_the_network() -> None:
     assert warning_of("127.0.0.1", 8642) is None
     assert "the connection is not encrypted" in (warning_of("0.0.0.0", 8642) or "")
-    assert (new_token("127.0.0.1"), new_token("localhost")) == (None, None)
     assert refusal_of(bound_to="0.0.0.0", host="gpu-box:8642", origin="http://gpu-box:8642") is None
 
 
 async def test_the_page_loads_nothing_from_other_hosts_and_the_websocket_sends_the_screen(home: Path) -> None:
-    with _served(home) as url:
-        async with ClientSession() as session:
-            page = await _page(session, url)
+    with _served(home) as printed:
+        url = printed.split("/?token=")[0]
+        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+            page = await _page(session, printed)
             assert "https:" not in page.replace('"https:"', "") and "textual.js" in page
             async with session.get(f"{url}/ws", headers={"Origin": "http://evil.example"}) as response:
                 assert response.status == 403
@@ -145,8 +145,10 @@ async def test_the_page_loads_nothing_from_other_hosts_and_the_websocket_sends_t
     assert "contributing" in shown
 
 
-async def test_on_the_network_the_page_needs_the_token_of_the_printed_address(home: Path) -> None:
-    with _served(home, "0.0.0.0") as printed:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_the_page_needs_the_token_of_the_printed_address(home: Path, host: str) -> None:
+    """Another user of the machine can reach the port, but not read the home."""
+    with _served(home, host) as printed:
         address, token = printed.replace("0.0.0.0", "127.0.0.1").split("/?token=")
         async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:  # stores cookies of IP addresses too
             assert "open the address" in await _page(session, address)
@@ -156,6 +158,7 @@ async def test_on_the_network_the_page_needs_the_token_of_the_printed_address(ho
             async with session.get(f"{address}/?token={token}") as response:
                 assert (response.status, str(response.url)) == (200, f"{address}/")
                 assert "textual.js" in await response.text()
+                assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
             async with session.get(f"{address}/static/js/textual.js") as response:
                 assert response.status == 200
         async with ClientSession(cookies={"ftis-dashboard-0": token}) as session, session.get(address) as response:
@@ -173,7 +176,7 @@ async def test_a_browser_shows_the_screen(home: Path, width: int, tmp_path_facto
                 while len(screenshot := await page.screenshot()) < MIN_SCREENSHOT_BYTES:
                     await page.value("0")  # taking the screenshot is the wait
             loaded = await page.value("performance.getEntriesByType('resource').map(entry => entry.name).join(' ')")
-            assert all(name.startswith(url) for name in loaded.split())
+            assert all(name.startswith(url.split("?")[0]) for name in loaded.split())
             assert await page.value("document.activeElement.className") == "xterm-helper-textarea"
             assert await page.value("getComputedStyle(document.querySelector('.starting')).display") == "none"
             screen = "document.querySelector('.xterm-screen').getBoundingClientRect()"

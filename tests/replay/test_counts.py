@@ -9,7 +9,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from ftis_node.replay.eviction import Freshness
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from tests.replay.test_buffer import ANN, BOB, ME, accepted
 

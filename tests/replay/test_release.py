@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from ftis_node.replay.eviction import Freshness
+from ftis_node.replay.lifecycle import ReleaseReason
 from tests.replay.test_buffer import ANN, ME, accepted, fill
 
 if TYPE_CHECKING:

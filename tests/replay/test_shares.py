@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+from ftis_node.replay.eviction import choose_evicted
 from ftis_node.replay.lifecycle import (
     Candidate,
-    choose_evicted,
     choose_foreign,
     choose_newest,
     choose_own,

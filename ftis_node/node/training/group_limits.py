@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from ftis_node.replay.eviction import Freshness
+from ftis_node.replay.lifecycle import ReleaseReason
 
 if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
