@@ -59,19 +59,23 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
     """Return the memory of the generator, in bytes by part.
 
     Workspace has three parts: logits while sampling, one prefill, and context and graphs (on a CPU the process). A
-    prefill keeps gate, up and product, and six hidden states of a token. New weights are staged by module on a GPU: the
-    largest is the embedding, or the joined gate and up maps. An adapter is loaded into its slot.
+    prefill keeps gate, up and product, and six hidden states of a token; of each active expert also, with two hidden
+    states. New weights are staged by module on a GPU: the largest is the embedding, the joined gate and up maps, or all
+    experts of a layer. An adapter is loaded into its slot.
     """
     width, rank = workload.dtype_bytes, workload.adapter_served
     per_token = cache_bytes_per_token(shape, width)
     sampling = SAMPLING_BYTES * workload.max_batch * shape.vocab_size
     prefill_width = 3 * shape.intermediate_size + 6 * shape.hidden_size
+    if shape.experts is not None:
+        prefill_width += shape.experts.per_token * (3 * shape.experts.size + 2 * shape.hidden_size)
     prefill = DEFAULT_MAX_PREFILL_TOKENS * prefill_width * width
     graphs = ENGINE_GRAPHS_BYTES + (0 if rank is None else ADAPTER_GRAPHS_BYTES)
     asleep = DEVICE_CONTEXT_BYTES + graphs if workload.on_gpu else HOST_PROCESS_BYTES
     adapter = 0 if rank is None else width * shape.adapter_parameters(rank)
     is_staged = workload.on_gpu and rank is None
-    largest_module = max(shape.embedding_parameters, 2 * shape.hidden_size * shape.intermediate_size)
+    joined = max(2 * shape.hidden_size * shape.intermediate_size, shape.expert_parameters)
+    largest_module = max(shape.embedding_parameters, joined)
     return GeneratorMemory(
         weights=shape.num_parameters * width,
         cache=per_token * workload.max_batch * workload.max_total_tokens,

@@ -195,7 +195,24 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
     is_full, is_float32 = workload.lora_rank is None, workload.dtype_bytes == FLOAT32
     norms_and_inputs = {(True, True): 24, (True, False): 16, (False, True): 16, (False, False): 12}[is_float32, is_full]
     widths = 2 * query + 2 * key + (2 if is_full else 3) * wide + 7 * rank
-    return norms_and_inputs * hidden + workload.dtype_bytes * widths + 4 * shape.num_heads + 8
+    dense = norms_and_inputs * hidden + workload.dtype_bytes * widths + 4 * shape.num_heads + 8
+    return dense + _expert_bytes(shape, workload)
+
+
+def _expert_bytes(shape: ModelShape, workload: Workload) -> int:
+    """Return the bytes that the experts of a layer keep of a token, exact for Qwen3-MoE in transformers.
+
+    Each active expert keeps its input, its output, gate and up together, silu and product; under an adapter neither
+    output nor product. It also keeps four indices and a weight. The router keeps a float32 number for each expert. A
+    block that all tokens share keeps its output for its own gate.
+    """
+    if shape.experts is None:
+        return 0
+    number, per_token, size = shape.experts
+    hidden, width, is_full = shape.hidden_size, workload.dtype_bytes, not workload.lora
+    kept = 2 * hidden + 4 * size if is_full else hidden + 3 * size
+    shared = (hidden if is_full else 0) + 1 if shape.intermediate_size else 0
+    return per_token * (width * (kept + 1) + 32) + 4 * number + width * shared
 
 
 def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
@@ -272,5 +289,5 @@ def _hand_over(shape: ModelShape, workload: Workload) -> int:
     if workload.maps_weights:
         return 0
     if workload.lora_rank is None:
-        return shape.embedding_parameters * workload.dtype_bytes
+        return shape.largest_tensor * workload.dtype_bytes
     return 3 * FLOAT32 * max(inputs * outputs for inputs, outputs in shape.linear_layers)

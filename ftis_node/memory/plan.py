@@ -259,7 +259,7 @@ def _host_bytes(shape: ModelShape, workload: Workload) -> int:
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
     adapter = 0 if workload.lora_rank is None else shape.adapter_parameters(workload.lora_rank)
-    read = workload.dtype_bytes * (shape.embedding_parameters + workload.learner_ranks * adapter)
+    read = workload.dtype_bytes * (shape.largest_tensor + workload.learner_ranks * adapter)
     crossing = 0 if workload.maps_weights else weights
     saved = max(crossing, learner.moments, learner.on_host // 2, read if workload.learner_ranks > 1 else 0)
     return (

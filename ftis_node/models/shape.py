@@ -1,14 +1,15 @@
 """The sizes of a model that determine its memory, from its configuration and the headers of its weight files.
 
 They are read without torch or transformers, so that planning needs no heavy import. They describe a decoder with gated
-feed-forward blocks (Llama, Qwen2, Qwen3, Mistral and similar models). Others raise an error of one line.
+feed-forward blocks (Llama, Qwen2, Qwen3, Mistral and similar models), or with experts in every layer. Others raise an
+error of one line.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftis_node.errors import ModelError
 from ftis_node.models.json_file import read_json
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from ftis_node.models.source import ModelSource
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
-TYPES_WITH_QKV_BIAS = ("qwen2",)  # always, and no key of the configuration says so
+ACTIVE_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
+SHARED_KEYS = ("shared_expert_intermediate_size", "shared_intermediate_size")
+TYPES_WITH_QKV_BIAS = ("qwen2", "qwen2_moe")  # always, and no key of the configuration says so
 
 
 def _qwen25(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
@@ -46,9 +49,21 @@ _QWEN25 = {
 }
 
 
+class Experts(NamedTuple):
+    """The experts of a layer: their number, those that a token passes through, and the width of each."""
+
+    number: int
+    per_token: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes in elements. `is_tied`: the output head is the embedding matrix."""
+    """Sizes in elements. `is_tied`: the output head is the embedding matrix.
+
+    With `experts`, `intermediate_size` is the width of the feed-forward block that all tokens share, 0 if there is
+    none.
+    """
 
     hidden_size: int
     num_layers: int
@@ -59,6 +74,7 @@ class ModelShape:
     vocab_size: int
     is_tied: bool
     num_parameters: int
+    experts: Experts | None = None
 
     @property
     def query_size(self) -> int:
@@ -76,14 +92,27 @@ class ModelShape:
         return self.vocab_size * self.hidden_size
 
     @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of a layer; a file or a model holds two thirds of them in one tensor."""
+        return 0 if self.experts is None else 3 * self.experts.number * self.experts.size * self.hidden_size
+
+    @property
+    def largest_tensor(self) -> int:
+        """Parameters of the largest tensor: the embedding, or gate and up maps of all experts."""
+        return max(self.embedding_parameters, 2 * self.expert_parameters // 3)
+
+    @property
     def linear_layers(self) -> tuple[tuple[int, int], ...]:
-        """Inputs and outputs of one layer's linear maps: query, key, value, output, gate, up, down."""
+        """Inputs and outputs of one layer's linear maps that get an adapter: query, key, value, output, gate, up, down.
+
+        In a mixture of experts those of attention only.
+        """
         hidden, query, kv, wide = self.hidden_size, self.query_size, self.kv_size, self.intermediate_size
         attention = ((hidden, query), (hidden, kv), (hidden, kv), (query, hidden))
-        return *attention, (hidden, wide), (hidden, wide), (wide, hidden)
+        return attention if self.experts else (*attention, (hidden, wide), (hidden, wide), (wide, hidden))
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the parameters of a LoRA adapter (arXiv 2106.09685) on all linear layers: A and B of rank `rank`."""
+        """Return the parameters of a LoRA adapter (arXiv 2106.09685) on these layers: A and B of rank `rank`."""
         return self.num_layers * rank * sum(inputs + outputs for inputs, outputs in self.linear_layers)
 
 
@@ -105,8 +134,7 @@ def shape_of(config: Mapping[str, Any], *, where: str = CONFIG_FILE, num_paramet
     """
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, dict) else config
-    if any(text.get(key) for key in EXPERT_KEYS):
-        raise ModelError(f"{where} describes a mixture of experts: its memory cannot be planned")
+    experts, shared = _experts(text, where)
     hidden_size = _size(text, "hidden_size", where)
     num_heads = _size(text, "num_attention_heads", where)
     shape = ModelShape(
@@ -115,19 +143,36 @@ def shape_of(config: Mapping[str, Any], *, where: str = CONFIG_FILE, num_paramet
         num_heads=num_heads,
         num_kv_heads=_size(text, "num_key_value_heads", where, default=num_heads),
         head_size=_size(text, "head_dim", where, default=hidden_size // num_heads),
-        intermediate_size=_size(text, "intermediate_size", where),
+        intermediate_size=shared if experts else _size(text, "intermediate_size", where),
         vocab_size=_size(text, "vocab_size", where),
         is_tied=bool(text.get("tie_word_embeddings", False)),
         num_parameters=num_parameters or 0,
+        experts=experts,
     )
     return shape if num_parameters else _counted(shape, text)
+
+
+def _experts(config: Mapping[str, Any], where: str) -> tuple[Experts | None, int]:
+    """Return the experts of a layer, None without any, and the width of the block beside them that all tokens share."""
+    number = next((key for key in EXPERT_KEYS if config.get(key)), None)
+    if number is None:
+        return None, 0
+    active = next((key for key in ACTIVE_KEYS if config.get(key)), ACTIVE_KEYS[0])
+    size = _size(config, "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size", where)
+    shared = next((key for key in SHARED_KEYS if config.get(key)), None)
+    copies = _size(config, "n_shared_experts", where) if config.get("n_shared_experts") else 0
+    width = copies * size if shared is None else _size(config, shared, where)
+    return Experts(_size(config, number, where), _size(config, active, where), size), width
 
 
 def _counted(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
     has_bias = config.get("attention_bias", config.get("model_type") in TYPES_WITH_QKV_BIAS)
     biases = shape.query_size + 2 * shape.kv_size if has_bias else 0
-    linear = sum(inputs * outputs for inputs, outputs in shape.linear_layers)
-    layer = linear + biases + 2 * shape.hidden_size
+    hidden = shape.hidden_size
+    attention = 2 * hidden * (shape.query_size + shape.kv_size) + biases
+    router = 0 if shape.experts is None else hidden * shape.experts.number
+    feed_forward = 3 * hidden * shape.intermediate_size + router + shape.expert_parameters
+    layer = attention + feed_forward + 2 * hidden
     embeddings = shape.embedding_parameters * (1 if shape.is_tied else 2)
     return replace(shape, num_parameters=embeddings + shape.num_layers * layer + shape.hidden_size)
 
