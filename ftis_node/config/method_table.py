@@ -115,8 +115,8 @@ def _require(kind: str, name: str, known: Iterable[str], group: str, package: st
 def _wish(package: str) -> str:
     """Return whose wish a package is, because a manifest may come from anyone."""
     return (
-        f"the author of the manifest wants the Python package {package}, whose code runs with all your rights: "
-        "check where it comes from before you install it"
+        f"the author of the manifest wants the Python package {package}. Its code runs with all your rights. "
+        "Check where it comes from before you install it"
     )
 
 

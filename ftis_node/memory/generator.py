@@ -60,7 +60,7 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
 
     Workspace has three parts: logits while sampling, one prefill, and context and graphs (on a CPU the process). A
     prefill keeps gate, up and product, and six hidden states of a token; of each active expert also, with two hidden
-    states. New weights are staged by module on a GPU: the largest is the embedding, the joined gate and up maps, or all
+    states. New weights are staged by module on a GPU. The largest is the embedding, the joined gate and up maps, or all
     experts of a layer. An adapter is loaded into its slot.
     """
     width, rank = workload.dtype_bytes, workload.adapter_served

@@ -135,7 +135,7 @@ def test_a_run_whose_package_is_missing_is_refused_in_one_line() -> None:
     line = str(caught.value)
     assert (
         "no method absent_tis is installed: the author of the manifest wants the Python package "
-        "ftis-node-method-absent, whose code runs with all your rights: check where it comes from"
+        "ftis-node-method-absent. Its code runs with all your rights. Check where it comes from"
     ) in line
     assert "install ftis-node-method-absent" not in line, "another person's wish is no instruction"
     assert "\n" not in line

@@ -111,7 +111,7 @@ class EngineHost:
         await self.close()
         source = resolve_model(request.model)
         self._engine = await choose_engine("vllm")(source, request.settings, self._emit.progress)
-        # vLLM inspects each further architecture in a process of its own, which takes 20 s and protects only a GPU.
+        # vLLM inspects each further architecture in another process. That takes 20 s and protects only a GPU.
         sys.modules["vllm.model_executor.models.registry"]._run_in_subprocess = lambda inspect: inspect()
         return EngineState()
 

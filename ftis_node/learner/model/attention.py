@@ -9,7 +9,7 @@ On a GPU similar buckets are merged, because the host needs longer to launch a b
 compute short texts.
 
 A soft cap on the scores (Gemma 2) is in no fused kernel of torch. Such attention computes the matrix of all scores of
-a few texts, and again in the backward pass, so its time and memory grow with the square of a text's length.
+a few texts, and again in the backward pass. Its time and memory grow with the square of a text's length.
 
 transformers calls `attend` under the name `ATTENTION` and passes `plan` through the model's forward arguments. Without
 a plan, rows are plain texts.

@@ -216,8 +216,8 @@ def choose_layout(
     if not ranks.is_any(problem is not None):
         return replace(policy, packs=True)
     log.warning(
-        "%s cannot be packed (%s): each completion repeats its prompt, %.1f times the positions of packed rows at this "
-        "run's limits",
+        "%s cannot be packed (%s): each completion repeats its prompt. That is %.1f times the positions of packed "
+        "rows at this run's limits",
         policy.source.name,
         problem or "another rank reports so",
         _padded_share(sampling),

@@ -1,7 +1,7 @@
 """Cards of an exported model and of exported rollouts, in the hub's form: how they came about, and under which license.
 
 A card has no name, key or address of a node, and no path of this machine. The author of a run chose its task, so a task
-appears as code or without special characters: no link, image or tag of it may show up under the exporter's name.
+appears as code or without special characters. No link, image or tag of it may show up under the exporter's name.
 """
 
 from __future__ import annotations

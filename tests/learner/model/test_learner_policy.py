@@ -198,8 +198,8 @@ def test_sliding_windows_are_packed_if_attention_gets_them_or_no_text_crosses_th
     if layout == "padded rows":
         assert policy.causal_lm.config._attn_implementation == "sdpa"
         assert re.search(
-            r"tiny cannot be packed \(in packed rows log-probs are off by .*\): each completion repeats its prompt, "
-            r"2\.6 times the positions of packed rows at this run's limits",
+            r"tiny cannot be packed \(in packed rows log-probs are off by .*\): each completion repeats its prompt\. "
+            r"That is 2\.6 times the positions of packed rows at this run's limits",
             caplog.text,
         )
 
