@@ -235,12 +235,21 @@ class PromptTokenizer:
         It is None if the completion has another special token: nobody sees such a token in a text, so no reward judges
         it. Every node of one tokenizer returns the same texts.
         """
-        texts: list[str | None] = []
-        for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True):
-            answer = ids[:-1] if reason is FinishReason.STOP else ids
-            is_hidden = bool(np.isin(answer, self.hidden_ids).any())
-            texts.append(None if is_hidden else whole_answer(opening, self.decode(answer.tolist(), skip_special=False)))
-        return texts
+        return [
+            self.answer_text(ids.tolist(), has_stopped=reason is FinishReason.STOP, opening=opening)
+            for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True)
+        ]
+
+    def answer_text(self, ids: Sequence[int], *, has_stopped: bool, opening: str) -> str | None:
+        """Return the text of one completion as `answer_texts` does. Its last id is an end token if it `has_stopped`."""
+        answer = ids[:-1] if has_stopped else ids
+        if np.isin(answer, self.hidden_ids).any():
+            return None
+        return whole_answer(opening, self.decode(answer, skip_special=False))
+
+    def opening_of(self, prompt_ids: Sequence[int]) -> str:
+        """Return the opening of a prompt that another program rendered for this tokenizer; empty if it has none."""
+        return split_opening(self.decode(prompt_ids, skip_special=False))[1]
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files in the hub's format, and the template of plain lines if it has none."""

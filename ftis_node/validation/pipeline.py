@@ -161,9 +161,8 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
 
 def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: ValidationContext) -> Refusal | None:
     """Reject completions that exceed the limit after this prompt. Another rendering of the prompt is no fault."""
-    sampling, num_prompt_tokens = context.manifest.sampling, len(prompt_ids)
-    limit = sampling.completion_limit(num_prompt_tokens) if num_prompt_tokens <= sampling.max_prompt_tokens else 0
-    longest = int(group.tokens.lengths.max())
+    num_prompt_tokens, longest = len(prompt_ids), int(group.tokens.lengths.max())
+    limit = context.manifest.sampling.space_after(num_prompt_tokens)
     if longest <= limit:
         return None
     detail = f"{longest} tokens, at most {limit} after the prompt of {num_prompt_tokens} tokens"
