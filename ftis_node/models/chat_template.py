@@ -15,6 +15,7 @@ import resource
 import signal
 import subprocess  # nosec B404: runs this interpreter
 import sys
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,20 @@ EXAMPLES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """How this node renders prompts. `run_date` is the run's; `template` and `arguments` are the operator's.
+
+    `template` names one of several chat templates. `arguments` are variables of the template, such as
+    `enable_thinking`. With `needs_names` a name is an error for a tokenizer whose one template has none.
+    """
+
+    run_date: date = RUN_DATE
+    template: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    needs_names: bool = True
+
+
 class ChatTemplate:
     """One chat template with its variables.
 
@@ -47,8 +62,22 @@ class ChatTemplate:
         self, source: str, *, variables: Mapping[str, Any], arguments: Mapping[str, Any], run_date: date = RUN_DATE
     ) -> None:
         self.source = source
+        self._arguments = dict(arguments)
+        self._overridden = variables.keys() & arguments.keys()
         self.variables = {**variables, **arguments}
         self.run_date = run_date
+
+    @property
+    def source_with_defaults(self) -> str:
+        """The source with the operator's arguments as defaults of its variables: an export needs no arguments."""
+        heads = "".join(
+            f"{{% set {name} = {value!r} %}}"
+            if name in self._overridden
+            else f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
+            for name, value in self._arguments.items()
+            if name.isidentifier()
+        )
+        return f"{heads}\n{self.source}" if heads else self.source
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """Return the prompt up to the assistant's turn. Raises jinja2.TemplateError, whatever the template does."""

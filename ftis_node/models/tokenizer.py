@@ -23,7 +23,7 @@ import hashlib
 import json
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ import jinja2
 import numpy as np
 
 from ftis_node.errors import ModelError
-from ftis_node.models.chat_template import RUN_DATE, ChatTemplate, check_template
+from ftis_node.models.chat_template import ChatTemplate, PromptSettings, check_template
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
@@ -43,7 +43,6 @@ from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answ
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import date
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -55,6 +54,7 @@ log = logging.getLogger(__name__)
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_REMEMBERED_PROMPTS = 4096
 MAX_IDS = 1 << 31
+DEFAULT = "default"  # the name that transformers gives one of several chat templates
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."
 QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
@@ -72,19 +72,6 @@ CLASSES = {
     ("llama", "TokenizersBackend"): GENERIC,
 }
 """Module and class by `model_type` in config.json and `tokenizer_class` in tokenizer_config.json."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSettings:
-    """How this node renders prompts. `run_date` is the run's; `template` and `arguments` are the operator's.
-
-    `template` names one of several chat templates. `arguments` are variables of the template, such as
-    `enable_thinking`.
-    """
-
-    run_date: date = RUN_DATE
-    template: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +96,11 @@ class PromptTokenizer:
         name: str,
         extra_eos_ids: Sequence[int] = (),
         num_rows: int | None = None,
-        prompts: PromptSettings = PromptSettings(),
+        prompts: PromptSettings | None = None,
     ) -> None:
         """Wrap a transformers tokenizer. `num_rows` is the number of the model's embeddings, None if unknown."""
         self._tokenizer = tokenizer
-        self._prompts = prompts
+        self._prompts = prompts or PromptSettings()
         self._rendered: dict[str, RenderedPrompt] = {}
         self.name = name
         # Ids from here on are no tokens: the tokenizer does not have them, or the model no embedding of them. Most
@@ -252,28 +239,47 @@ class PromptTokenizer:
         return split_opening(self.decode(prompt_ids, skip_special=False))[1]
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files in the hub's format, and the template of plain lines if it has none."""
-        self._tokenizer.save_pretrained(folder)
-        if self._tokenizer.chat_template is None:
+        """Write the tokenizer's files in the hub's format, with the template that renders these prompts.
+
+        It is the one that `PromptSettings` names, and their arguments are defaults of its variables. A tokenizer
+        without a template gets that of plain lines. Raises ModelError if there is no template of that name.
+        """
+        own = self._tokenizer.chat_template
+        try:
+            self._tokenizer.chat_template = self._template_to_save()
+            self._tokenizer.save_pretrained(folder)
+        finally:
+            self._tokenizer.chat_template = own
+        if own is None:
             template = plain_template(self._tokenizer, self.encode_prompt)
             if template:
                 (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
             else:
                 log.warning("no chat template gives the ids of the prompts of %s: the model card shows one", self.name)
 
+    def _template_to_save(self) -> Any:
+        own, prompts = self._tokenizer.chat_template, self._prompts
+        if not (prompts.template or prompts.arguments) or self.template is None:
+            return own
+        chosen = self.template.source_with_defaults
+        return own | {DEFAULT: chosen} if isinstance(own, dict) and not prompts.template else chosen
+
 
 def _chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatTemplate | None:
     source = tokenizer.chat_template
     if isinstance(source, dict):
-        wanted = prompts.template or "default"
+        wanted = prompts.template or DEFAULT
         if wanted not in source:
             names = ", ".join(sorted(source))
             raise ModelError(
-                f"{name} has several chat templates, none named {wanted!r}: set prompts.template to one of {names}"
+                f"{name} has several chat templates, none named {wanted!r}: set prompts.template in node.toml, or "
+                f"--template of eval and ensemble, to one of {names}"
             )
         source = source[wanted]
-    elif prompts.template:
-        raise ModelError(f"{name} has one chat template without a name: remove prompts.template from node.toml")
+    elif prompts.template and prompts.needs_names:
+        raise ModelError(
+            f"{name} has one chat template without a name: remove prompts.template from node.toml, or --template"
+        )
     if source is None:
         return None
     return ChatTemplate(
@@ -298,7 +304,7 @@ def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None
         name=source.name,
         extra_eos_ids=_generation_eos_ids(source.folder),
         num_rows=source.num_embedding_rows,
-        prompts=prompts or PromptSettings(),
+        prompts=prompts,
     )
     if prompts is not None and made.template is not None and (reason := check_template(made.template)):
         raise ModelError(f"the chat template of {source.name} cannot be used: {reason}; give another model")
