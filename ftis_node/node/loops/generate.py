@@ -170,7 +170,7 @@ class GenerateLoop:
         )
 
     def _note_skipped(self, item: TaskItem, num_tokens: int) -> None:
-        """Count a skipped problem; 0 tokens: the model cannot read it. Write an event for the 1st, 2nd, 4th, ... one."""
+        """Count a skipped problem (0 tokens: unreadable). Write an event for the 1st, 2nd, 4th, ... one."""
         self._num_skipped += 1
         if self._num_skipped & (self._num_skipped - 1) == 0:
             self.context.events.write(
