@@ -11,13 +11,14 @@ nothing heavy.
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import subprocess  # nosec B404: runs this interpreter
 import sys
 from dataclasses import dataclass, field
-from datetime import date, datetime
-from functools import lru_cache
+from datetime import UTC, date, datetime
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -32,6 +33,9 @@ RUN_DATE = date(2026, 1, 1)  # if the run sets none
 RENDER_LIMIT_S = 1  # CPU time for all examples
 MEMORY_LIMIT_BYTES = 1 << 30
 WALL_LIMIT_S = 60
+MAX_TURNS = 20_000  # of loops and macros in one rendering: about 0.2 s
+TOO_MANY_TURNS = 3  # exit code of the check
+SECONDS = re.compile(r"(?<!%)((?:%%)*)%s")
 EXAMPLES = (
     [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
     [{"role": "user", "content": "What is 12 + 30?"}],
@@ -81,14 +85,16 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """Return the prompt up to the assistant's turn. Raises jinja2.TemplateError, whatever the template does."""
-        midnight = datetime(self.run_date.year, self.run_date.month, self.run_date.day)
+        midnight = datetime(self.run_date.year, self.run_date.month, self.run_date.day, tzinfo=UTC)
+        template = _compiled(self.source)
+        template.environment.turns_left = MAX_TURNS  # type: ignore[attr-defined]
         try:
-            return _compiled(self.source).render(
+            return template.render(
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
-                strftime_now=midnight.strftime,
+                strftime_now=partial(_formatted, midnight),
                 **self.variables,
             )
         except jinja2.TemplateError:
@@ -103,6 +109,39 @@ class ChatTemplate:
         )
 
 
+def _formatted(time: datetime, form: str) -> str:
+    """Return `time.strftime(form)`, where `%s` does not depend on the machine's time zone."""
+    return time.strftime(SECONDS.sub(lambda found: f"{found[1]}{int(time.timestamp())}", form))
+
+
+class TooManyTurnsError(jinja2.TemplateError):
+    """A rendering that takes over `MAX_TURNS` turns of loops and calls of macros."""
+
+
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Environment that counts turns of loops and calls of macros, because some texts may make a template loop."""
+
+    turns_left = 0
+
+    def take_turn(self) -> str:
+        self.turns_left -= 1
+        if self.turns_left < 0:
+            raise TooManyTurnsError(f"it takes over {MAX_TURNS:,} turns of loops")
+        return ""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
+            counted = jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute("take_turn"), [], [], None, None)
+            counted.set_lineno(node.lineno)
+            if isinstance(node, jinja2.nodes.For) and node.test is not None:  # it runs for items without a turn, too
+                node.test = jinja2.nodes.Or(counted, node.test, lineno=node.lineno)
+            else:
+                node.body.insert(0, jinja2.nodes.Output([counted], lineno=node.lineno))  # type: ignore[attr-defined]
+            node.set_environment(self)
+        return tree
+
+
 @lru_cache(maxsize=4)
 def _compiled(source: str) -> jinja2.Template:
     def raise_exception(message: str) -> None:
@@ -111,7 +150,7 @@ def _compiled(source: str) -> jinja2.Template:
     def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = _BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = to_json
@@ -145,6 +184,8 @@ def check_template(template: ChatTemplate) -> str | None:
         return f"rendering an example took over {WALL_LIMIT_S} s"
     if done.returncode == -signal.SIGPROF:
         return f"rendering an example takes over {RENDER_LIMIT_S} s"
+    if done.returncode == TOO_MANY_TURNS:
+        return f"rendering an example takes over {MAX_TURNS:,} turns of loops"
     if done.returncode:
         return f"rendering an example takes over {MEMORY_LIMIT_BYTES >> 30} GiB of memory, or ends the process"
     return None
@@ -162,6 +203,8 @@ def _render_examples() -> None:
     for messages in EXAMPLES:
         try:
             template.render(messages)
+        except TooManyTurnsError:
+            sys.exit(TOO_MANY_TURNS)
         except jinja2.TemplateError as error:
             if isinstance(error.__cause__, MemoryError):
                 raise

@@ -38,6 +38,7 @@ from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
 from ftis_node.models.source import CONFIG_FILE
+from ftis_node.records.bounds import MAX_END_IDS
 from ftis_node.records.group import FinishReason
 from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from ftis_node.records.token_batch import TokenBatch
 
 log = logging.getLogger(__name__)
-GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_REMEMBERED_PROMPTS = 4096
 MAX_IDS = 1 << 31
 DEFAULT = "default"  # the name that transformers gives one of several chat templates
@@ -103,13 +103,24 @@ class PromptTokenizer:
         self._prompts = prompts or PromptSettings()
         self._rendered: dict[str, RenderedPrompt] = {}
         self.name = name
-        # Ids from here on are no tokens: the tokenizer does not have them, or the model no embedding of them. Most
-        # embeddings are padded to more rows. The first bound is len(tokenizer) unless the vocabulary has holes.
-        self.vocab_size: int = min(max(tokenizer.get_vocab().values()) + 1, num_rows or MAX_IDS)
+        # Ids from `num_ids` on are no tokens. It is len(tokenizer) unless the vocabulary has holes. Of ids from
+        # `vocab_size` on the model has no embedding. Most embeddings are padded to more rows.
+        self.num_ids: int = max(tokenizer.get_vocab().values()) + 1
+        self.vocab_size: int = min(self.num_ids, num_rows or MAX_IDS)
+        if self.vocab_size < self.num_ids:
+            log.warning(
+                "the tokenizer of %s has %d ids, the model %d embeddings: texts with the other ids are not used",
+                *(name, self.num_ids, self.vocab_size),
+            )
         ends = {int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None}
-        self.eos_ids: tuple[int, ...] = tuple(sorted(eos for eos in ends if 0 <= eos < self.vocab_size))
+        usable = sorted(
+            (eos for eos in ends if 0 <= eos < self.vocab_size), key=lambda eos: eos != tokenizer.eos_token_id
+        )
+        self.eos_ids: tuple[int, ...] = tuple(sorted(usable[:MAX_END_IDS]))
         if left_out := sorted(ends.difference(self.eos_ids)):
-            log.warning("%s names the end tokens %s, which it does not have: they are left out", name, left_out)
+            log.warning(
+                "%s names end tokens that it does not have, or over %d: %s are left out", name, MAX_END_IDS, left_out
+            )
         self.fingerprint: str = tokenizer_fingerprint(tokenizer)
 
     @cached_property
@@ -302,24 +313,13 @@ def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None
     made = PromptTokenizer(
         tokenizer,
         name=source.name,
-        extra_eos_ids=_generation_eos_ids(source.folder),
+        extra_eos_ids=source.generation_eos_ids,
         num_rows=source.num_embedding_rows,
         prompts=prompts,
     )
     if prompts is not None and made.template is not None and (reason := check_template(made.template)):
         raise ModelError(f"the chat template of {source.name} cannot be used: {reason}; give another model")
     return made
-
-
-def _generation_eos_ids(folder: Path) -> list[int]:
-    """Return the end-of-sequence ids that stop generation; chat models name several."""
-    path = folder / GENERATION_CONFIG_FILE
-    if not path.is_file():
-        return []
-    eos = read_json(path).get("eos_token_id")
-    if isinstance(eos, int):
-        return [eos]
-    return [token for token in eos if isinstance(token, int)] if isinstance(eos, list) else []
 
 
 def tokenizer_class(folder: Path, tokenizer_folder: Path | None = None) -> Any:

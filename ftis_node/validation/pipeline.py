@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import MachineError, RecordError, WorkerError
+from ftis_node.errors import MachineError, ModelError, RecordError, WorkerError
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_any
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.group import CompletionStatus, Group
@@ -118,7 +118,10 @@ async def _judge_costly(
         return item
     if hash_messages(item.prompt) != unpacked.problem_hash:
         return Refusal("prompt_mismatch", f"problem {unpacked.prompt_ref} has another text here")
-    prompt_ids = context.tokenizer.encode_prompt(item.prompt, opening=unpacked.opening)
+    try:
+        prompt_ids = context.tokenizer.encode_prompt(item.prompt, opening=unpacked.opening)
+    except ModelError as error:
+        return Refusal("not_encodable", str(error))
     group = unpacked if isinstance(unpacked, Group) else retokenize(envelope, unpacked, context)
     if isinstance(group, Refusal):
         return group
