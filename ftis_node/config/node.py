@@ -21,7 +21,6 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ftis_node.config.home import Home
 from ftis_node.config.limits import (
     AccessSection,
     Admission,

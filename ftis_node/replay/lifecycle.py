@@ -262,7 +262,7 @@ def _one_per_problem(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _in_turn_by_problem(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
     """Merge the queues, one group of each in turn; further groups about a problem come after all other problems."""
-    waiting = [deque(queue) for queue in queues]
+    waiting = [deque(queue, len(queue)) for queue in queues]
     repeated: list[list[Candidate]] = [[] for _ in queues]
     ordered: dict[tuple[str, int], Candidate] = {}
     while any(waiting):

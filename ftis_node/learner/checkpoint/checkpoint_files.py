@@ -9,21 +9,19 @@ not forgery, and misses a damaged chunk one time in four billion. CRC-32 takes 0
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ftis_node.errors import FileError, ModelError
-from ftis_node.files import read_file, read_object, replace_file, sync_to_disk
-from ftis_node.workers.durable import is_complete
+from ftis_node.files import read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 CHECKSUMS_FILE = "checksums.json"
