@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError, DamagedError
@@ -18,13 +17,14 @@ from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SCHEMA_VERSION = 1
 INCREMENTAL = 2  # value of `auto_vacuum`: free pages return to the disk on request
 MAX_JOURNAL_BYTES = 16 << 20  # each checkpoint truncates the write-ahead log to this size
 PAGES_AT_ONCE = 4096  # freed in one transaction, which writes 16 MiB to the write-ahead log
-# `text_token_ids` is JSON, one list per completion, of a group sent as text. `groups_by_outcome` has all columns that the
-# totals of the status need: SQLite counts 100,000 groups in 15 ms.
+# `text_token_ids` is JSON, one list per completion, of a group sent as text. `groups_by_outcome` has all columns that
+# the totals of the status need: SQLite counts 100,000 groups in 15 ms.
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS groups (
     arrival        INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS groups (
     weights_of     TEXT,
     checksum       INTEGER,
     failed_steps   INTEGER NOT NULL DEFAULT 0,
-    num_bytes      INTEGER,
+    num_bytes      INTEGER NOT NULL,
     UNIQUE (sender, number)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS groups_by_time ON groups (created_at);
@@ -58,6 +58,8 @@ CREATE INDEX IF NOT EXISTS groups_by_outcome ON groups (state, own, reason, num_
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 {side_tables.FORGOTTEN_SCHEMA}
 """
+
+
 def open_writer(path: Path) -> sqlite3.Connection:
     """Open the only connection that writes. Creates a missing file.
 

@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(tmp_path: Path) -> Home:
     made = Home(tmp_path / "home")
     made.root.mkdir()
-    mark_schema(made, 4)
+    mark_schema(made)
     made.run_toml.write_text(load_manifest("arithmetic-ftis").to_toml())
     return made
 
@@ -294,7 +294,7 @@ def test_a_manifest_of_the_swarm_with_such_a_value_is_an_error(number: str) -> N
     canonical = (
         load_manifest("arithmetic-ftis")
         .canonical()
-        .replace(b'"schema_version":2', b'"schema_version":' + number.encode())
+        .replace(b'"schema_version":1', b'"schema_version":' + number.encode())
     )
     with pytest.raises(ConfigError, match="run x was made by another version"):
         parse_canonical(canonical, source="run x")

@@ -13,11 +13,7 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.node.startup.factories import learner_boot
-<<<<<<< HEAD
-=======
-from ftis_node.node.startup.migrations import bring_up_to_date
 from ftis_node.node.startup.prompts import prompts_of
->>>>>>> main
 from ftis_node.node.storage.hub_cards import read_run_record, write_model_card
 from ftis_node.telemetry.log import unwatched
 
@@ -41,14 +37,8 @@ def export_model_of(
     """Write the model, its card and the manifest to `out`, and return its training step.
 
     `base` is the base model's id on the hub if the node was given a folder, `license` the hub's id of a license. A
-<<<<<<< HEAD
-    folder `is_for_others` names no path of this machine. Raise ConfigError if
-    no node has run with the home, or `out` is in use.
-=======
     folder `is_for_others` names no path of this machine. The chat template is the home's, with its arguments as
-    defaults. Upgrade a home of an older schema first. Raise ConfigError if no node has run with the home, or `out` is
-    in use.
->>>>>>> main
+    defaults. Raise ConfigError if no node has run with the home, or `out` is in use.
     """
     from ftis_node.learner.checkpoint.export import export_newest
 
