@@ -1,6 +1,6 @@
 """The families of models that are tested, each as a tiny random model, and what is expected of it.
 
-`test_learner_families.py` tests every row. `python -m tests.documented.families` prints the table of the docs.
+`test_learner_families.py` tests every row. `python -m tests.documented.families` writes them into docs/train/models.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GEMMA = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True, **OWN_HEADS, 
 class Family:
     """A family, and a configuration of transformers' class `prefix`Config beside `SIZES`.
 
-    `vllm` is a pattern of the error with which vLLM is refused on a CPU; empty if it serves the family. `lora` is False
+    `vllm` is a pattern of our error with which vLLM is refused on a CPU; empty if it serves the family. `lora` is False
     if `--lora` is refused.
     """
 
