@@ -2,17 +2,18 @@
 
     python bench/useless_peers.py --model DIR [--seconds 120]        DIR: a folder of `ftis-node tiny`
 
-Three real nodes (`ftis-node join`) with the same run work at the same time, so that other load slows each of them:
+Four real nodes (`ftis-node join`) with the same run work at the same time, so that other load slows each of them:
 
     alone     no peer
     useless   one peer with another tokenizer, one whose groups are all refused (it is soon banned), one that is silent
+    slow      two peers with a valid group per `SLOW` periods, one whose rewards are all equal
     useful    three peers with valid groups
 
 The peers are members of the run over p2pd on the loopback interface, without a model. Each but the silent one announces
 a group per `--period` seconds. The patience of the run (`step.foreign_wait_s`) is 10 s, a hundred times a step alone.
 The measurement begins when each node has made a step after its first patience. It takes `--seconds`.
 
-`useless_ratio` and `useful_ratio` are steps per second alone over those beside the peers. Foreign groups make a step
+The ratios are steps per second alone over those beside the peers. Foreign groups make a step
 larger, so `useful_ratio` is above 1 without any wait. The last line is JSON.
 """
 
@@ -70,9 +71,13 @@ learning_rate = 1e-5
 [eval]
 every_steps = 0
 """
-USELESS = ("other_tokenizer", "refused", "silent")
-USEFUL = ("useful",) * 3
-CASES = {"alone": (), "useless": USELESS, "useful": USEFUL}
+SLOW = 15  # times the period of the others
+CASES = {
+    "alone": (),
+    "useless": ("other_tokenizer", "refused", "silent"),
+    "slow": ("slow", "slow", "no_signal"),
+    "useful": ("useful",) * 3,
+}
 
 
 def main() -> None:
@@ -89,7 +94,7 @@ def main() -> None:
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Run the three cases at the same time. Return their figures by name."""
+    """Run all cases at the same time. Return their figures by name."""
     (folder / "run.toml").write_text(RUN)
     homes = {name: Home(folder / name) for name in CASES}
     async with AsyncExitStack() as stack:
@@ -119,10 +124,12 @@ def figures_of(steps: dict[str, list[dict[str, float]]], seconds: float) -> dict
     foreign = {name: sum(step["foreign_groups"] for step in done) / max(1, len(done)) for name, done in steps.items()}
     return {
         **{f"{name}_steps_per_s": round(rate, 3) for name, rate in rates.items()},
-        "useful_foreign_per_step": round(foreign["useful"], 2),
-        "useless_foreign_per_step": round(foreign["useless"], 2),
-        "useless_ratio": round(rates["alone"] / max(rates["useless"], 1e-9), 3),
-        "useful_ratio": round(rates["alone"] / max(rates["useful"], 1e-9), 3),
+        **{f"{name}_foreign_per_step": round(count, 2) for name, count in foreign.items() if name != "alone"},
+        **{
+            f"{name}_ratio": round(rates["alone"] / max(rate, 1e-9), 3)
+            for name, rate in rates.items()
+            if name != "alone"
+        },
     }
 
 
@@ -188,11 +195,11 @@ class Peer:
             await gossip.publish_record(seal_peer_record(self._record(identity), identity), ttl_s=600)
             number = 0
             while True:
-                await asyncio.sleep(self.period_s)
+                await asyncio.sleep(self.period_s * (SLOW if self.kind == "slow" else 1))
                 if self.kind == "silent":
                     continue
                 number += 1
-                group = await asyncio.to_thread(self.maker.group, identity, number)
+                group = await asyncio.to_thread(self.maker.group, identity, number, is_solved=self.kind != "no_signal")
                 if self.kind == "other_tokenizer":
                     group = replace(group, tokenizer=OTHER_TOKENIZER)
                 if self.kind == "refused":

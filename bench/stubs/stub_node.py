@@ -79,7 +79,7 @@ class StubTokenizer:
     """Tokenizer stub without text."""
 
     fingerprint = FINGERPRINT
-    vocab_size = VOCABULARY
+    num_ids = vocab_size = VOCABULARY
     end_ids = (VOCABULARY,)
 
     def encode_prompt(self, messages: Sequence[object], *, opening: str | None = None) -> list[int]:

@@ -98,6 +98,10 @@ class SamplingSection(Section):
         """Return the longest completion of such a prompt: min(max_completion_tokens, max_total_tokens - prompt)."""
         return min(self.max_completion_tokens, self.max_total_tokens - num_prompt_tokens)
 
+    def space_after(self, num_prompt_tokens: int) -> int:
+        """Return `completion_limit`, or 0 for a prompt above `max_prompt_tokens`."""
+        return self.completion_limit(num_prompt_tokens) if num_prompt_tokens <= self.max_prompt_tokens else 0
+
 
 class EvalSection(Section):
     """Greedy pass@1 on held-out problems while training."""

@@ -29,11 +29,12 @@ from ftis_node.memory.choice import (
 )
 from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, plan
-from ftis_node.models import PromptSettings, load_tokenizer, read_shape, resolve_model, shape_of
+from ftis_node.models import load_tokenizer, read_shape, resolve_model, shape_of
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.chat_template import EXAMPLES
 from ftis_node.models.hub import ask_about, cached_snapshot
 from ftis_node.models.source import check_name
+from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.telemetry.terminal_text import GIB, in_gib, printable
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from ftis_node.memory.choice import TrainingOption
     from ftis_node.memory.plan import MemoryPlan
     from ftis_node.memory.suggestions import MemorySuggestion
-    from ftis_node.models import ModelShape, ModelSource
+    from ftis_node.models import ModelShape, ModelSource, PromptSettings
     from ftis_node.models.hub import HubModel
 
 OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
@@ -196,7 +197,7 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
         return
     if source is not None:
         question = replace(question, settings=continued(question.settings, source.adapter))
-        yield from _files(source)
+        yield from _files(source, prompts_of(question.settings, question.manifest))
         yield from _planned(question, partial(read_shape, source))
         return
     try:
@@ -226,22 +227,23 @@ def _on_this_machine(model: str) -> ModelSource | None:
         return None
 
 
-def _files(source: ModelSource) -> Iterator[CheckResult]:
+def _files(source: ModelSource, prompts: PromptSettings) -> Iterator[CheckResult]:
     num_bytes = sum(path.stat().st_size for path in source.weights_files)
     what = "" if source.adapter is None else f", the base of the adapter {source.adapter}"
     yield CheckResult("model.found", "ok", f"{source.folder}{what} is complete, {num_bytes / 1e9:.2f} GB of weights")
-    yield tokenizer_of(source)
+    yield tokenizer_of(source, prompts)
     if licence := _licence_in(source.path / CARD):
         yield CheckResult("model.licence", "ok", f"its card names the license {licence}")
 
 
-def tokenizer_of(source: ModelSource) -> CheckResult:
+def tokenizer_of(source: ModelSource, prompts: PromptSettings) -> CheckResult:
     """Return whether the tokenizer and its chat template can be used, and how a prompt and an answer end."""
     try:
-        tokenizer = load_tokenizer(source, prompts=PromptSettings())
+        tokenizer = load_tokenizer(source, prompts=prompts)
         opening = tokenizer.render_prompt(EXAMPLES[-1]).opening
     except ModelError as error:
-        return CheckResult("model.tokenizer", "fail", str(error), "fetch the model's folder again, or give another")
+        advice = "correct prompts.template in node.toml, fetch the model's folder again, or give another"
+        return CheckResult("model.tokenizer", "fail", str(error), advice)
     ends = " or ".join(tokenizer.decode([token], skip_special=False) for token in tokenizer.end_ids) or "no token"
     what = f"{tokenizer.vocab_size} tokens, an answer ends with {printable(ends)}"
     if tokenizer.template is None:

@@ -46,6 +46,7 @@ from ftis_node.models import (
     read_shape,
     resolve_model,
 )
+from ftis_node.node.startup.prompts import prompts_of_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
@@ -96,6 +97,7 @@ async def evaluate_ensemble(
     gate_task: str | None = None,
     seed: int | None = None,
     text: Path | None = None,
+    prompts: PromptSettings | None = None,
     on_progress: OnProgress = unwatched,
 ) -> EnsembleResult:
     """Evaluate each model alone and each of `modes` on the first `limit` test problems of `task`.
@@ -103,13 +105,14 @@ async def evaluate_ensemble(
     `max_tokens` bounds prompt and completion together. `engine` serves the experts alone, and so the modes that choose
     among their answers. The torch engine serves a mixture. `cached` takes its prior from the last `dev_prompts`
     training prompts. `gate` learns from `gate_prompts` of `gate_task`, or of `task` if it is None. `text` is a file
-    whose perplexity is measured, too. With a `seed` samples are the same each time.
+    whose perplexity is measured, too. With a `seed` samples are the same each time. `prompts` say how prompts are
+    rendered for a model that is of no home; its own run sets the date.
 
     Raises ConfigError, ModelError, TaskError, MachineError, EngineError and NetworkError.
     """
     _check_modes(modes, dev_prompts=dev_prompts, gate_prompts=gate_prompts, decay=decay)
     open_engine = choose_engine(engine)
-    experts = _load_experts(as_members(models), on_progress)
+    experts = _load_experts(as_members(models), prompts or PromptSettings(), on_progress)
     mixtures = [mode for mode in modes if mode in MIXTURES]
     if mixtures:
         _check_one_tokenizer(experts)
@@ -154,11 +157,11 @@ async def evaluate_ensemble(
     )
 
 
-def _load_experts(members: list[Member], on_progress: OnProgress) -> list[Expert]:
+def _load_experts(members: list[Member], prompts: PromptSettings, on_progress: OnProgress) -> list[Expert]:
     experts = []
     for member in members:
         source = resolve_model(member.model, trains=False, on_progress=on_progress)
-        tokenizer = load_tokenizer(source, prompts=PromptSettings())
+        tokenizer = load_tokenizer(source, prompts=prompts_of_model(source, member.prompts or prompts))
         experts.append(Expert(member, replace(source, name=member.name), tokenizer))
     return experts
 

@@ -17,6 +17,7 @@ from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import EvalResult, answer_problems, evaluate
 from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
+from ftis_node.node.startup.prompts import prompts_of_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
@@ -42,14 +43,26 @@ def evaluate_model(
     k: int,
     max_tokens: int,
     engine: str,
+    prompts: PromptSettings | None = None,
     on_progress: OnProgress = unwatched,
 ) -> EvalResult:
     """Return pass@1, and pass@k for k > 1, on the test problems of a task. `max_tokens` bounds prompt and completion
-    together.
+    together. `prompts` say how they are rendered; the model's own run sets the date.
 
     Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
     """
-    return asyncio.run(_evaluate(model, task, engine, max_tokens, limit=limit, k=k, on_progress=on_progress))
+    return asyncio.run(
+        _evaluate(
+            model,
+            task,
+            engine,
+            max_tokens,
+            prompts=prompts or PromptSettings(),
+            limit=limit,
+            k=k,
+            on_progress=on_progress,
+        )
+    )
 
 
 @asynccontextmanager
@@ -63,14 +76,21 @@ async def serving(open_engine: OpenEngine, source: ModelSource, settings: Engine
 
 
 async def _evaluate(
-    model: str, task: str, engine: Any, max_tokens: int, *, on_progress: OnProgress, **options: Any
+    model: str,
+    task: str,
+    engine: Any,
+    max_tokens: int,
+    *,
+    prompts: PromptSettings,
+    on_progress: OnProgress,
+    **options: Any,
 ) -> EvalResult:
     open_engine = choose_engine(engine)
     source = resolve_model(model, trains=False, on_progress=on_progress)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     on_progress(None, "loading the tokenizer")
-    tokenizer = load_tokenizer(source, prompts=PromptSettings())
+    tokenizer = load_tokenizer(source, prompts=prompts_of_model(source, prompts))
     settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
     on_progress(None, f"loading {source.name} into the engine")
     async with IsolatedScorer(problems) as scorer, serving(open_engine, source, settings) as opened:

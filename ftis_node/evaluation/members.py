@@ -19,6 +19,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
+from ftis_node.models import PromptSettings
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
@@ -35,11 +36,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One expert: its `name`, its `model` (a folder, or an id on the hub), and its `domain` if known."""
+    """One expert: its `name`, its `model` (a folder, or an id on the hub), and its `domain` if known.
+
+    `prompts` say how its prompts are rendered; None: as those of the command.
+    """
 
     name: str
     model: str
     domain: str | None = None
+    prompts: PromptSettings | None = None
 
 
 def as_members(models: Iterable[str | Member]) -> list[Member]:
@@ -113,7 +118,8 @@ def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | No
     out = scratch / f"{number}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"
     on_progress(None, f"exporting the model of {name}")
     export_model_of(home, out, merge=True, on_progress=on_progress)
-    return Member(name, str(out), domain or load_manifest(str(home.run_toml)).task)
+    # The export has the home's chat template with its arguments, and the run's date.
+    return Member(name, str(out), domain or load_manifest(str(home.run_toml)).task, PromptSettings())
 
 
 def _short_name(model: str) -> str:

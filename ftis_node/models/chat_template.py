@@ -11,12 +11,14 @@ nothing heavy.
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import subprocess  # nosec B404: runs this interpreter
 import sys
-from datetime import date, datetime
-from functools import lru_cache
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -31,10 +33,27 @@ RUN_DATE = date(2026, 1, 1)  # if the run sets none
 RENDER_LIMIT_S = 1  # CPU time for all examples
 MEMORY_LIMIT_BYTES = 1 << 30
 WALL_LIMIT_S = 60
+MAX_TURNS = 20_000  # of loops and macros in one rendering: about 0.2 s
+TOO_MANY_TURNS = 3  # exit code of the check
+SECONDS = re.compile(r"(?<!%)((?:%%)*)%s")
 EXAMPLES = (
     [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
     [{"role": "user", "content": "What is 12 + 30?"}],
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """How this node renders prompts. `run_date` is the run's; `template` and `arguments` are the operator's.
+
+    `template` names one of several chat templates. `arguments` are variables of the template, such as
+    `enable_thinking`. With `needs_names` a name is an error for a tokenizer whose one template has none.
+    """
+
+    run_date: date = RUN_DATE
+    template: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    needs_names: bool = True
 
 
 class ChatTemplate:
@@ -47,19 +66,35 @@ class ChatTemplate:
         self, source: str, *, variables: Mapping[str, Any], arguments: Mapping[str, Any], run_date: date = RUN_DATE
     ) -> None:
         self.source = source
+        self._arguments = dict(arguments)
+        self._overridden = variables.keys() & arguments.keys()
         self.variables = {**variables, **arguments}
         self.run_date = run_date
 
+    @property
+    def source_with_defaults(self) -> str:
+        """The source with the operator's arguments as defaults of its variables: an export needs no arguments."""
+        heads = "".join(
+            f"{{% set {name} = {value!r} %}}"
+            if name in self._overridden
+            else f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
+            for name, value in self._arguments.items()
+            if name.isidentifier()
+        )
+        return f"{heads}\n{self.source}" if heads else self.source
+
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """Return the prompt up to the assistant's turn. Raises jinja2.TemplateError, whatever the template does."""
-        midnight = datetime(self.run_date.year, self.run_date.month, self.run_date.day)
+        midnight = datetime(self.run_date.year, self.run_date.month, self.run_date.day, tzinfo=UTC)
+        template = _compiled(self.source)
+        template.environment.turns_left = MAX_TURNS  # type: ignore[attr-defined]
         try:
-            return _compiled(self.source).render(
+            return template.render(
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
-                strftime_now=midnight.strftime,
+                strftime_now=partial(_formatted, midnight),
                 **self.variables,
             )
         except jinja2.TemplateError:
@@ -74,6 +109,54 @@ class ChatTemplate:
         )
 
 
+def _product_size(left: Any, right: Any) -> int:
+    """Return the bits of a product of integers, or the items of a repeated text or list; 0 for anything else."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() + right.bit_length()
+    number, items = (left, right) if isinstance(left, int) else (right, left)
+    return number * len(items) if isinstance(number, int) and isinstance(items, str | list | tuple) else 0
+
+
+def _formatted(time: datetime, form: str) -> str:
+    """Return `time.strftime(form)`, where `%s` does not depend on the machine's time zone."""
+    return time.strftime(SECONDS.sub(lambda found: f"{found[1]}{int(time.timestamp())}", form))
+
+
+class TooManyTurnsError(jinja2.TemplateError):
+    """A rendering that takes over `MAX_TURNS` turns of loops and calls of macros."""
+
+
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Environment that counts turns of loops and calls of macros, because some texts may make a template loop."""
+
+    turns_left = 0
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Return the product. Raises TooManyTurnsError for a power, and for a product of very many items or bits."""
+        if operator == "**" or _product_size(left, right) > MAX_TURNS:
+            raise TooManyTurnsError(f"{operator} may make a large value")
+        return super().call_binop(context, operator, left, right)
+
+    def take_turn(self) -> str:
+        self.turns_left -= 1
+        if self.turns_left < 0:
+            raise TooManyTurnsError(f"it takes over {MAX_TURNS:,} turns of loops")
+        return ""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
+            counted = jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute("take_turn"), [], [], None, None)
+            counted.set_lineno(node.lineno)
+            if isinstance(node, jinja2.nodes.For) and node.test is not None:  # it runs for items without a turn, too
+                node.test = jinja2.nodes.Or(counted, node.test, lineno=node.lineno)
+            else:
+                node.body.insert(0, jinja2.nodes.Output([counted], lineno=node.lineno))  # type: ignore[attr-defined]
+            node.set_environment(self)
+        return tree
+
+
 @lru_cache(maxsize=4)
 def _compiled(source: str) -> jinja2.Template:
     def raise_exception(message: str) -> None:
@@ -82,7 +165,7 @@ def _compiled(source: str) -> jinja2.Template:
     def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = _BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = to_json
@@ -116,6 +199,8 @@ def check_template(template: ChatTemplate) -> str | None:
         return f"rendering an example took over {WALL_LIMIT_S} s"
     if done.returncode == -signal.SIGPROF:
         return f"rendering an example takes over {RENDER_LIMIT_S} s"
+    if done.returncode == TOO_MANY_TURNS:
+        return f"rendering an example takes over {MAX_TURNS:,} turns of loops"
     if done.returncode:
         return f"rendering an example takes over {MEMORY_LIMIT_BYTES >> 30} GiB of memory, or ends the process"
     return None
@@ -133,6 +218,8 @@ def _render_examples() -> None:
     for messages in EXAMPLES:
         try:
             template.render(messages)
+        except TooManyTurnsError:
+            sys.exit(TOO_MANY_TURNS)
         except jinja2.TemplateError as error:
             if isinstance(error.__cause__, MemoryError):
                 raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import FileError
 from ftis_node.files import read_object
+from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +61,8 @@ def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:
     except (OSError, FileError, KeyError):
         return None, f"{home.settings} names no model: showing token ids"
     folder = _folder_of(model)
+    if folder is not None and not (folder / TOKENIZER_FILE).is_file():
+        folder = _base_of(folder)
     if folder is None or not (folder / TOKENIZER_FILE).is_file():
         return None, f"the model's {TOKENIZER_FILE} is not on this machine: showing token ids"
     from tokenizers import Tokenizer
@@ -68,6 +71,16 @@ def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:
         return Tokenizer.from_file(str(folder / TOKENIZER_FILE)), ""
     except Exception as error:  # the library raises a plain Exception for an unreadable file
         return None, f"{folder / TOKENIZER_FILE} cannot be read ({error}): showing token ids"
+
+
+def _base_of(folder: Path) -> Path | None:
+    """Return the folder of an adapter's base, which has the tokenizer. None for another folder, or an unknown base."""
+    try:
+        base = str(read_object(folder / ADAPTER_CONFIG_FILE)["base_model_name_or_path"])
+    except (OSError, FileError, KeyError):
+        return None
+    beside = folder / base
+    return beside if beside.is_dir() else _folder_of(base)
 
 
 def _folder_of(model: str) -> Path | None:

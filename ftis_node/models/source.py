@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SMALL_FILES = frozenset({".json", ".txt", ".jinja", ".model"})  # vocabularies and settings
 CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
 SINGLE_WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
 
@@ -81,6 +82,17 @@ class ModelSource:
         text = config.get("text_config")
         number = (text if isinstance(text, dict) else config).get("vocab_size", config.get("vocab_size"))
         return number if isinstance(number, int) and number > 0 else None
+
+    @property
+    def generation_eos_ids(self) -> list[int]:
+        """The end-of-sequence ids that stop generation; chat models name several. Raises ModelError."""
+        path = self.folder / GENERATION_CONFIG_FILE
+        if not path.is_file():
+            return []
+        eos = read_json(path).get("eos_token_id")
+        if isinstance(eos, int):
+            return [eos]
+        return [token for token in eos if isinstance(token, int)] if isinstance(eos, list) else []
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:

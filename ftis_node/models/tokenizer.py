@@ -23,7 +23,7 @@ import hashlib
 import json
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
@@ -32,18 +32,18 @@ import jinja2
 import numpy as np
 
 from ftis_node.errors import ModelError
-from ftis_node.models.chat_template import RUN_DATE, ChatTemplate, check_template
+from ftis_node.models.chat_template import ChatTemplate, PromptSettings, check_template
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
 from ftis_node.models.source import CONFIG_FILE
+from ftis_node.records.bounds import MAX_END_IDS
 from ftis_node.records.group import FinishReason
 from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import date
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from ftis_node.records.token_batch import TokenBatch
 
 log = logging.getLogger(__name__)
-GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_REMEMBERED_PROMPTS = 4096
 MAX_IDS = 1 << 31
+DEFAULT = "default"  # the name that transformers gives one of several chat templates
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."
 QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
@@ -72,19 +72,6 @@ CLASSES = {
     ("llama", "TokenizersBackend"): GENERIC,
 }
 """Module and class by `model_type` in config.json and `tokenizer_class` in tokenizer_config.json."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSettings:
-    """How this node renders prompts. `run_date` is the run's; `template` and `arguments` are the operator's.
-
-    `template` names one of several chat templates. `arguments` are variables of the template, such as
-    `enable_thinking`.
-    """
-
-    run_date: date = RUN_DATE
-    template: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +96,31 @@ class PromptTokenizer:
         name: str,
         extra_eos_ids: Sequence[int] = (),
         num_rows: int | None = None,
-        prompts: PromptSettings = PromptSettings(),
+        prompts: PromptSettings | None = None,
     ) -> None:
         """Wrap a transformers tokenizer. `num_rows` is the number of the model's embeddings, None if unknown."""
         self._tokenizer = tokenizer
-        self._prompts = prompts
+        self._prompts = prompts or PromptSettings()
         self._rendered: dict[str, RenderedPrompt] = {}
         self.name = name
-        # Ids from here on are no tokens: the tokenizer does not have them, or the model no embedding of them. Most
-        # embeddings are padded to more rows. The first bound is len(tokenizer) unless the vocabulary has holes.
-        self.vocab_size: int = min(max(tokenizer.get_vocab().values()) + 1, num_rows or MAX_IDS)
+        # Ids from `num_ids` on are no tokens. It is len(tokenizer) unless the vocabulary has holes. Of ids from
+        # `vocab_size` on the model has no embedding. Most embeddings are padded to more rows.
+        self.num_ids: int = max(tokenizer.get_vocab().values()) + 1
+        self.vocab_size: int = min(self.num_ids, num_rows or MAX_IDS)
+        if self.vocab_size < self.num_ids:
+            log.warning(
+                "the tokenizer of %s has %d ids, the model %d embeddings: texts with the other ids are not used",
+                *(name, self.num_ids, self.vocab_size),
+            )
         ends = {int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None}
-        self.eos_ids: tuple[int, ...] = tuple(sorted(eos for eos in ends if 0 <= eos < self.vocab_size))
+        usable = sorted(
+            (eos for eos in ends if 0 <= eos < self.vocab_size), key=lambda eos: eos != tokenizer.eos_token_id
+        )
+        self.eos_ids: tuple[int, ...] = tuple(sorted(usable[:MAX_END_IDS]))
         if left_out := sorted(ends.difference(self.eos_ids)):
-            log.warning("%s names the end tokens %s, which it does not have: they are left out", name, left_out)
+            log.warning(
+                "%s names end tokens that it does not have, or over %d: %s are left out", name, MAX_END_IDS, left_out
+            )
         self.fingerprint: str = tokenizer_fingerprint(tokenizer)
 
     @cached_property
@@ -147,13 +145,15 @@ class PromptTokenizer:
 
     @cached_property
     def hidden_ids(self) -> NDArray[np.int32]:
-        """The ids of special tokens that no answer may contain, ascending; the tags of the answer format are allowed.
+        """The ids that no answer may contain, ascending, because its text does not show them.
 
-        Nodes with one fingerprint have the same ones.
+        They are special tokens, except for the tags of the answer format, and ids that the vocabulary leaves out. Nodes
+        with one fingerprint have the same ones.
         """
         added = self._tokenizer.added_tokens_decoder.items()
-        hidden = [int(token) for token, each in added if each.special and each.content not in ANSWER_TAGS]
-        return np.array(sorted(hidden), dtype=np.int32)
+        special = {int(token) for token, each in added if each.special and each.content not in ANSWER_TAGS}
+        left_out = set(range(self.num_ids)).difference(self._tokenizer.get_vocab().values())
+        return np.array(sorted(special | left_out), dtype=np.int32)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -235,36 +235,64 @@ class PromptTokenizer:
         It is None if the completion has another special token: nobody sees such a token in a text, so no reward judges
         it. Every node of one tokenizer returns the same texts.
         """
-        texts: list[str | None] = []
-        for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True):
-            answer = ids[:-1] if reason is FinishReason.STOP else ids
-            is_hidden = bool(np.isin(answer, self.hidden_ids).any())
-            texts.append(None if is_hidden else whole_answer(opening, self.decode(answer.tolist(), skip_special=False)))
-        return texts
+        return [
+            self.answer_text(ids.tolist(), has_stopped=reason is FinishReason.STOP, opening=opening)
+            for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True)
+        ]
+
+    def answer_text(self, ids: Sequence[int], *, has_stopped: bool, opening: str) -> str | None:
+        """Return the text of one completion as `answer_texts` does. Its last id is an end token if it `has_stopped`."""
+        answer = ids[:-1] if has_stopped else ids
+        if np.isin(answer, self.hidden_ids).any():
+            return None
+        return whole_answer(opening, self.decode(answer, skip_special=False))
+
+    def opening_of(self, prompt_ids: Sequence[int]) -> str:
+        """Return the opening of a prompt that another program rendered for this tokenizer; empty if it has none."""
+        return split_opening(self.decode(prompt_ids, skip_special=False))[1]
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files in the hub's format, and the template of plain lines if it has none."""
-        self._tokenizer.save_pretrained(folder)
-        if self._tokenizer.chat_template is None:
+        """Write the tokenizer's files in the hub's format, with the template that renders these prompts.
+
+        It is the one that `PromptSettings` names, and their arguments are defaults of its variables. A tokenizer
+        without a template gets that of plain lines. Raises ModelError if there is no template of that name.
+        """
+        own = self._tokenizer.chat_template
+        try:
+            self._tokenizer.chat_template = self._template_to_save()
+            self._tokenizer.save_pretrained(folder)
+        finally:
+            self._tokenizer.chat_template = own
+        if own is None:
             template = plain_template(self._tokenizer, self.encode_prompt)
             if template:
                 (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
             else:
                 log.warning("no chat template gives the ids of the prompts of %s: the model card shows one", self.name)
 
+    def _template_to_save(self) -> Any:
+        own, prompts = self._tokenizer.chat_template, self._prompts
+        if not (prompts.template or prompts.arguments) or self.template is None:
+            return own
+        chosen = self.template.source_with_defaults
+        return own | {DEFAULT: chosen} if isinstance(own, dict) and not prompts.template else chosen
+
 
 def _chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatTemplate | None:
     source = tokenizer.chat_template
     if isinstance(source, dict):
-        wanted = prompts.template or "default"
+        wanted = prompts.template or DEFAULT
         if wanted not in source:
             names = ", ".join(sorted(source))
             raise ModelError(
-                f"{name} has several chat templates, none named {wanted!r}: set prompts.template to one of {names}"
+                f"{name} has several chat templates, none named {wanted!r}: set prompts.template in node.toml, or "
+                f"--template of eval and ensemble, to one of {names}"
             )
         source = source[wanted]
-    elif prompts.template:
-        raise ModelError(f"{name} has one chat template without a name: remove prompts.template from node.toml")
+    elif prompts.template and prompts.needs_names:
+        raise ModelError(
+            f"{name} has one chat template without a name: remove prompts.template from node.toml, or --template"
+        )
     if source is None:
         return None
     return ChatTemplate(
@@ -287,24 +315,13 @@ def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None
     made = PromptTokenizer(
         tokenizer,
         name=source.name,
-        extra_eos_ids=_generation_eos_ids(source.folder),
+        extra_eos_ids=source.generation_eos_ids,
         num_rows=source.num_embedding_rows,
-        prompts=prompts or PromptSettings(),
+        prompts=prompts,
     )
     if prompts is not None and made.template is not None and (reason := check_template(made.template)):
         raise ModelError(f"the chat template of {source.name} cannot be used: {reason}; give another model")
     return made
-
-
-def _generation_eos_ids(folder: Path) -> list[int]:
-    """Return the end-of-sequence ids that stop generation; chat models name several."""
-    path = folder / GENERATION_CONFIG_FILE
-    if not path.is_file():
-        return []
-    eos = read_json(path).get("eos_token_id")
-    if isinstance(eos, int):
-        return [eos]
-    return [token for token in eos if isinstance(token, int)] if isinstance(eos, list) else []
 
 
 def tokenizer_class(folder: Path, tokenizer_folder: Path | None = None) -> Any:

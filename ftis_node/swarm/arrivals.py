@@ -1,31 +1,37 @@
 """Which senders a step waits for: those whose groups come. Pure: it reads no clock; times are seconds, monotonic.
 
-A step that has its own groups waits for foreign ones, up to the run's patience (`step.foreign_wait_s`). Each second of
-that wait counts against every awaited sender. A sender is awaited until it has used its budget; its next usable group
-renews the budget:
+A step that has its own groups waits for foreign ones, up to the run's patience (`step.foreign_wait_s`). A group that
+comes later is not lost, because a later step uses it. So a wait buys only a mixture that is nearer to the run's quota,
+and three rules limit what it costs:
 
-    budget = 1.5 x the longest of its recent gaps between groups, at least 1 and at most 4 patiences
+    rate       Senders get the whole patience if together they send at least a quarter of the quota during the step's
+               own work. So a wait for them takes at most three times that work. Slower senders share 6 % of the time.
+    silence    A sender has a budget, which its next usable group renews: 1.5 times the longest of its recent gaps
+               between groups, at least 1 and at most 4 patiences.
+    trial      A member without any usable group has a budget of one patience. All such members share 2 % of the time,
+               however many of them come.
 
-So the wait follows the measured rate. A sender of a group per hour delays the node by 4 patiences per hour, and one
-that falls silent by one patience in all. A member without any usable group has a budget of one patience. All such
-members together delay the node by at most 2 % of its time, however many of them come.
+A group is usable if it was accepted and its rewards differ: any other has no gradient.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.swarm.lru import LruDict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 MAX_SENDERS = 4096
 GAPS, MAX_PATIENCES = 1.5, 4.0
-RECENT_PATIENCES = 10.0  # half-life of a gap
+RECENT_PATIENCES = 10.0  # half-life of a gap and of a rate
+FULL_PATIENCE_SHARE = 0.25  # of the quota during the step's own work: slower senders do not get the whole patience
+SLOW_SHARE = 0.06  # of the time, for senders below that rate
 TRIAL_SHARE = 0.02  # of the time, for members that have sent nothing usable
-LEAST_TRIAL = 0.1  # patiences: a shorter wait finds nothing
+LEAST_WAIT = 0.1  # patiences: a shorter wait finds nothing
 
 
 @dataclass(slots=True)
@@ -33,9 +39,29 @@ class SenderArrivals:
     """Arrivals of one sender. `waited_s` is the wait for it since its last usable group."""
 
     waited_s: float = 0.0
+    first_at: float = 0.0
     last_at: float | None = None  # None: no usable group yet
     gap_s: float = 0.0  # the longest recent one
     gap_at: float = 0.0
+    recent: float = 0.0  # groups after the first, each of which halves within `RECENT_PATIENCES`
+
+
+class Allowance:
+    """A share of the time, of which at most `cap_s` are saved. Once it is used up, it opens again at `least_s`."""
+
+    def __init__(self, share: float, *, cap_s: float, least_s: float, now: float) -> None:
+        self._share, self._cap_s, self._least_s = share, cap_s, least_s
+        self._left_s, self._at = 0.0, now
+        self._is_open = False
+
+    def is_open(self, now: float) -> bool:
+        self._left_s = min(self._left_s + self._share * (now - self._at), self._cap_s)
+        self._at = now
+        self._is_open = self._left_s > (0.0 if self._is_open else self._least_s)
+        return self._is_open
+
+    def spend(self, seconds: float) -> None:
+        self._left_s -= seconds
 
 
 class AwaitedSenders:
@@ -43,56 +69,79 @@ class AwaitedSenders:
 
     def __init__(self, *, patience_s: float, now: float) -> None:
         self._patience_s = patience_s
+        self._half_life_s = RECENT_PATIENCES * patience_s
         self._senders = LruDict[str, SenderArrivals](MAX_SENDERS)
-        self._trial_s, self._trial_at = 0.0, now
-        self._is_trying = False
+        cap_s, least_s = patience_s, LEAST_WAIT * patience_s
+        self._trial = Allowance(TRIAL_SHARE, cap_s=cap_s, least_s=least_s, now=now)
+        self._slow = Allowance(SLOW_SHARE, cap_s=cap_s, least_s=least_s, now=now)
+        self._are_slow = False  # the senders of the last answer
 
     def arrived(self, sender: str, *, now: float) -> None:
         """Note a usable group of a sender."""
         record = self._record_of(sender)
-        if record.last_at is not None and (gap_s := now - record.last_at) >= self._recent_gap_s(record, now):
-            record.gap_s, record.gap_at = gap_s, now
+        if record.last_at is None:
+            record.first_at = now
+        else:
+            gap_s = now - record.last_at
+            if gap_s >= record.gap_s * self._decay(now - record.gap_at):
+                record.gap_s, record.gap_at = gap_s, now
+            record.recent = record.recent * self._decay(gap_s) + 1
         record.last_at, record.waited_s = now, 0.0
 
-    def awaited(self, members: Iterable[str], *, now: float, is_idle: bool = False) -> list[str]:
+    def awaited(
+        self,
+        members: Iterable[str],
+        *,
+        now: float,
+        work_s: float,
+        quota: int,
+        may_send: Callable[[str], bool] = lambda sender: True,
+    ) -> list[str]:
         """Return the senders to wait for: those of earlier groups, and of `members` those without a group.
 
-        A wait costs nothing if the node `is_idle`: it has nothing else to do.
+        `work_s` is the time of a step's own work without a wait, infinite if the node has nothing else to do. `quota`
+        is the number of foreign groups of a step.
         """
         proven = [sender for sender, record in self._senders.items() if self._is_awaited(record, now)]
-        trial_left_s = self._trial_left_s(now)
-        self._is_trying = trial_left_s > (0.0 if self._is_trying else LEAST_TRIAL * self._patience_s)
-        if not self._is_trying and not is_idle:
+        proven = [sender for sender in proven if may_send(sender)]
+        rate = sum(self._rate_of(self._senders[sender], now) for sender in proven)
+        has_time, may_wait = work_s == math.inf, self._slow.is_open(now)
+        self._are_slow = not has_time and rate * work_s < FULL_PATIENCE_SHARE * quota
+        if self._are_slow and not may_wait:
+            proven = []
+        if not self._trial.is_open(now) and not has_time:
             return proven
-        return proven + [peer for peer in members if self._is_on_trial(peer)]
+        return proven + [peer for peer in members if self._is_on_trial(peer) and may_send(peer)]
 
-    def waited(self, senders: Collection[str], seconds: float, *, now: float) -> None:
+    def waited(self, senders: Collection[str], seconds: float) -> None:
         """Charge a wait to the senders for which a step waited."""
-        trial_left_s = self._trial_left_s(now)
-        is_trial = all(self._record_of(sender).last_at is None for sender in senders)
-        if senders and is_trial:
-            self._trial_s = trial_left_s - seconds
+        is_proven = [self._record_of(sender).last_at is not None for sender in senders]
+        if senders and not any(is_proven):
+            self._trial.spend(seconds)
+        elif senders and self._are_slow:
+            self._slow.spend(seconds)
         for sender in senders:
             self._record_of(sender).waited_s += seconds
 
     def _is_awaited(self, record: SenderArrivals, now: float) -> bool:
-        budget_s = min(max(GAPS * self._recent_gap_s(record, now), self._patience_s), MAX_PATIENCES * self._patience_s)
+        gap_s = record.gap_s * self._decay(now - record.gap_at)  # the groups of a sender often come in bursts
+        budget_s = min(max(GAPS * gap_s, self._patience_s), MAX_PATIENCES * self._patience_s)
         return record.last_at is not None and record.waited_s < budget_s
 
     def _is_on_trial(self, peer: str) -> bool:
         record = self._senders.get(peer)
         return record is None or (record.last_at is None and record.waited_s < self._patience_s)
 
-    def _recent_gap_s(self, record: SenderArrivals, now: float) -> float:
-        """Return the longest recent gap. It decays by time, since the groups of a sender often come in bursts."""
-        half_life_s = RECENT_PATIENCES * self._patience_s
-        return record.gap_s * 0.5 ** ((now - record.gap_at) / half_life_s) if half_life_s else 0.0
+    def _rate_of(self, record: SenderArrivals, now: float) -> float:
+        """Return a sender's recent groups per second; 0 before the second group."""
+        if record.last_at is None or not self._half_life_s:
+            return 0.0
+        recent = record.recent * self._decay(now - record.last_at)
+        time_s = (1 - self._decay(now - record.first_at)) * self._half_life_s / math.log(2)
+        return recent / time_s if time_s else 0.0
 
-    def _trial_left_s(self, now: float) -> float:
-        """Return the time that the node may still wait for members without a usable group."""
-        self._trial_s = min(self._trial_s + TRIAL_SHARE * (now - self._trial_at), self._patience_s)
-        self._trial_at = now
-        return self._trial_s
+    def _decay(self, seconds: float) -> float:
+        return 0.5 ** (seconds / self._half_life_s) if self._half_life_s else 0.0
 
     def _record_of(self, sender: str) -> SenderArrivals:
         record = self._senders[sender] = self._senders.get(sender) or SenderArrivals()

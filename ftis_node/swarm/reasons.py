@@ -41,7 +41,8 @@ REFUSALS = {
     "prompt_mismatch": "the problem does not exist here, or its text differs",
     "opening": "the beginning of the answer that its sender's chat template wrote is not a think block",
     "too_long_here": "its problem is longer in this node's chat template, and leaves no space for its completions",
-    "not_encodable": "the tokenizer here cannot encode one of its texts",
+    "not_encodable": "the tokenizer or the chat template here cannot encode its problem or one of its texts",
+    "no_embedding": "it has a token of which this node's model has no embedding",
     "duplicate_completions": (
         "its completions were in a known peer's group long before, or in an earlier one of its sender"
     ),
@@ -87,7 +88,13 @@ NO_FAULT = frozenset(
     {
         *("version", "codec"),  # another software version
         *("banned", "duplicate", "sequence_reused", "stale", "clock_skew"),
-        *("scoring_failed", "not_encodable", "scoring_quota", "too_long_here"),  # this node scores and tokenizes
+        *(
+            "scoring_failed",
+            "not_encodable",
+            "scoring_quota",
+            "too_long_here",
+            "no_embedding",
+        ),  # this node scores and tokenizes
         "duplicate_undecided",
     }
 )

@@ -23,6 +23,7 @@ ADVICE = {
     "clock_skew": CLOCKS,
     "stale": f"{CLOCKS}; on a slow link raise step.max_age_s in the run",
     "size": "raise wire.max_envelope_bytes in the run, or generate shorter completions",
+    "no_embedding": "use a model whose embedding has a row for each token of the tokenizer",
     "token_out_of_range": "compare the tokenizers: the sender's has more ids",
     "logprobs": "check the sender's engine (the warning `mismatch` in its log), and validation.min_mean_logprob here",
     "logprob_mismatch": "check the sender's engine: the warning `mismatch` in its log",

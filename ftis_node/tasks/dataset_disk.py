@@ -4,7 +4,7 @@ The child process that reads a data set writes announcements to stderr, each a l
 which the libraries write, and a scratch folder for what they unpack. The first one is sent before anything is fetched,
 the second one, with a text for the user, before the data are. While the child runs, the parent adds up the files there
 that are new. Above the limit it ends the child, and removes these files. A small archive can unpack to many times its
-size, and a stranger may have named it.
+size, and another person may have named it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BLOCK_BYTES: Final = 512  # the unit of `st_blocks`
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class DownloadNotice:
     """What a child is about to write: the text for the user, where, and the limit.
 
     A file in `folders` or `scratch` is new if its inode changed after `since_ns`, a time of that file system.
@@ -114,7 +114,7 @@ def too_large(source: str, limit_bytes: int, why: str) -> str:
 
 def run_watched(command: Sequence[str]) -> Ended:
     """Run a child to its end, under the limit of its announcement. Its scratch folder is removed."""
-    announced: Announcement | None = None
+    announced: DownloadNotice | None = None
     is_over = False
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
@@ -144,14 +144,14 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def _announced(stderr: IO[bytes]) -> Announcement | None:
+def _announced(stderr: IO[bytes]) -> DownloadNotice | None:
     """Return the newest announcement in the child's output so far."""
     whole = _content(stderr).rpartition(b"\n")[0].splitlines()
     found = [line for line in whole if line.startswith(MARK)]
     if not found:
         return None
     values = json.loads(found[-1].removeprefix(MARK))
-    return Announcement(**values | {"folders": tuple(values["folders"])})
+    return DownloadNotice(**values | {"folders": tuple(values["folders"])})
 
 
 def _content(file: IO[bytes]) -> bytes:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import DiskFullError, FtisError, NetworkError, TaskError
 from ftis_node.files import NO_ROOM, hub_cache_problem
-from ftis_node.tasks.dataset_disk import Announcement, begin_in, limit_for, scratch_folder, too_large
+from ftis_node.tasks.dataset_disk import DownloadNotice, begin_in, limit_for, scratch_folder, too_large
 from ftis_node.telemetry.terminal_text import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ftis_node.tasks.dataset_rows import RowSource
+    from ftis_node.tasks.dataset_query import RowSource
 
 PROBE_LIMIT_S: Final = 5.0
 SIZES_AT_ONCE: Final = 500  # files in one request
@@ -50,7 +50,7 @@ def hub_rows(source: RowSource, max_disk_bytes: int) -> Any:
     if scratch is None:  # this user may only read the cache
         return _split(source, None)
     os.environ[UNPACK_FOLDER] = str(scratch)
-    announcement = Announcement(
+    announcement = DownloadNotice(
         folders=(str(Path(constants.HF_HUB_CACHE, f"datasets--{source.hub.replace('/', '--')}")),),
         scratch=str(scratch),
         since_ns=begin_in(scratch),
@@ -63,7 +63,7 @@ def hub_rows(source: RowSource, max_disk_bytes: int) -> Any:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _split(source: RowSource, announcement: Announcement | None) -> Any:
+def _split(source: RowSource, announcement: DownloadNotice | None) -> Any:
     """Return the split. A cache that this user may only read serves earlier downloads."""
     import datasets
     from huggingface_hub import constants
@@ -87,7 +87,7 @@ def _split(source: RowSource, announcement: Announcement | None) -> Any:
         raise TaskError(f"{source}: {problem}") from None
 
 
-def _prepared(source: RowSource, announcement: Announcement | None) -> Any:
+def _prepared(source: RowSource, announcement: DownloadNotice | None) -> Any:
     """Return the split as `datasets.load_dataset` does, with an announcement before the library fetches the data."""
     import datasets
 

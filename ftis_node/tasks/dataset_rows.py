@@ -23,7 +23,7 @@ import math
 import resource
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +32,7 @@ from ftis_node.errors import DiskFullError, FtisError, NetworkError, TaskError
 from ftis_node.files import check_regular
 from ftis_node.tasks.dataset_disk import MAX_DISK_BYTES, run_watched, too_large
 from ftis_node.tasks.dataset_hub import hub_rows
-from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, check_pattern
+from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, RowSource, check_pattern
 from ftis_node.tasks.problems import Problem
 
 if TYPE_CHECKING:
@@ -57,22 +57,6 @@ COMPRESSED: Final = {
     b"(\xb5/\xfd": "zstd",
 }
 """The first bytes of files that are not unpacked here. The user does that, and sees the size."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowSource:
-    """Local `file`, or a `split` of a repository `hub`; the columns to read, and a pattern to check."""
-
-    columns: tuple[str, ...]
-    file: str = ""
-    hub: str = ""
-    config: str = ""
-    revision: str = ""
-    split: str = ""
-    pattern: str = ""
-
-    def __str__(self) -> str:
-        return self.file or f"{self.hub} ({self.split})"
 
 
 def read_rows(

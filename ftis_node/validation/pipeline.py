@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import MachineError, RecordError, WorkerError
+from ftis_node.errors import MachineError, ModelError, RecordError, WorkerError
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_any
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.group import CompletionStatus, Group
@@ -118,7 +118,10 @@ async def _judge_costly(
         return item
     if hash_messages(item.prompt) != unpacked.problem_hash:
         return Refusal("prompt_mismatch", f"problem {unpacked.prompt_ref} has another text here")
-    prompt_ids = context.tokenizer.encode_prompt(item.prompt, opening=unpacked.opening)
+    try:
+        prompt_ids = context.tokenizer.encode_prompt(item.prompt, opening=unpacked.opening)
+    except ModelError as error:
+        return Refusal("not_encodable", str(error))
     group = unpacked if isinstance(unpacked, Group) else retokenize(envelope, unpacked, context)
     if isinstance(group, Refusal):
         return group
@@ -161,9 +164,8 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
 
 def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: ValidationContext) -> Refusal | None:
     """Reject completions that exceed the limit after this prompt. Another rendering of the prompt is no fault."""
-    sampling, num_prompt_tokens = context.manifest.sampling, len(prompt_ids)
-    limit = sampling.completion_limit(num_prompt_tokens) if num_prompt_tokens <= sampling.max_prompt_tokens else 0
-    longest = int(group.tokens.lengths.max())
+    num_prompt_tokens, longest = len(prompt_ids), int(group.tokens.lengths.max())
+    limit = context.manifest.sampling.space_after(num_prompt_tokens)
     if longest <= limit:
         return None
     detail = f"{longest} tokens, at most {limit} after the prompt of {num_prompt_tokens} tokens"

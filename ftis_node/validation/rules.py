@@ -162,10 +162,12 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Val
 
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    ids = group.tokens.token_ids
-    largest = max(int(ids.view(np.uint32).max()), *group.end_ids, 0)  # a negative id is 2^31 or more
+    """Reject an id that the tokenizer does not have, or of which this node's model has no embedding."""
+    largest = int(group.tokens.token_ids.view(np.uint32).max())  # a negative id is 2^31 or more
+    if max(largest, *group.end_ids, 0) >= context.tokenizer.num_ids:
+        return Refusal("token_out_of_range", f"an id outside 0..{context.tokenizer.num_ids - 1}")
     if largest >= context.tokenizer.vocab_size:
-        return Refusal("token_out_of_range", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
+        return Refusal("no_embedding", f"it has the id {largest}, this model {context.tokenizer.vocab_size} embeddings")
     return None
 
 

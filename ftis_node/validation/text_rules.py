@@ -14,7 +14,6 @@ from ftis_node.records.group import FinishReason
 from ftis_node.validation.rules import (
     LOGPROB_SLACK,
     Refusal,
-    finishes_agree,
     ids_in_vocabulary,
     in_time,
     not_seen,
@@ -86,7 +85,7 @@ def retokenize(envelope: Envelope, text_group: TextGroup, context: ValidationCon
     """Return the group in our tokens, or a `Refusal` if that is impossible.
 
     Each text must decode to itself and have at least one token. An empty text is valid only if it stopped: its one
-    token is the end-of-sequence token.
+    token is the end-of-sequence token. Another end token of this node's model inside a text is a token like another.
     """
     tokenizer = context.tokenizer
     token_ids = []
@@ -99,8 +98,8 @@ def retokenize(envelope: Envelope, text_group: TextGroup, context: ValidationCon
         token_ids.append(ids)
     if not all(token_ids):
         return Refusal("not_encodable", "an empty text that did not stop")
-    group = replace(text_group.in_tokens(token_ids), end_ids=tokenizer.end_ids)
-    return ids_in_vocabulary(envelope, group, context) or finishes_agree(envelope, group, context) or group
+    group = replace(text_group.in_tokens(token_ids), end_ids=tokenizer.end_ids[:1])
+    return ids_in_vocabulary(envelope, group, context) or group
 
 
 TEXT_RULES: tuple[Callable[[Envelope, TextGroup, ValidationContext], Refusal | None], ...] = (

@@ -133,6 +133,37 @@ def test_an_export_with_texts_decodes_completions_and_prompts(
     assert (as_text["prompt"], as_text["answer"]) == (None, None), "its prompt is not the task's"
 
 
+def test_show_prints_the_special_tokens_inside_an_answer(
+    home_with_run: Path, identity: Identity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    completions = (make_completion(10, 0, 11, EOS), make_completion(12, 13, reward=1.0))
+    group = make_group(identity, number=3, completions=completions)
+    envelope = seal_group(group, identity)
+    buffer = ReplayBuffer(Home(home_with_run).replay)
+    assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
+    buffer.close()
+    shown = _printed(capsys, home_with_run, "show", envelope.id.hex())
+    text = Decoder(Home(home_with_run)).text([10, 0, 11], with_special_tokens=True)
+    assert text is not None and "<|endoftext|>" in text
+    assert f"  | {text}\n" in shown
+
+
+@pytest.mark.parametrize("name", ["path", "beside"])
+def test_an_adapter_without_a_tokenizer_is_decoded_by_its_base(home_with_run: Path, name: str) -> None:
+    home, model = Home(home_with_run), home_with_run / "model"
+    text = Decoder(home).text([10, 11])
+    adapter = home_with_run / "adapter"
+    adapter.mkdir()
+    base = str(model) if name == "path" else "../model"
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    home.settings.write_text(json.dumps({"model": str(adapter)}))
+    decoder = Decoder(home)
+    assert (decoder.text([10, 11]), decoder.missing) == (text, "")
+    for config in ({}, {"base_model_name_or_path": "org/none"}, {"base_model_name_or_path": "no such folder"}):
+        (adapter / "adapter_config.json").write_text(json.dumps(config))
+        assert "is not on this machine" in Decoder(home).missing
+
+
 def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_run: Path) -> None:
     hidden = make_completion(10, 0, 0, 11, EOS)  # <|endoftext|> twice
     whole = make_completion(10, 11, EOS)

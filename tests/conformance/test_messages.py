@@ -36,7 +36,7 @@ class _AsciiTokenizer:
     """The tokenizer of the file: an id is an ASCII character, and a prompt is its message without a template."""
 
     fingerprint = NODE["tokenizer"]
-    vocab_size = NODE["vocabulary"]
+    num_ids = vocab_size = NODE["vocabulary"]
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]], *, opening: str) -> list[int]:
         (message,) = messages

@@ -110,7 +110,7 @@ async def test_log_probs_are_those_of_the_mixture(open_tiny: OpenMixture, learns
             expected = expected_logprobs(
                 models, PRIOR, text, learns=learns, num_ids=EMBEDDING_ROWS, temperature=temperature
             )[len(request.prompt_ids) - 1 :]
-            np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)
             lengths.add(len(completion.token_ids))
     assert len(lengths) > 3
 

@@ -155,7 +155,9 @@ async def test_auto_chooses_the_engine_that_runs_on_this_machine(
         await engines.choose_engine("auto")(None, settings)
         assert opened == (["vllm", "torch"] if chosen == "vllm" else ["torch"])
     if chosen == "torch":
-        with pytest.raises(EngineError, match=r"vLLM is not installed for this machine: pip install .* --engine torch"):
+        with pytest.raises(
+            EngineError, match=r"vLLM is not installed for this machine: run `make setup-vllm` .* --engine torch"
+        ):
             engines.choose_engine("vllm")
 
 

@@ -61,6 +61,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "gossip/dialer.py:usable_addresses",
         "gossip/directory/dht.py:Directory.members>verify_entry",
         "gossip/directory/dht.py:Directory._meet>peer_id_from_text",
+        "gossip/directory/dht.py:Directory._note_clock",
         "gossip/directory/dht.py:Directory._decrypted",
         "gossip/directory/validators.py:EntryValidator._belongs",
         "gossip/directory/validators.py:EntryValidator.validate>unpack_bytes",
@@ -128,7 +129,11 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/pull.py:PullLoop._spend_the_rest",
         "node/loops/pull.py:_is_useless",
     ),
-    Place.RECORD: ("node/loops/directory.py:DirectoryLoop._read_record",),
+    Place.RECORD: (
+        "node/loops/directory.py:DirectoryLoop._note_releases",
+        "node/loops/directory.py:DirectoryLoop._read_record",
+        "node/peers/releases.py:release_differences",
+    ),
     Place.SERVE: (
         "gossip/wire_format.py:unpack_ids",
         "gossip/services.py:AdmissionControl.before_item",

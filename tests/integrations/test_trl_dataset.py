@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from transformers import AutoTokenizer
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import TaskError
@@ -13,7 +14,8 @@ from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.spec import parse_spec
-from tests.integrations.test_trl import make_trainer
+from tests.integrations.test_trl import GROUP_SIZE, make_trainer
+from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +65,39 @@ def test_a_run_with_a_local_data_set_needs_its_path(tmp_path: Path) -> None:
     file.write_text("question,answer\nhow many?,5\n")
     with pytest.raises(TaskError, match="are not those of the run"):
         swarm_dataset(str(run), task=f"dataset:{file}?name=counts")
+
+
+OPENS = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "mean"),
+    [
+        (OPENS, "sum </think> <answer> {} </answer>{end}", 1.0),
+        (OPENS, "<think> sum </think> <answer> {} </answer>{end}", 0.0),
+        (OPENS.removesuffix("<think>\n"), "<think> sum </think> <answer> {} </answer>{end}", 1.0),
+        (OPENS.removesuffix("<think>\n"), "sum </think> <answer> {} </answer>{end}", 0.0),
+        (OPENS, "sum {end}</think> <answer> {} </answer>{end}", 0.0),
+    ],
+)
+def test_a_trainer_scores_what_a_node_scores(
+    tmp_path: Path, template: str, answer: str, mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reward is that of the think block that the prompt opened and the completion together."""
+    run = tmp_path / "run.toml"
+    run.write_text(RunManifest(name="a-run", task="rg:chain_sum").to_toml())
+    prompts, reward = swarm_dataset(str(run), num_prompts=2)
+    tokenizer = AutoTokenizer.from_pretrained(trained_model("s"))
+    tokenizer.chat_template = template
+    trainer = make_trainer(tmp_path, train_dataset=prompts, reward_funcs=reward, processing_class=tokenizer)
+    row = prompts[0]
+    solution = load_task("rg:chain_sum")[row["prompt_index"]].answer
+    ids = tokenizer(answer.format(solution, end=tokenizer.eos_token))["input_ids"]
+    assert ids[-1] == tokenizer.eos_token_id
+    monkeypatch.setattr(trainer, "_generate_single_turn", lambda prompt_ids, *_: ([ids] * len(prompt_ids), None))
+    trainer.model.train()
+    trainer._generate_and_score_completions([row] * GROUP_SIZE)
+    assert trainer._metrics["train"]["rewards/task_reward/mean"] == [mean]
 
 
 def test_a_trainer_steps_on_the_prompts_and_rewards(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroups
 from ftis_node.integrations.trl.grpo import own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
-from ftis_node.records.codec import unpack_group
+from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Accepted, open_envelope, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.status import Status
@@ -278,8 +278,11 @@ def test_an_incomplete_group_is_not_shared() -> None:
     logprobs = torch.full((6, 3), -0.5)
     logprobs[1, 2] = torch.nan  # padding
     logprobs[5, 0] = torch.nan
-    [group] = own_groups(batch, logprobs, [4, 4, 5, 5, 6, 6], Fit("aa", 32, 2, 1.0, 3), policy_version=7)
+    rows = [{"prompt_index": number, "prompt": [{"role": "user", "content": f"{number}"}]} for number in (4, 5, 6)]
+    inputs = [row for row in rows for _ in range(2)]
+    [group] = own_groups(batch, logprobs, inputs, Fit("aa", 32, 2, 1.0, 3, end_ids=(2,)), policy_version=7)
     assert (group.problem, group.lengths, group.policy_version) == (4, [3, 2], 7)
+    assert (group.problem_hash, group.end_ids) == (hash_messages(rows[0]["prompt"]), [2])
     assert np.frombuffer(group.token_ids, "<i4").tolist() == [7, 8, 2, 9, 2]
     assert np.frombuffer(group.prompt_ids, "<i4").tolist() == [5]
     assert np.frombuffer(group.logprobs, "<f4").tolist() == [-0.5] * 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ftis_node.algorithms import policy_loss
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
-from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroups
+from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroups, foreign_rows
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import SamplingSettings
@@ -75,6 +76,14 @@ def test_a_group_that_does_not_fit_is_not_drawn(tmp_path: Path, identity: Identi
     assert numbers(ForeignGroups(tmp_path)) == []
     admit(tmp_path, identity, number=2)
     assert numbers(ForeignGroups(tmp_path)) == [2]
+
+
+def test_a_foreign_answer_ends_with_the_trainers_end_token(tmp_path: Path, identity: Identity) -> None:
+    admit(tmp_path, identity, completions=(make_completion(10, 11, EOS, reward=1.0), make_completion(12)))
+    for end_ids, last in (((5, 6), 5), ((5, EOS), EOS), ((), EOS)):
+        [group] = ForeignGroups(tmp_path).draw(replace(FIT, end_ids=end_ids))
+        rows = foreign_rows([group], first_group=0, scale="std")
+        assert rows["completion_ids"].tolist() == [[10, 11, last], [12, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from ftis_node.models import PromptSettings, PromptTokenizer, load_tokenizer, re
 SYSTEM = [{"role": "system", "content": "Answer."}, {"role": "user", "content": 'Is "½" < 1?'}]
 ALONE = SYSTEM[1:]
 DATED = "{{ strftime_now('%d %b %Y') }} {{ messages[-1]['content'] }}"
+MACRO = "{% macro again(n) %}{% if n %}{{ again(n - 1) }}{{ again(n - 1) }}{% endif %}{% endmacro %}{{ again(30) }}"
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"
 
 
@@ -50,7 +51,8 @@ def test_a_template_reads_the_date_of_the_run_and_no_clock(monkeypatch):
     for zone in ("Pacific/Auckland", "America/Los_Angeles"):
         monkeypatch.setitem(os.environ, "TZ", zone)
         time.tzset()
-        assert _text(_tokenizer("{{ strftime_now('%Y-%m-%d %H:%M %Z') }}")) == "2026-01-01 00:00 "
+        assert _text(_tokenizer("{{ strftime_now('%Y-%m-%d %H:%M') }}")) == "2026-01-01 00:00"
+        assert _text(_tokenizer("{{ strftime_now('%s %%s') }}")) == "1767225600 %s"
     monkeypatch.undo()
     time.tzset()
 
@@ -85,8 +87,12 @@ def test_one_of_several_templates_is_chosen_by_name():
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (LOOP, "takes over 1 s"),
-        ("{% macro again() %}{{ again() }}{{ again() }}{% endmacro %}{% set a = 'x' * 2 ** 40 %}", "GiB of memory"),
+        (LOOP, "takes over 20,000 turns of loops"),
+        ("{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}", "turns of loops"),
+        (MACRO, "turns of loops"),
+        ("{{ 'a'.ljust(20000000) | map('string') | join | length }}", "takes over 1 s"),
+        ("{% set a = 'x' * 2 ** 40 %}", "turns of loops"),
+        ("{{ 'x'.ljust(99999999999) }}", "GiB of memory"),
         ("{{ '%099999999999d' | format(1) }}", "GiB of memory"),
     ],
 )
@@ -95,6 +101,29 @@ def test_a_template_beyond_the_limits_is_refused_when_the_model_is_loaded(tmp_pa
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(ModelError, match=f"the chat template of tiny cannot be used: rendering an example .*{reason}"):
         load_tokenizer(resolve_model(str(folder)), prompts=PromptSettings())
+
+
+def test_a_template_that_loops_only_on_some_texts_refuses_them():
+    tokenizer = _tokenizer("{% if 'apples' in messages[0]['content'] %}" + LOOP + "{% endif %}")
+    assert tokenizer.encode_prompt(ALONE) == []
+    began_at = time.monotonic()
+    with pytest.raises(ModelError, match="refuses the prompt: it takes over 20,000 turns of loops"):
+        tokenizer.encode_prompt([{"role": "user", "content": "12 apples"}])
+    assert time.monotonic() - began_at < 10, "today's loop takes 600 s"
+
+
+@pytest.mark.parametrize("value", ["n ** 2 ** n", "'x' * n ** 9", "'x' * (n * 100000000)", "[1] * (n * 10 ** 9)"])
+def test_a_template_that_makes_a_large_value_refuses_the_text(value):
+    tokenizer = _tokenizer(
+        "{% set n = messages[0]['content'] | length %}{% set x = " + value + " %}{{ n * 2 }}{{ 'ab' * n }}"
+    )
+    with pytest.raises(ModelError, match="may make a large value"):
+        tokenizer.encode_prompt([{"role": "user", "content": "x" * 60}])
+
+
+def test_a_long_conversation_is_within_the_limits():
+    turns = [{"role": "user", "content": "x" * 100}] * 1000
+    assert len(_tokenizer(CHAT_TEMPLATE).encode_prompt(turns)) > 1000
 
 
 def test_a_template_within_the_limits_is_accepted_even_if_it_refuses_the_examples(tmp_path):

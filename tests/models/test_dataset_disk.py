@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import DiskFullError, NetworkError, TaskError
-from ftis_node.tasks.dataset_disk import MAX_DISK_BYTES, Announcement, begin_in, limit_for, run_watched, too_large
+from ftis_node.tasks.dataset_disk import MAX_DISK_BYTES, DownloadNotice, begin_in, limit_for, run_watched, too_large
 from ftis_node.tasks.dataset_rows import MAX_MEMORY_BYTES, RowSource, read_rows
 from tests.hub_stand_in import TOKEN, Repository, StandIn, running_stand_in
 
@@ -138,7 +138,7 @@ def test_only_new_files_are_counted_and_removed(tmp_path: Path) -> None:
     for path in (scratch, folder / "old", folder / "new"):
         path.mkdir(parents=True)
     (folder / "old" / "file").write_bytes(b"x" * 8192)
-    announcement = Announcement((str(folder),), str(scratch), begin_in(scratch), 1)
+    announcement = DownloadNotice((str(folder),), str(scratch), begin_in(scratch), 1)
     assert announcement.taken_bytes() == 0
     (folder / "new" / "file").write_bytes(b"x" * 8192)
     (folder / "new" / "link").symlink_to("file")
@@ -151,8 +151,8 @@ def test_the_scratch_folder_of_a_killed_child_is_removed(tmp_path: Path, caplog:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     code = (
-        "import os; from ftis_node.tasks.dataset_disk import Announcement; "
-        f"Announcement((), {str(scratch)!r}, 0, 1 << 30, text='begins').send(); os.kill(os.getpid(), 9)"
+        "import os; from ftis_node.tasks.dataset_disk import DownloadNotice; "
+        f"DownloadNotice((), {str(scratch)!r}, 0, 1 << 30, text='begins').send(); os.kill(os.getpid(), 9)"
     )
     ended = run_watched([sys.executable, "-c", code])
     assert (ended.returncode, ended.stderr.strip(), ended.passed_bytes) == (-9, b"", None)

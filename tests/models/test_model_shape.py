@@ -76,7 +76,7 @@ def test_sizes_may_be_in_a_nested_table_and_heads_may_be_implied() -> None:
         ({"hidden_size": None}, "no hidden_size"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"num_experts": 8}, "mixture of experts"),
+        ({"num_experts": 8}, "no num_experts_per_tok"),
     ],
 )
 def test_a_configuration_that_cannot_be_planned_is_an_error_of_one_line(

@@ -196,10 +196,15 @@ def with_rows(folder, to, num_rows, **generation):
     return load_tokenizer(ModelSource("cut", to))
 
 
-def test_ids_without_an_embedding_are_no_tokens(folder, tmp_path):
+def test_ids_without_an_embedding_are_no_tokens(folder, tmp_path, caplog):
     """Gemma 3's tokenizer has one id more than its model has embeddings."""
     tokenizer = with_rows(folder, tmp_path / "cut", VOCAB_SIZE - 1)
-    assert tokenizer.vocab_size == VOCAB_SIZE - 1
+    assert (tokenizer.vocab_size, tokenizer.num_ids) == (VOCAB_SIZE - 1, VOCAB_SIZE)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"the tokenizer of cut has {VOCAB_SIZE} ids, the model {VOCAB_SIZE - 1} embeddings: texts with the other ids "
+        "are not used"
+    )
     assert tokenizer.encode_prompt(MESSAGES)
     assert tokenizer.eos_ids == (0, 2)
 
@@ -216,7 +221,14 @@ def test_end_tokens_outside_of_the_vocabulary_are_left_out(folder, tmp_path, cap
     tokenizer = with_rows(folder, tmp_path / "cut", 320, eos_token_id=[2, 99999, -1, VOCAB_SIZE])
     assert tokenizer.eos_ids == (2,)
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"cut names the end tokens [-1, {VOCAB_SIZE}, 99999], which it does not have")
+    assert record.getMessage() == (
+        f"cut names end tokens that it does not have, or over 64: [-1, {VOCAB_SIZE}, 99999] are left out"
+    )
+
+
+def test_of_many_end_tokens_the_tokenizers_own_and_the_first_are_used(folder, tmp_path):
+    tokenizer = with_rows(folder, tmp_path / "cut", 320, eos_token_id=list(range(3, 100)))
+    assert tokenizer.eos_ids == (2, *range(3, 66))
 
 
 def test_a_damaged_tokenizer_is_a_model_error(folder, tmp_path):

@@ -111,15 +111,15 @@ async def test_a_process_killed_while_idle_is_replaced(scorer: IsolatedScorer) -
 
 
 async def test_a_process_that_dies_at_the_start_is_a_worker_died_error() -> None:
-    async with IsolatedScorer(DyingTask(), limits=LIMITS) as scorer:
-        with pytest.raises(WorkerDiedError, match="does not stay alive"):
+    with pytest.raises(WorkerDiedError, match="does not stay alive"):
+        async with IsolatedScorer(DyingTask(), limits=LIMITS) as scorer:
             await scorer.score(ITEM, ["1"])
 
 
 async def test_a_process_that_is_never_ready_is_a_worker_died_error() -> None:
     limits = ScoringLimits(time_limit_s=0.1, wall_limit_s=0.1, start_limit_s=1)
-    async with IsolatedScorer(HangingTask(), limits=limits) as scorer:
-        with pytest.raises(WorkerDiedError, match="not ready within 1 s"):
+    with pytest.raises(WorkerDiedError, match="not ready within 1 s"):
+        async with IsolatedScorer(HangingTask(), limits=limits) as scorer:
             await scorer.score(ITEM, ["1"])
 
 

@@ -35,7 +35,7 @@ class _Tokenizer:
     """A tokenizer with the ids 0 to 99; the text of a completion is its ids."""
 
     fingerprint = TOKENIZER
-    vocab_size = 100
+    num_ids = vocab_size = 100
     end_ids = (EOS,)
 
     def encode_prompt(self, messages: Sequence[object], *, opening: str | None = None) -> list[int]:

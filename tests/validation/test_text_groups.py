@@ -13,6 +13,8 @@ from ftis_node.records.codec import hash_messages, pack_text_group
 from ftis_node.records.envelope import Envelope, seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings, TextCompletion
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.reasons import attribute_refusal
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate
@@ -131,6 +133,23 @@ async def test_a_text_like_a_special_token_is_encoded_as_plain_text(identity: Id
     assert not SPECIAL_IDS & set(verdict.group.completions[0].token_ids.tolist())
     assert TOKENIZER.decode(verdict.group.completions[0].token_ids.tolist()) == text
     assert verdict.group.rewards == (0.0, 1.0)
+
+
+async def test_another_end_token_of_this_node_inside_a_text_is_a_token_like_another(identity: Identity) -> None:
+    digits = [TOKENIZER.encode_text(digit)[0] for digit in "01"]
+    context = _context(tokenizer=PromptTokenizer(make_tokenizer(), name="many ends", extra_eos_ids=digits))
+    verdict = await _verdict(identity, context)
+    assert isinstance(verdict, Accepted)
+    assert verdict.group.end_ids == (EOS,)
+
+
+async def test_a_text_or_problem_that_this_model_cannot_read_costs_its_sender_nothing(identity: Identity) -> None:
+    (largest,) = TOKENIZER.encode_text("nt")
+    completions = (_completion("10", reward=1.0), _completion("nt"))
+    for rows, reason in ((largest, "no_embedding"), (5, "not_encodable")):
+        context = _context(tokenizer=PromptTokenizer(make_tokenizer(), name="few rows", num_rows=rows))
+        assert reason_of(await _verdict(identity, context, completions=completions)) == reason
+        assert attribute_refusal(reason, origin="a", sender="b", signed=True).conduct is Behaviour.HARMLESS
 
 
 class _WithSpecialTokens(PromptTokenizer):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.completion import ENGINES, ENSEMBLE_MODES, one_of, some_of, task_specs
-from ftis_node.cli.options import JsonOption, print_document
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.telemetry.terminal_text import columns
 
@@ -64,6 +64,13 @@ GateTaskOption = Annotated[
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")]
 TextOption = Annotated[Path | None, typer.Option("--text", help="Text file whose perplexity is also measured.")]
 
+TemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--template", help="Name of the chat template, for a tokenizer that has several.", show_default="the home's"
+    ),
+]
+
 
 def ensemble(
     task: TaskOption,
@@ -80,9 +87,13 @@ def ensemble(
     gate_task: GateTaskOption = None,
     seed: SeedOption = None,
     text: TextOption = None,
+    home: HomeOption = None,
+    template: TemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure several models together on held-out problems: each alone, their mixture, their vote.
+
+    Prompts are rendered by `[prompts]` of the home's node.toml, those of a home in --swarm by that home's settings.
 
     JSON shape: {task, n, k, experts: [{name, model, domain, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long,
     completion_tokens_mean, majority_at_k, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but
@@ -90,7 +101,9 @@ def ensemble(
     forward_tokens} or null, text: [{name, tokens, nats, nats_per_token, perplexity}]}.
     """
     from ftis_node.evaluation.ensemble import MODES, run_ensemble
+    from ftis_node.node.startup.prompts import prompts_for_command
 
+    prompts = prompts_for_command(home_at(home), template=template)
     with show_fraction("ensemble") as progress:
         result = run_ensemble(
             _parts([models]),
@@ -107,6 +120,7 @@ def ensemble(
             gate_task=gate_task,
             seed=seed,
             text=text,
+            prompts=prompts,
             on_progress=progress,
         )
     print_document(_document(result), lambda: _lines(result), as_json=as_json)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.commands.ensemble import LimitOption, TaskOption
+from ftis_node.cli.commands.ensemble import LimitOption, TaskOption, TemplateOption
 from ftis_node.cli.completion import ENGINES, one_of
-from ftis_node.cli.options import JsonOption, print_json
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.cli.progress import show_fraction
 
 
@@ -24,14 +24,20 @@ def evaluate(
     engine: Annotated[
         str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
     ] = "auto",
+    home: HomeOption = None,
+    template: TemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure greedy pass@1 (and pass@k) on held-out problems.
 
+    Prompts are rendered by `[prompts]` of the home's node.toml.
+
     JSON shape: {model, task, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long, completion_tokens_mean}.
     """
     from ftis_node.evaluation.evaluate import evaluate_model
+    from ftis_node.node.startup.prompts import prompts_for_command
 
+    prompts = prompts_for_command(home_at(home), template=template)
     with show_fraction("eval") as progress:
         result = evaluate_model(
             model,
@@ -40,6 +46,7 @@ def evaluate(
             k=k,
             max_tokens=max_tokens,
             engine=engine,
+            prompts=prompts,
             on_progress=progress,
         )
     if as_json:

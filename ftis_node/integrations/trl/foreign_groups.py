@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -114,7 +114,8 @@ def _matrix(rows: Sequence[NDArray[np.generic]], dtype: torch.dtype, *, left: bo
 class Fit:
     """How a trainer samples, which says what it can train on.
 
-    `tokenizer` is a fingerprint (hex), `max_completion_length` in tokens.
+    `tokenizer` is a fingerprint (hex), `max_completion_length` in tokens. `end_ids` are the ids at which the trainer
+    ends a completion, the preferred one first.
     """
 
     tokenizer: str
@@ -124,11 +125,15 @@ class Fit:
     max_completion_length: int
     top_p: float = 1.0
     top_k: int = 0
+    end_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignGroup:
-    """A peer's group: prompt ids int32 `[P]`, the record, and this node's rewards, one per completion."""
+    """A peer's group: prompt ids int32 `[P]`, the record, and this node's rewards, one per completion.
+
+    Its completions end with the trainer's end ids (`Group.tokens_ending_with`).
+    """
 
     prompt_ids: NDArray[np.int32]
     group: Group
@@ -192,6 +197,7 @@ def read_foreign(stored: StoredGroup | TakenGroup, fit: Fit, *, max_prompt_lengt
         return None
     if not isinstance(group, Group):
         return None
+    group = replace(group, tokens=group.tokens_ending_with(fit.end_ids))
     foreign = ForeignGroup(np.frombuffer(stored.prompt_ids, "<i4").copy(), group, tuple(stored.rewards))
     return foreign if _is_usable(foreign, fit, max_prompt_length=max_prompt_length) else None
 

@@ -1,7 +1,8 @@
 """TRL's `GRPOTrainer` with a loss of `ftis_node.algorithms`.
 
-TRL samples, scores, makes advantages and micro-batches, and steps. Two of its methods are replaced. One adds each row's
-group to the batch and exchanges groups with peers, the other computes the loss.
+TRL samples, scores, makes advantages and micro-batches, and steps. Some of its methods are replaced: one adds each
+row's group to the batch and exchanges groups with peers, one computes the loss. Two give the reward functions the
+column `scored_text`, the texts that a node scores: with the think block that the prompt opened.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from ftis_node.algorithms.methods import find_method, is_separable, method_param
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit, foreign_rows, join_batches
 from ftis_node.integrations.trl.swarm_exchange import FlushCallback, require_agreement
-from ftis_node.models.fingerprint import tokenizer_fingerprint
+from ftis_node.models.tokenizer import PromptTokenizer
 from ftis_node.node.exchange.messages import OwnGroup
+from ftis_node.records.codec import hash_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,12 +44,12 @@ OF_WHOLE_GROUPS = {"gepo"}  # reads the behaviour log-probs of the whole group, 
 
 
 def own_groups(
-    batch: Mapping[str, Any], logprobs: Tensor, problems: Sequence[int], fit: Fit, *, policy_version: int
+    batch: Mapping[str, Any], logprobs: Tensor, inputs: Sequence[Mapping[str, Any]], fit: Fit, *, policy_version: int
 ) -> Iterator[OwnGroup]:
     """Yield the groups of TRL's batch, `group_size` rows each.
 
-    `logprobs` `[N, T]` are those of the sampling policy. `problems` has the problem's number for each row. A group with
-    an empty completion, or with a log-prob that is not finite, is omitted.
+    `logprobs` `[N, T]` are those of the sampling policy. `inputs` are the rows of the data set, with the problem's
+    messages and its number. A group with an empty completion, or with a log-prob that is not finite, is omitted.
     """
     ids, mask = batch["completion_ids"].cpu(), batch["completion_mask"].bool().cpu()
     prompts, prompt_mask = batch["prompt_ids"].cpu(), batch["prompt_mask"].bool().cpu()
@@ -59,7 +61,8 @@ def own_groups(
         if min(lengths) < 1 or not bool(of_group.isfinite().all()):
             continue
         yield OwnGroup(
-            problem=problems[first],
+            problem=int(inputs[first]["prompt_index"]),
+            problem_hash=_problem_hash(inputs[first]["prompt"]),
             prompt_ids=_int32(prompts[first][prompt_mask[first]]),
             token_ids=_int32(torch.cat([ids[row][mask[row]] for row in rows])),
             logprobs=of_group.numpy().astype("<f4").tobytes(),
@@ -70,7 +73,13 @@ def own_groups(
             top_p=fit.top_p,
             top_k=fit.top_k,
             created_at=now,
+            end_ids=list(fit.end_ids),
         )
+
+
+def _problem_hash(prompt: Any) -> bytes:
+    """Return the digest of chat messages; empty for a text, which is no problem of a run."""
+    return hash_messages(prompt) if all(isinstance(message, dict) for message in prompt) else b""
 
 
 def _int32(ids: Tensor) -> bytes:
@@ -108,20 +117,25 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             raise ConfigError("exchange gives foreign groups, too: omit foreign")
         self._foreign = foreign = foreign or exchange
         self._exchange = exchange
+        num_rows = self.model.get_input_embeddings().num_embeddings
+        self._texts = PromptTokenizer(
+            self._tokenizer, name="the trainer's model", extra_eos_ids=self.eos_token_ids, num_rows=num_rows
+        )
+        self._prompt_ids: Sequence[Sequence[int]] = ()
         if foreign is not None:
             _require_place(self.args, foreign.per_batch, num_processes=self.accelerator.num_processes)
-            tokenizer = tokenizer_fingerprint(self._tokenizer)
             self._fit = Fit(
-                tokenizer=tokenizer,
-                vocab_size=self.model.get_input_embeddings().num_embeddings,
+                tokenizer=self._texts.fingerprint,
+                vocab_size=num_rows,
                 group_size=self.num_generations,
                 temperature=self.temperature,
                 max_completion_length=self.max_completion_length,
                 top_p=self.top_p,
                 top_k=self.top_k,
+                end_ids=self._texts.end_ids,
             )
         if exchange is not None:
-            require_agreement(self, exchange.node, tokenizer=tokenizer)
+            require_agreement(self, exchange.node, tokenizer=self._texts.fingerprint)
             self.add_callback(FlushCallback(exchange))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -144,10 +158,29 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._metrics["train"]["foreign_groups"].append(len(foreign))
         return batch
 
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Return what TRL sampled, and keep the ids of the prompts for the reward functions."""
+        sampled: tuple[Any, ...] = super()._generate(prompts)
+        self._prompt_ids = sampled[0]
+        return sampled
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
+    ) -> Tensor:
+        """Return TRL's rewards. The reward functions also get `scored_text`; without it if tools write tokens."""
+        if not self.tools and self.rollout_func is None:
+            rows = zip(inputs, self._prompt_ids, completion_ids_list, strict=True)
+            inputs = [row | {"scored_text": self._scored_text(prompt, ids)} for row, prompt, ids in rows]
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return rewards
+
+    def _scored_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str | None:
+        has_stopped = len(ids) > 0 and int(ids[-1]) in self._texts.eos_ids
+        return self._texts.answer_text(ids, has_stopped=has_stopped, opening=self._texts.opening_of(prompt_ids))
+
     def _share(self, exchange: SwarmExchange, batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> None:
-        problems = [int(row["prompt_index"]) for row in inputs]
         version = self.state.global_step
-        for group in own_groups(batch, self._sampled_logprobs(batch), problems, self._fit, policy_version=version):
+        for group in own_groups(batch, self._sampled_logprobs(batch), inputs, self._fit, policy_version=version):
             exchange.share(group)
         self._metrics["train"]["shared_groups"].append(exchange.take_num_shared())
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
+    from ftis_node.models import PromptTokenizer
     from ftis_node.telemetry.log import OnProgress
     from ftis_node.workers.shared_weights import Way
 
@@ -190,17 +191,21 @@ def discard_published(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
-    """Write `policy` to the empty folder `out`; with `merge` False only the LoRA adapter. Raises ConfigError."""
+def export_policy(policy: Policy, out: Path, *, merge: bool, tokenizer: PromptTokenizer | None = None) -> None:
+    """Write `policy` to the empty folder `out`; with `merge` False only the LoRA adapter.
+
+    `tokenizer` replaces the policy's own, which knows no settings of prompts. Raises ConfigError.
+    """
+    tokenizer = tokenizer or policy.tokenizer
     if merge or policy.adapted is None:
         with gathering_of(policy) as gathering:
             write = partial(write_weights, gathering, dtype=policy.compute_dtype)
-            export_model(policy.causal_lm, policy.tokenizer, out, dtype=policy.compute_dtype, write=write)
+            export_model(policy.causal_lm, tokenizer, out, dtype=policy.compute_dtype, write=write)
     else:
         base = policy.source.base
         is_on_hub = "/" in base.name
         policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base.name if is_on_hub else str(base.folder)
-        export_adapter(policy.adapted, policy.tokenizer, out)
+        export_adapter(policy.adapted, tokenizer, out)
 
 
 @torch.no_grad()
@@ -233,9 +238,17 @@ def write_weights(
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
-def export_newest(boot: LearnerBoot, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
+def export_newest(
+    boot: LearnerBoot,
+    out: Path,
+    *,
+    merge: bool,
+    tokenizer: PromptTokenizer | None = None,
+    on_progress: OnProgress = unwatched,
+) -> int:
     """Export from the newest readable checkpoint and return its step. Does not write to the learner's home.
 
+    `tokenizer` is the one to write, with settings of prompts; None: the model's.
     Raises ConfigError if nothing was trained there yet, and as `export_policy` and `newest_usable` do.
     """
     check_export_folder(out)  # before the model is loaded, which takes minutes if it is large
@@ -249,5 +262,5 @@ def export_newest(boot: LearnerBoot, out: Path, *, merge: bool, on_progress: OnP
         raise ConfigError(f"nothing to export yet: there is no checkpoint in {boot.checkpoints_dir}")
     restore_weights(found, trainable)
     on_progress(None, f"writing the model after step {found.state.step}")
-    export_policy(policy, out, merge=merge)
+    export_policy(policy, out, merge=merge, tokenizer=tokenizer)
     return found.state.step

@@ -1,9 +1,11 @@
 """GroupExchange: publishes the groups of a trainer on this machine, and gives it the groups of peers.
 
-    trainer --completions, log-probs--> publish: prompt compared, scored --> publish loop --> peers
+    trainer --completions, log-probs--> publish: problem compared, scored --> publish loop --> peers
     trainer <--bodies, rewards--------- take: the run's rule, RELEASED as trained <-- buffer <-- peers
 
-It replaces the generate and train loops in a node of the role `exchange`.
+It replaces the generate and train loops in a node of the role `exchange`. The trainer renders prompts itself, so its
+prompt may differ from the node's: another date, other variables of the template, another template. The group names the
+trainer's prompt and its opening, as that of any sender.
 
 The reasons for which an exchange node refuses a group or a request of the trainer, before validation, are here.
 Validation refuses a group under the reasons of `swarm/reasons.py`. The page docs/train/trl.md has them all.
@@ -34,6 +36,8 @@ from ftis_node.validation import Accepted, Refusal
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from numpy.typing import NDArray
+
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.exchange.messages import OwnGroup
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
-    from ftis_node.tasks.base import Task, TaskItem
+    from ftis_node.tasks.base import Task
     from ftis_node.tasks.scorer import IsolatedScorer
     from ftis_node.validation import ValidationResult
 
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
 GroupReason: TypeAlias = Literal[
     "clock_skew",
     "group_size",
+    "length",
     "logprobs",
     "prompt_mismatch",
     "scoring_timeout",
@@ -172,13 +177,16 @@ class GroupExchange:
         if offered.tokenizer != self.about.tokenizer:
             return refuse("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self.about.tokenizer}")
         item = self.task[offered.problem]
-        if refusal := self._compare_prompt(item, offered.prompt_ids):
-            return refusal
+        if hash_messages(item.prompt) != offered.problem_hash:  # peers would train on them under the other text
+            return refuse("prompt_mismatch", f"problem {item.ref} has another text here")
+        prompt_ids = self._prompt_ids(offered, tokens)
+        if isinstance(prompt_ids, Refusal):
+            return prompt_ids
         cost = ScoringCost()
-        opening = self.tokenizer.render_prompt(item.prompt).opening
+        opening = self.tokenizer.opening_of(prompt_ids.tolist())
+        end_ids = tuple(offered.end_ids) or self.tokenizer.end_ids
         finish_reasons = tuple(
-            FinishReason.STOP if int(ids[-1]) in self.tokenizer.eos_ids else FinishReason.LENGTH
-            for ids in tokens.ids_of_each()
+            FinishReason.STOP if int(ids[-1]) in end_ids else FinishReason.LENGTH for ids in tokens.ids_of_each()
         )
         texts = self.tokenizer.answer_texts(tokens, finish_reasons, opening=opening)
         scores = await score_answers(self.scorer, item, texts, cost=cost)
@@ -191,8 +199,8 @@ class GroupExchange:
             sender=self.context.peer_id,
             number=0,  # the publish loop sets it
             prompt_ref=item.ref,
-            problem_hash=hash_messages(item.prompt),
-            prompt_hash=hash_prompt(self.tokenizer.encode_prompt(item.prompt)),
+            problem_hash=offered.problem_hash,
+            prompt_hash=hash_prompt(prompt_ids),
             tokens=tokens,
             finish_reasons=finish_reasons,
             rewards=rewards,
@@ -203,7 +211,7 @@ class GroupExchange:
             model=self.about.model,
             tokenizer=self.about.tokenizer,
             created_at=offered.created_at,
-            end_ids=self.tokenizer.end_ids,
+            end_ids=end_ids,
             opening=opening,
         )
 
@@ -218,10 +226,15 @@ class GroupExchange:
             return refuse("token_out_of_range", f"an id outside 0..{vocab_size - 1}")
         return None
 
-    def _compare_prompt(self, item: TaskItem, prompt_ids: bytes) -> Refusal | None:
-        """Refuse completions of another prompt: peers would train on them under this one."""
-        expected = self.tokenizer.encode_prompt(item.prompt)
-        if np.array(expected, "<i4").tobytes() != prompt_ids:
-            given = len(prompt_ids) // 4
-            return refuse("prompt_mismatch", f"problem {item.ref} has other tokens here ({len(expected)}, not {given})")
-        return None
+    def _prompt_ids(self, offered: OwnGroup, tokens: TokenBatch) -> NDArray[np.int32] | Refusal:
+        """Return the trainer's prompt. Refuse one that is none, or one that leaves no space for the completions."""
+        vocab_size = self.tokenizer.vocab_size
+        if not offered.prompt_ids or len(offered.prompt_ids) % 4:
+            return refuse("prompt_mismatch", f"a prompt of {len(offered.prompt_ids)} bytes is no list of int32")
+        prompt_ids = np.frombuffer(offered.prompt_ids, "<i4")
+        if prompt_ids.view(np.uint32).max() >= vocab_size:
+            return refuse("token_out_of_range", f"an id of the prompt outside 0..{vocab_size - 1}")
+        limit, longest = self.context.manifest.sampling.space_after(len(prompt_ids)), int(tokens.lengths.max())
+        if longest > limit:
+            return refuse("length", f"{longest} tokens, at most {limit} after the prompt of {len(prompt_ids)} tokens")
+        return prompt_ids

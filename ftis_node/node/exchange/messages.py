@@ -9,6 +9,8 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from ftis_node.records.bounds import MAX_END_IDS
+
 MAX_INT32: Final = 2**31 - 1
 MAX_TAKEN: Final = 16
 MAX_COMPLETIONS: Final = 4096
@@ -20,12 +22,16 @@ Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
 class OwnGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The trainer's completions of one problem.
 
-    `problem` is the problem's number in the run's task. `prompt_ids` int32 `[P]`. `token_ids` int32 and `logprobs`
-    float32 hold the completions one after the other. `lengths` has the tokens of each. `policy_version` counts the
-    trainer's steps, `tokenizer` is its fingerprint (hex). `created_at` is the Unix time (s) of the sampling.
+    `problem` is the problem's number in the run's task, `problem_hash` identifies its chat messages
+    (`codec.hash_messages`). `prompt_ids` int32 `[P]` are these messages as the trainer renders them. `token_ids` int32
+    and `logprobs` float32 hold the completions one after the other. `lengths` has the tokens of each. `end_ids` are the
+    ids at which the trainer ends a completion, the preferred one first; none: those of the node's model.
+    `policy_version` counts the trainer's steps, `tokenizer` is its fingerprint (hex). `created_at` is the Unix time (s)
+    of the sampling.
     """
 
     problem: Count
+    problem_hash: bytes
     prompt_ids: bytes
     token_ids: bytes
     logprobs: bytes
@@ -36,6 +42,7 @@ class OwnGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float
     top_k: Count
     created_at: float
+    end_ids: Annotated[list[Count], msgspec.Meta(max_length=MAX_END_IDS)] = []
 
 
 class PublishedGroup(msgspec.Struct, frozen=True):
@@ -52,7 +59,10 @@ class TakeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TakenGroup(msgspec.Struct, frozen=True):
-    """A foreign group: the `body` that its sender signed, the prompt int32 `[P]`, and the node's own rewards."""
+    """A foreign group: the `body` that its sender signed, and the node's own rewards.
+
+    `prompt_ids` int32 `[P]` are the problem in the node's chat template, with the sender's opening.
+    """
 
     id: bytes
     prompt_ids: bytes

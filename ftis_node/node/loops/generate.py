@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.errors import TaskError, WorkerError
+from ftis_node.errors import ModelError, TaskError, WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -101,8 +101,9 @@ class GenerateLoop:
 
     def __post_init__(self) -> None:
         self._order = prompt_order(self.context, num_items=len(self.domain))
-        self._num_too_long = 0
+        self._num_skipped = 0
         self._shortest: int | None = None  # prompt that is too long, in tokens
+        self._unreadable: ModelError | None = None
         num_in_flight = min(self.slots.capacity, groups_in_flight(self.context))  # a worker's death fails all of them
         self.failures.expect(GENERATION, num_failing=2 * num_in_flight)
         sampling = self.context.manifest.sampling
@@ -112,7 +113,7 @@ class GenerateLoop:
         """Run until canceled.
 
         Raise WorkerError if the supervisor does not restart the worker any more, or if no call has ever succeeded.
-        Raise TaskError if no problem of the task has a prompt that is short enough.
+        Raise TaskError if no problem of the task has a prompt that the model can read and that is short enough.
         """
         in_flight = asyncio.Semaphore(groups_in_flight(self.context))
         async with asyncio.TaskGroup() as tasks:
@@ -148,12 +149,19 @@ class GenerateLoop:
             draw = self._order.draw(self.position)
             self.position += 1
             if division is None or division.keeps(item.ref.task, draw):
-                token_ids = self.tokenizer.encode_prompt(item.prompt)
-                if len(token_ids) <= max_tokens:
-                    return item, token_ids
-                self._note_too_long(item, len(token_ids))
+                try:
+                    token_ids = self.tokenizer.encode_prompt(item.prompt)
+                    if len(token_ids) <= max_tokens:
+                        return item, token_ids
+                    self._note_skipped(item, len(token_ids))
+                    self._shortest = min(len(token_ids), self._shortest or len(token_ids))
+                except ModelError as error:
+                    self._note_skipped(item, 0)
+                    self._unreadable = error
             await asyncio.sleep(0)
         what = f"none of the {num_tries:,} problems of {self.domain.name}"
+        if self._shortest is None and self._unreadable is not None:
+            raise TaskError(f"{what} can be read by the model: {self._unreadable}")
         if self._shortest is None:
             raise TaskError(f'{what} is of a part that step.task_allocation = "advantage" keeps')
         raise TaskError(
@@ -161,13 +169,12 @@ class GenerateLoop:
             "the run, or give shorter problems"
         )
 
-    def _note_too_long(self, item: TaskItem, num_tokens: int) -> None:
-        """Count a skipped problem. Write an event for the 1st, 2nd, 4th, 8th, ... one."""
-        self._num_too_long += 1
-        self._shortest = min(num_tokens, self._shortest or num_tokens)
-        if self._num_too_long & (self._num_too_long - 1) == 0:
+    def _note_skipped(self, item: TaskItem, num_tokens: int) -> None:
+        """Count a skipped problem (0 tokens: unreadable). Write an event for the 1st, 2nd, 4th, ... one."""
+        self._num_skipped += 1
+        if self._num_skipped & (self._num_skipped - 1) == 0:
             self.context.events.write(
-                "prompt_skipped", prompt=str(item.ref), num_tokens=num_tokens, num_skipped=self._num_too_long
+                "prompt_skipped", prompt=str(item.ref), num_tokens=num_tokens, num_skipped=self._num_skipped
             )
 
     async def _make_group(self, item: TaskItem, prompt_ids: list[int]) -> None:

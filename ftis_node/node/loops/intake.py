@@ -244,7 +244,8 @@ class IntakeLoop:
             return
         self.stored.set()
         if not arrival.own:
-            self.arrivals.arrived(group.sender, now=time.monotonic())
+            if len(set(group.rewards)) > 1:  # else the group has no gradient, and nobody waits for it
+                self.arrivals.arrived(group.sender, now=time.monotonic())
             self.on_foreign(accepted)
         if arrival.own or self.peers.is_of_own_weights(group):
             if self._newest_own.full():

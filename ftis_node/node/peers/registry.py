@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.errors import RecordError
     from ftis_node.learner.senders import SenderStats
     from ftis_node.records.envelope import PeerRecord
+    from ftis_node.records.peer_messages import Releases
 
 MAX_PEERS = 4096
 RECENT_STEPS = 20  # number of steps with groups of a peer over which `teaching` averages
@@ -124,10 +125,12 @@ class PeerRegistry:
     def record_of(self, peer_id: str) -> PeerRecord | None:
         return activity.record if (activity := self.peers.get(peer_id)) else None
 
-    def grades_alike(self, peer_id: str, grader: str) -> bool:
-        """Return whether a peer's record names these releases of the packages that grade."""
+    def grades_alike(self, peer_id: str, releases: Releases) -> bool:
+        """Return whether a peer's record names these releases of the packages that decode and grade texts."""
         record = self.record_of(peer_id)
-        return record is not None and record.releases.grader == grader
+        if record is None:
+            return False
+        return (record.releases.grader, record.releases.transformers) == (releases.grader, releases.transformers)
 
     def has_sent_groups(self, peer_id: str) -> bool:
         return (activity := self.peers.get(peer_id)) is not None and activity.accepted > 0

@@ -118,7 +118,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         own_id=identity.peer_id,
         settings=settings.admission,
         events=events,
-        grades_alike=lambda peer_id: registry.grades_alike(peer_id, releases.grader),
+        grades_alike=lambda peer_id: registry.grades_alike(peer_id, releases),
     )
     peers = stack.enter_context(closing(manager))
     space = DiskSpace(inputs.limit, root=home.root)

@@ -22,11 +22,11 @@ from ftis_node.files import replace_file
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import checkpoint_owner, choose_training
-from ftis_node.models import PromptSettings, load_tokenizer, model_fingerprint, resolve_model
+from ftis_node.models import load_tokenizer, model_fingerprint, resolve_model
 from ftis_node.models.adapter_folder import continued
-from ftis_node.models.chat_template import RUN_DATE
 from ftis_node.models.fingerprint import other_model
 from ftis_node.node.startup.factories import NodeInputs
+from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.startup.run_plan import from_anywhere
 from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step, limit_of
 from ftis_node.node.supervision.background import in_background
@@ -84,11 +84,7 @@ async def prepare(
     limit = await in_background(limit_of, settings, source)
     arrangement = await factory.arrange(settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")
-    prompts = PromptSettings(
-        run_date=plan.manifest.prompt_date or RUN_DATE,
-        template=settings.prompts.template,
-        arguments=settings.prompts.template_arguments,
-    )
+    prompts = prompts_of(settings, plan.manifest)
     tokenizer = await in_background(partial(load_tokenizer, source, prompts=prompts))
     on_progress(None, "loading the task's problems")
     task, domain, eval_tasks = await in_background(load_tasks, plan)

@@ -14,6 +14,7 @@ from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.migrations import bring_up_to_date
+from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.storage.hub_cards import read_run_record, write_model_card
 from ftis_node.telemetry.log import unwatched
 
@@ -37,8 +38,9 @@ def export_model_of(
     """Write the model, its card and the manifest to `out`, and return its training step.
 
     `base` is the base model's id on the hub if the node was given a folder, `license` the hub's id of a license. A
-    folder `is_for_others` names no path of this machine. Upgrade a home of an older schema first. Raise ConfigError if
-    no node has run with the home, or `out` is in use.
+    folder `is_for_others` names no path of this machine. The chat template is the home's, with its arguments as
+    defaults. Upgrade a home of an older schema first. Raise ConfigError if no node has run with the home, or `out` is
+    in use.
     """
     from ftis_node.learner.checkpoint.export import export_newest
 
@@ -49,7 +51,8 @@ def export_model_of(
     manifest = load_manifest(str(home.run_toml))
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
-    step = export_newest(boot, out, merge=merge, on_progress=on_progress)
+    tokenizer = load_tokenizer(source, prompts=prompts_of(settings, manifest))
+    step = export_newest(boot, out, merge=merge, tokenizer=tokenizer, on_progress=on_progress)
     folder = out.expanduser()
     adapter = folder / ADAPTER_CONFIG_FILE
     is_adapter = adapter.exists()
@@ -57,5 +60,5 @@ def export_model_of(
         config = read_object(adapter) | {"base_model_name_or_path": base or source.base.name}
         adapter.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
     record = read_run_record(home, base=base or source.name, step=step)
-    write_model_card(folder, record, is_adapter=is_adapter, tokenizer=load_tokenizer(source), license=license)
+    write_model_card(folder, record, is_adapter=is_adapter, tokenizer=tokenizer, license=license)
     return step

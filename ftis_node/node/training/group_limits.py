@@ -29,40 +29,54 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MEASURED_GROUPS = 64  # the time per group follows about as many
+
 
 @dataclass(eq=False)
 class SlotPool:
     """Semaphore of `capacity` slots. `waiting` slots have a group in generation, `held` slots one in the buffer.
 
-    For one event loop.
+    It measures the time per group, without the time in which no group is in generation. For one event loop.
     """
 
     capacity: int
     held: int = 0
     waiting: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _busy_s: float = field(default=0.0, init=False)
+    _busy_since: float = field(default=0.0, init=False)
+    _num_filled: int = field(default=0, init=False)
+
+    @property
+    def seconds_per_group(self) -> float:
+        """Return the time per group while groups are generated; 0 before the first."""
+        busy_s = self._busy_s + (time.monotonic() - self._busy_since if self.waiting else 0.0)
+        return busy_s / self._num_filled if self._num_filled else 0.0
 
     async def charge(self) -> None:
         """Take a slot as soon as one is free. (nothing) -> WAITING."""
         while self.waiting + self.held >= self.capacity:
             self._changed.clear()
             await self._changed.wait()
-        self.waiting += 1
+        self._begin(1)
 
     def try_charge(self) -> bool:
         """Take a slot if one is free, and return whether it did."""
         is_free = self.waiting + self.held < self.capacity
-        self.waiting += is_free
+        self._begin(int(is_free))
         return is_free
 
     def fill(self) -> None:
         """Note that the group of a charged slot is stored. WAITING -> READY."""
-        self.waiting -= 1
+        self._end()
         self.held += 1
+        self._num_filled += 1
+        if self._num_filled > MEASURED_GROUPS:
+            self._num_filled, self._busy_s = self._num_filled // 2, self._busy_s / 2
 
     def cancel(self) -> None:
         """Free a charged slot without a group. WAITING -> (nothing)."""
-        self.waiting -= 1
+        self._end()
         self._changed.set()
 
     def resize(self, capacity: int) -> None:
@@ -74,6 +88,16 @@ class SlotPool:
         """Set the number of own groups that the buffer holds, after a release or a resume."""
         self.held = held
         self._changed.set()
+
+    def _begin(self, number: int) -> None:
+        if not self.waiting:
+            self._busy_since = time.monotonic()
+        self.waiting += number
+
+    def _end(self) -> None:
+        self.waiting -= 1
+        if not self.waiting:
+            self._busy_s += time.monotonic() - self._busy_since
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -88,6 +89,8 @@ class TimedStepGate:
         self._started_at = self._looked_at = time.monotonic()
         self._own_ready_since: float | None = None
         self._with_sender_at = self._started_at
+        self._step_at: float | None = None  # start of the last step
+        self._train_s = 0.0  # from the start of a step to the end of its training, a moving average
         self._awaited: list[str] = []  # senders for whose groups alone the step has waited since the last look
         self._fill = ForeignShortfall()
         self._needs = StepQuota.of(self.context.manifest)
@@ -95,12 +98,16 @@ class TimedStepGate:
     async def wait(self, step: int) -> bool:
         """Wait until the step may start (True) or can never start (False); release stale groups meanwhile."""
         self._own_ready_since, self._awaited = None, []
+        if self._step_at is not None:
+            last_s = time.monotonic() - self._step_at
+            self._train_s = (self._train_s + last_s) / 2 if self._train_s else last_s
         while True:
             self.stored.clear()
             await self._release_unusable()
             self._needs = self._current_quota()
             outlook = await self._outlook()
             if may_start(self._needs, outlook):
+                self._step_at = time.monotonic()
                 self._plan_next()
                 return True
             if (
@@ -146,10 +153,13 @@ class TimedStepGate:
             self._needs = replace(self._needs, generated=0)
             own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
         members, now = await self.gossip.members(), time.monotonic()
-        self.arrivals.waited(self._awaited, min(now - self._looked_at, MAX_LOOK_S), now=now)
+        self.arrivals.waited(self._awaited, min(now - self._looked_at, MAX_LOOK_S))
         is_idle = own_ready < self._needs.own_waited_for and not self.step_shares.makes_more
-        able = filter(self._may_send, self.arrivals.awaited(members, now=now, is_idle=is_idle))
-        awaited, self._looked_at = [*able] if members else [], now
+        work_s = self._work_s if self.step_shares.makes_more else math.inf
+        awaited = self.arrivals.awaited(
+            members, now=now, work_s=work_s, quota=self._needs.foreign, may_send=self._may_send
+        )
+        awaited, self._looked_at = awaited if members else [], now
         if awaited:
             self._with_sender_at = now
         if own_ready < self._needs.own_waited_for:
@@ -165,6 +175,11 @@ class TimedStepGate:
             awaits_sender=bool(awaited),
             alone_s=now - self._with_sender_at,
         )
+
+    @property
+    def _work_s(self) -> float:
+        """Return the time of a step without a wait: of its training, or of its generation if that takes longer."""
+        return max(self._train_s, self._needs.own_waited_for * self.slots.seconds_per_group)
 
     def _may_send(self, peer_id: str) -> bool:
         """Return whether this node would accept groups of a peer: not banned, with a usable tokenizer and role."""

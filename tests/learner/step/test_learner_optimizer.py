@@ -66,7 +66,7 @@ def test_moments_of_another_form_are_refused(model_folder, tmp_path):
 
 def test_8_bit_moments_without_bitsandbytes_are_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(MachineError, match=r"need bitsandbytes: pip install 'ftis-node\[8bit\]'"):
+    with pytest.raises(MachineError, match=r"need bitsandbytes: run `pip install -e ..\[8bit\].` in the clone"):
         Learner(make_boot(tmp_path / "no model", tmp_path, optimizer_states="8bit"))
 
 

@@ -90,7 +90,7 @@ def test_only_the_first_pass_detects_understated_log_probs(model_folder, tmp_pat
         boot = make_boot(
             model_folder,
             home,
-            method="tis",
+            method="cispo",
             max_logprob_gap_nats=limit,
             updates_per_batch=NUM_UPDATES,
             learning_rate=LARGE_RATE,
@@ -103,7 +103,7 @@ def test_only_the_first_pass_detects_understated_log_probs(model_folder, tmp_pat
     without_limit, with_limit = trained(tmp_path / "a", math.inf), trained(tmp_path / "b", LIMIT)
     batch = make_batch(groups)
     after = compute_logprobs(with_limit.policy.logprobs, batch, make_micro_batches(batch, max_tokens=1 << 20))
-    objective = make_objective("tis", {}, max_logprob_gap_nats=LIMIT)
+    objective = make_objective("cispo", {}, max_logprob_gap_nats=LIMIT)
     assert objective.understated(after, batch).any(), "after the updates they are above the limit"
     pairs = zip(without_limit.policy.trainable().values(), with_limit.policy.trainable().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)

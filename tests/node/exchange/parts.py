@@ -17,6 +17,7 @@ from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
+from ftis_node.records.codec import hash_messages
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from tests.node.nodes import components
@@ -83,9 +84,11 @@ def own_group(tokenizer: PromptTokenizer, texts: Sequence[str], *, problem: int 
     """Make the trainer's completions of a problem, each with an end-of-sequence token; `changes` replace fields."""
     ids = [tokenizer_ids(tokenizer, text) for text in texts]
     flat = np.array([token for one in ids for token in one], "<i4")
+    messages = load_task("arithmetic")[problem].prompt
     fields: dict[str, Any] = {
         "problem": problem,
-        "prompt_ids": np.array(tokenizer.encode_prompt(load_task("arithmetic")[problem].prompt), "<i4").tobytes(),
+        "problem_hash": hash_messages(messages),
+        "prompt_ids": np.array(tokenizer.encode_prompt(messages), "<i4").tobytes(),
         "token_ids": flat.tobytes(),
         "logprobs": np.linspace(-0.5, -0.1, len(flat), dtype="<f4").tobytes(),
         "lengths": [len(one) for one in ids],
@@ -101,6 +104,6 @@ def own_group(tokenizer: PromptTokenizer, texts: Sequence[str], *, problem: int 
 
 def tokenizer_ids(tokenizer: PromptTokenizer, text: str) -> list[int]:
     """Return the token ids of a completion: its text, then the end of sequence."""
-    ids = [*tokenizer.encode_text(text), tokenizer.eos_ids[0]]
+    ids = [*tokenizer.encode_text(text), tokenizer.end_ids[0]]
     assert tokenizer.decode(ids) == text
     return ids

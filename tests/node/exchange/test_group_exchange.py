@@ -15,7 +15,7 @@ from ftis_node.node.exchange.group_exchange import PASSING
 from ftis_node.node.exchange.messages import PublishedGroup
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.group_limits import SlotPool
-from ftis_node.records.codec import unpack_group
+from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.records.identity import Identity
@@ -64,7 +64,13 @@ async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path: 
     [
         ({"problem": PROBLEM + 1}, "prompt_mismatch"),
         ({"problem": 2**31 - 1}, "prompt_mismatch"),
+        ({"problem_hash": b""}, "prompt_mismatch"),
+        ({"problem_hash": b"\0" * 16}, "prompt_mismatch"),
         ({"prompt_ids": b""}, "prompt_mismatch"),
+        ({"prompt_ids": b"\0" * 7}, "prompt_mismatch"),
+        ({"prompt_ids": b"\xff" * 8}, "token_out_of_range"),
+        ({"prompt_ids": b"\0\0\0\0" * 5000}, "length"),
+        ({"end_ids": [2**31 - 1]}, "token_out_of_range"),
         ({"tokenizer": "00" * 16}, "tokenizer"),
         ({"temperature": 0.7}, "sampling"),
         ({"temperature": float("nan")}, "sampling"),
@@ -96,6 +102,37 @@ async def test_a_group_that_peers_would_refuse_is_not_published(
         assert node.reader.own_ready() == []
         assert node.slots.waiting == 0, "the slot is still in use"
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the number is used up"
+
+
+@pytest.mark.parametrize("opening", ["", "<think>\n"])
+async def test_a_trainer_may_render_the_problem_in_its_own_way(tmp_path: Path, opening: str) -> None:
+    sampling = MANIFEST.sampling.model_copy(update={"max_completion_tokens": 32, "max_total_tokens": 512})
+    async with exchanging(tmp_path, manifest=MANIFEST.model_copy(update={"sampling": sampling})) as (node, exchange):
+        prompt_ids = node.tokenizer.encode_text(f"Today is 27 Nov 2026. {opening}")
+        texts = [f"</think>{ANSWER}" if opening else ANSWER, "no"]
+        offered = own_group(node.tokenizer, texts, prompt_ids=np.array(prompt_ids, "<i4").tobytes())
+        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0])
+        [envelope] = node.reader.envelopes(node.reader.own_ready())
+        group = unpack_group(open_envelope(envelope).body)
+        item = node.task[PROBLEM]
+        assert (group.problem_hash, group.opening) == (hash_messages(item.prompt), opening)
+        assert group.prompt_hash == hash_prompt(prompt_ids), "peers would audit it as if sampled after their prompt"
+        assert group.prompt_hash != hash_prompt(node.tokenizer.encode_prompt(item.prompt, opening=opening))
+
+
+async def test_a_completion_ends_at_the_trainers_end_tokens(tmp_path: Path) -> None:
+    async with exchanging(tmp_path) as (node, exchange):
+        end_id = next(token for token in range(node.tokenizer.vocab_size) if token not in node.tokenizer.eos_ids)
+        ids = [*node.tokenizer.encode_text(ANSWER), end_id]
+        assert ids.count(end_id) == 1
+        flat, logprobs = np.array(ids * 2, "<i4"), np.linspace(-0.5, -0.1, 2 * len(ids), dtype="<f4")
+        changes = {"token_ids": flat.tobytes(), "logprobs": logprobs.tobytes(), "lengths": [len(ids)] * 2}
+        offered = own_group(node.tokenizer, ["", ""], **changes, end_ids=[end_id])
+        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 1.0])
+        [envelope] = node.reader.envelopes(node.reader.own_ready())
+        group = unpack_group(open_envelope(envelope).body)
+        assert group.end_ids == (end_id,)
+        assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
 
 
 async def test_invalid_numbers_are_refused_by_name(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from bench.stubs.stub_node import StubTask, StubTokenizer
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import FtisError, TaskError, WorkerDiedError, WorkerTaskError
+from ftis_node.errors import FtisError, ModelError, TaskError, WorkerDiedError, WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.daemon import loops_of_role
 from ftis_node.node.loops.generate import GENERATION, MAX_ATTEMPTS
@@ -87,6 +87,11 @@ class Tokenizer(StubTokenizer):
 class LongPrompts(Tokenizer):
     def encode_prompt(self, messages: object) -> list[int]:
         return [0] * 148
+
+
+class UnreadablePrompts(Tokenizer):
+    def encode_prompt(self, messages: object) -> list[int]:
+        raise ModelError("no template")
 
 
 class KeepsNothing:
@@ -263,9 +268,10 @@ async def test_a_prompt_that_always_fails_frees_its_slot(tmp_path: Path, monkeyp
             {"tokenizer": LongPrompts()},
             "none of the 10 problems of stub fits sampling.max_prompt_tokens = 32; the shortest has 148: ",
         ),
+        ({"tokenizer": UnreadablePrompts()}, "none of the 10 problems of stub can be read by the model: no template"),
         ({"division": KeepsNothing()}, "none of the 4,096 problems of stub is of a part that step.task_allocation"),
     ],
-    ids=["too long", "division"],
+    ids=["too long", "unreadable", "division"],
 )
 async def test_a_task_without_a_usable_problem_ends_the_node_after_one_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str

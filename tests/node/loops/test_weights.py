@@ -80,7 +80,7 @@ class _Engine(NullGeneration):
 
 class _Tokenizer(StubTokenizer):
     fingerprint = TOKENIZER
-    vocab_size = VOCABULARY
+    num_ids = vocab_size = VOCABULARY
 
 
 @contextmanager

@@ -54,7 +54,8 @@ def _record(releases: Releases = OURS, **changes: object) -> PeerRecord:
     ("record", "is_charged"),
     [
         (_record(), True),
-        (_record(replace(OURS, template="cd" * 16, transformers="5.10.0")), True),
+        (_record(replace(OURS, template="cd" * 16)), True),
+        (_record(replace(OURS, transformers="5.10.0")), False),
         (_record(replace(OURS, grader="ftis-node 0.1, math-verify 0.8.0")), False),
         (_record(Releases()), False),
         (None, False),
@@ -72,7 +73,7 @@ def test_a_reward_or_problem_that_differs_costs_only_a_peer_with_the_same_releas
             own_id=ME.peer_id,
             settings=admission_of(),
             events=events,
-            grades_alike=lambda peer_id: registry.grades_alike(peer_id, OURS.grader),
+            grades_alike=lambda peer_id: registry.grades_alike(peer_id, OURS),
         )
         for refusal in [Refusal(reason, "it differs")] * 3:
             manager.settle(Refused(refusal, PEER.peer_id, b"id", signed=True), origin=PEER.peer_id)

@@ -9,13 +9,16 @@ import yaml
 from markdown_it import MarkdownIt
 
 from ftis_node.config.manifest import RunManifest
+from ftis_node.models import PromptTokenizer
 from ftis_node.node.storage.hub_cards import RunRecord, write_data_card, write_model_card
 from ftis_node.replay.rollout_rows import RowTotals
 from ftis_node.telemetry.status import EvalStatus
+from tests.models.tiny_models import make_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+TOKENIZER = PromptTokenizer(make_tokenizer(), name="tiny")
 HOSTILE = [
     "pattern=<img/src=http://evil.example/x.png>&reward=regex",
     "answer=[FREE](http://evil.example)",
@@ -42,11 +45,22 @@ def rendered(folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("query", HOSTILE)
 def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path: Path, query: str) -> None:
     record = record_of(f"dataset:x?prompt=q&{query}", base="<b>[m](http://evil.example)|`")
-    write_model_card(tmp_path, record, is_adapter=True)
+    write_model_card(tmp_path, record, is_adapter=True, tokenizer=TOKENIZER)
     html, metadata = rendered(tmp_path)
     assert_harmless(html, metadata, "https://arxiv.org/abs/2402.03300")
     write_data_card(tmp_path, record, RowTotals(True), file="rows.parquet", with_texts=True, is_flat=True)
     assert_harmless(*rendered(tmp_path))
+
+
+def test_the_template_of_a_model_adds_no_tag_to_its_card(tmp_path: Path) -> None:
+    hostile = make_tokenizer(
+        chat_template="a\n````````\n<img src=http://evil.example/x.png>\n[FREE](http://evil.example)"
+    )
+    tokenizer = PromptTokenizer(hostile, name="tiny")
+    write_model_card(tmp_path, record_of("arithmetic"), is_adapter=False, tokenizer=tokenizer)
+    html, metadata = rendered(tmp_path)
+    assert_harmless(html, metadata, "https://arxiv.org/abs/2402.03300")
+    assert "&lt;img src=http://evil.example/x.png&gt;" in html
 
 
 def assert_harmless(html: str, metadata: str, *links: str) -> None:
@@ -59,7 +73,9 @@ def assert_harmless(html: str, metadata: str, *links: str) -> None:
 
 
 def test_a_plain_task_is_shown_as_it_is(tmp_path: Path) -> None:
-    write_model_card(tmp_path, record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B"), is_adapter=False)
+    write_model_card(
+        tmp_path, record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B"), is_adapter=False, tokenizer=TOKENIZER
+    )
     text = (tmp_path / "README.md").read_text()
     assert "# org/tiny-1.5B, 2 steps of arithmetic=3+rg:chain_sum\n" in text
     assert "| task | arithmetic=3+rg:chain_sum |" in text

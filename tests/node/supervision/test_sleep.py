@@ -90,7 +90,7 @@ def test_rates_allow_no_burst_after_a_sleep() -> None:
 def test_a_sender_is_awaited_after_a_sleep() -> None:
     policy = AwaitedSenders(patience_s=30.0, now=0.0)
     policy.arrived("peer", now=1.0)
-    assert policy.awaited([], now=SLEEP_S) == ["peer"]
+    assert policy.awaited([], now=SLEEP_S, work_s=1.0, quota=1) == ["peer"]
 
 
 def test_a_score_decays_over_a_sleep_as_over_any_time() -> None:

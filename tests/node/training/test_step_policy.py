@@ -273,7 +273,7 @@ def _has_record(tokenizer: str, role: str) -> Callable[[NodeComponents, Wiring],
 
 
 def _wait_a_patience(node: NodeComponents, wiring: Wiring) -> None:
-    wiring.arrivals.waited([ANN.peer_id], 60.0, now=time.monotonic())
+    wiring.arrivals.waited([ANN.peer_id], 60.0)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,9 @@ async def test_a_step_waits_only_for_senders_whose_groups_can_come(
         gate = wiring.step_gate()
         gate._started_at -= 61
         assert await asyncio.wait_for(gate.wait(1), 30), "it waits for a member that has sent nothing"
-        wiring.arrivals.arrived(ANN.peer_id, now=time.monotonic())
+        for ago_s in (2.0, 1.0, 0.0):
+            wiring.arrivals.arrived(ANN.peer_id, now=time.monotonic() - ago_s)
+        gate._train_s = 60.0  # in which the sender makes more than the quota
         change(node, wiring)
         opening = asyncio.create_task(gate.wait(2))
         await asyncio.wait({opening}, timeout=2 * RECHECK_INTERVAL_S if waits else 30)
@@ -315,6 +317,6 @@ async def test_a_node_that_has_stopped_generating_ends_beside_useless_members(tm
         opening = asyncio.create_task(gate.wait(1))
         await asyncio.wait({opening}, timeout=2 * RECHECK_INTERVAL_S)
         assert not opening.done(), "a new member has no time to send a group"
-        wiring.arrivals.waited([ANN.peer_id], 60.0, now=time.monotonic())
+        wiring.arrivals.waited([ANN.peer_id], 60.0)
         gate._with_sender_at -= 61
         assert not await asyncio.wait_for(opening, 30)

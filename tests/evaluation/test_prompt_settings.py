@@ -1,0 +1,178 @@
+"""`eval`, `ensemble`, `doctor` and `export` render prompts as the node of the home does, and so does the export."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.errors import ModelError
+from ftis_node.evaluation import ensemble, evaluate
+from ftis_node.evaluation.members import swarm_members
+from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
+from ftis_node.node.startup.prompts import prompts_for_command, prompts_of_model
+from tests.cli.test_export import RUN, trained_home
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.models import PromptTokenizer
+
+QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
+CHAT = (
+    "{% if style == 'plain' %}   plain\n{% endif %}\n{{ strftime_now('%d %b %Y') }} Q: {{ messages[-1]['content'] }} A:"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+ARGUMENTS = {"enable_thinking": False, "style": "plain", "unused": [None, 'a "%}" b', {"x": 1.5}]}
+PROMPTS = {"template": "chat", "template_arguments": ARGUMENTS}
+TOML = (
+    '[prompts]\ntemplate = "chat"\n[prompts.template_arguments]\nenable_thinking = false\nstyle = "plain"\n'
+    "unused = [1]\n"
+)
+RENDERED = "   plain\n27 Nov 2026 Q: What is 12 + 30? A:<think></think>"
+DATED_RUN = f"prompt_date = 2026-11-27\n{RUN}"
+
+
+@pytest.fixture(autouse=True)
+def no_default_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTIS_HOME", str(tmp_path / "no home"))
+
+
+def give_templates(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    (folder / "additional_chat_templates").mkdir()
+    for name, template in (("chat", CHAT), ("tool", "tool")):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(template)
+
+
+def prompt_of(tokenizer: PromptTokenizer) -> str:
+    return tokenizer.decode(tokenizer.encode_prompt(QUESTION), skip_special=False)
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompts of the models that were evaluated."""
+    prompts: list[str] = []
+
+    def note(function: Any) -> Any:
+        def noted(engine: Any, problems: Any, tokenizer: PromptTokenizer, **options: Any) -> Any:
+            prompts.append(prompt_of(tokenizer))
+            return function(engine, problems, tokenizer, **options)
+
+        return noted
+
+    for name in ("evaluate", "answer_problems"):
+        monkeypatch.setattr(evaluate, name, note(getattr(evaluate, name)))
+    return prompts
+
+
+def test_a_command_reads_environment_node_toml_and_the_last_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    assert prompts_for_command(home) == PromptSettings(needs_names=False)
+    home.settings.write_text(json.dumps({"model": "m", "prompts": PROMPTS | {"template": "last"}}))
+    home.run_toml.write_text(DATED_RUN)
+    found = prompts_for_command(home)
+    assert (found.run_date, found.template, found.arguments) == (date(2026, 11, 27), "last", ARGUMENTS)
+    home.node_toml.write_text('[prompts]\ntemplate = "chat"')
+    assert prompts_for_command(home).template == "chat"
+    monkeypatch.setenv("FTIS_PROMPTS__TEMPLATE", "tool")
+    assert prompts_for_command(home).template == "tool"
+    assert prompts_for_command(home, template="given").template == "given"
+
+
+def test_a_name_of_a_file_is_no_error_for_a_model_with_one_template(tmp_path: Path) -> None:
+    source = resolve_model(str(save_tiny(tmp_path / "tiny")))
+    home = Home(tmp_path)
+    home.node_toml.write_text('[prompts]\ntemplate = "chat"')
+    assert "12 + 30" in prompt_of(load_tokenizer(source, prompts=prompts_for_command(home)))
+    with pytest.raises(ModelError, match="has one chat template without a name"):
+        load_tokenizer(source, prompts=prompts_for_command(home, template="chat"))
+
+
+def test_the_date_is_that_of_the_run_that_trained_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = save_tiny(tmp_path / "tiny")
+    source, given = resolve_model(str(folder)), PromptSettings(date(2025, 5, 5))
+    assert prompts_of_model(source, given) == given
+    (folder / "run.toml").write_text(DATED_RUN)
+    assert prompts_of_model(source, given).run_date == date(2026, 11, 27)
+    (folder / "run.toml").write_text("[[")
+    assert prompts_of_model(source, given) == given
+    assert "run.toml, which cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("command", ["eval", "ensemble"])
+def test_a_command_renders_by_the_home_or_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], evaluated: list[str], command: str
+) -> None:
+    give_templates(model := save_tiny(tmp_path / "tiny"))
+    home = Home(tmp_path / "home")
+    home.create()
+    home.node_toml.write_text(TOML)
+    home.run_toml.write_text(DATED_RUN)
+    task = ["--task", "arithmetic", "--limit", "1", "--engine", "torch", "--max-tokens", "99"]
+    arguments = [command, "--model" if command == "eval" else "--models", str(model), *task]
+    arguments += ["--mode", "vote"] if command == "ensemble" else []
+    assert run([*arguments, "--home", str(home.root)]) == 0
+    assert run([*arguments, "--template", "tool"]) == 0
+    assert evaluated == [RENDERED, "tool"]
+    capsys.readouterr()
+    assert run(arguments) == 2
+    assert "set prompts.template in node.toml, or --template" in capsys.readouterr().err
+
+
+def test_doctor_reads_the_template_that_node_toml_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    give_templates(model := save_tiny(tmp_path / "tiny"))
+    home = Home(tmp_path / "home")
+    home.create()
+    found = []
+    for text in (TOML, ""):
+        home.node_toml.write_text(text)
+        run(["doctor", "--model", str(model), "--only", "model", "--json", "--home", str(home.root)])
+        findings = json.loads(capsys.readouterr().out)
+        found += [(each["level"], each["finding"]) for each in findings if each["id"] == "model.tokenizer"]
+    assert found[0][0] == "ok" and "begins the answer with <think></think>" in found[0][1]
+    assert found[1][0] == "fail" and "set prompts.template in node.toml" in found[1][1]
+
+
+@pytest.mark.parametrize(("lora", "flags"), [(False, []), (True, []), (True, ["--merge"])])
+def test_an_exported_model_is_prompted_as_by_its_node(
+    tmp_path: Path, evaluated: list[str], lora: bool, flags: list[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    trained_home(tmp_path, lora=lora)
+    give_templates(tmp_path / "tiny")
+    home, out = Home(tmp_path / "home"), tmp_path / "out"
+    settings = json.loads(home.settings.read_text())
+    home.settings.write_text(json.dumps(settings | {"prompts": PROMPTS}))
+    home.run_toml.write_text(parse_manifest(DATED_RUN, source="here").to_toml())
+    assert run(["export", "--out", str(out), "--home", str(home.root), *flags]) == 0
+    assert f"````text\n{RENDERED}\n````" in (out / "README.md").read_text()
+    assert not (out / "additional_chat_templates").exists()
+    assert run(["eval", "--model", str(out), "--task", "arithmetic", "--limit", "1", "--engine", "torch"]) == 0
+    assert evaluated == [RENDERED]
+    text = AutoTokenizer.from_pretrained(out).apply_chat_template(QUESTION, tokenize=False)
+    assert (text[:10], text[-31:]) == (RENDERED[:10], RENDERED[-31:]), "but for the date"
+    text = AutoTokenizer.from_pretrained(out).apply_chat_template(QUESTION, tokenize=False, enable_thinking=True)
+    assert text.endswith("A:"), "the arguments are defaults"
+
+
+def test_a_member_of_a_swarm_is_prompted_by_its_own_home(tmp_path: Path) -> None:
+    trained_home(tmp_path, lora=False)
+    give_templates(tmp_path / "tiny")
+    home = Home(tmp_path / "home")
+    settings = json.loads(home.settings.read_text())
+    home.settings.write_text(json.dumps(settings | {"prompts": PROMPTS}))
+    home.run_toml.write_text(parse_manifest(DATED_RUN, source="here").to_toml())
+    (scratch := tmp_path / "scratch").mkdir()
+    others = PromptSettings(arguments={"style": "other"})
+    [expert] = ensemble._load_experts(swarm_members([home.root], scratch), others, lambda *_: None)
+    assert prompt_of(expert.tokenizer) == RENDERED
