@@ -46,6 +46,7 @@ CREATE TABLE IF NOT EXISTS groups (
     envelope       BLOB NOT NULL,
     text_token_ids TEXT,
     weights_of     TEXT,
+    problem        BLOB,
     UNIQUE (sender, number)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS groups_by_time ON groups (created_at);
@@ -53,7 +54,10 @@ CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 """
 # Columns that older versions ignore, so the schema number does not change.
-ADDED_COLUMNS = {"checksum": "INTEGER", "failed_steps": "INTEGER NOT NULL DEFAULT 0", "num_bytes": "INTEGER"}
+ADDED_COLUMNS = {
+    **{"checksum": "INTEGER", "failed_steps": "INTEGER NOT NULL DEFAULT 0", "num_bytes": "INTEGER"},
+    "problem": "BLOB",
+}
 # The index has all columns that the totals of the status need: SQLite counts 100,000 groups in 15 ms. Earlier versions
 # kept counts by triggers.
 AFTER_COLUMNS = """

@@ -23,9 +23,9 @@ class CreditBook:
 
     def __init__(self) -> None:
         self._credits = LruDict[bytes, float](MAX_GROUPS)
-        self._credited = LruDict[tuple[str, str], None](MAX_GROUPS)
+        self._credited = LruDict[tuple[str, bytes], None](MAX_GROUPS)
 
-    def note(self, group_id: bytes, *, sender: str, problem: str, rewards: Sequence[float], nats: float) -> None:
+    def note(self, group_id: bytes, *, sender: str, problem: bytes, rewards: Sequence[float], nats: float) -> None:
         """Set the credit of a group with `nats` of surprise."""
         earns = len(set(rewards)) > 1 and nats > 0 and (sender, problem) not in self._credited
         if earns:

@@ -16,7 +16,7 @@ from ftis_node.errors import UsageError
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.credit import CreditBook
-from ftis_node.swarm.duplicates import DuplicateDetector, Origin, decide, describe, new_nats
+from ftis_node.swarm.duplicates import DuplicateDetector, Origin, decide, describe
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
@@ -158,15 +158,15 @@ class PeerManager:
     def remember(self, accepted: Accepted) -> bytes | None:
         """Add an accepted group to the catalog that detects copies. Return the id of the group that is its copy."""
         group, group_id = accepted.group, accepted.envelope.id
-        prompt, completions = str(group.prompt_ref), self._seen_completions(group)
+        problem, completions = group.problem_hash, self._seen_completions(group)
         copy = self._displaced.pop(group_id, None)
         if copy is not None:
-            self._duplicates.forget(copy.group_id, prompt)
+            self._duplicates.forget(copy.group_id, problem)
             self._credit.withdraw(copy.group_id)
             self.note(copy.sender, Behaviour.DISPLACED)
-        nats = new_nats(completions, self._duplicates.known(prompt))
-        self._credit.note(group_id, sender=group.sender, problem=prompt, rewards=group.rewards, nats=nats)
-        self._duplicates.remember(self._origin(group, group_id), prompt, completions)
+        nats = self._duplicates.new_nats(problem, completions)
+        self._credit.note(group_id, sender=group.sender, problem=problem, rewards=group.rewards, nats=nats)
+        self._duplicates.remember(self._origin(group, group_id), problem, completions)
         return None if copy is None else copy.group_id
 
     def note_used(self, group: StoredGroup) -> None:
@@ -231,7 +231,7 @@ class PeerManager:
 
     def duplicate_reason(self, group: Group, group_id: bytes) -> str | None:
         """Return the reason to refuse a group with copied completions; None if they are new, or it is the original."""
-        copy = self._duplicates.find(group.sender, str(group.prompt_ref), self._seen_completions(group))
+        copy = self._duplicates.find(group.sender, group.problem_hash, self._seen_completions(group))
         if copy is None:
             return None
         again = self._origin(group, group_id)
