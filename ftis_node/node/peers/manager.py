@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Group, GroupHeader
     from ftis_node.records.token_batch import TokenBatch
     from ftis_node.replay.rows import StoredGroup
-    from ftis_node.swarm.duplicates import SeenCompletion
     from ftis_node.swarm.peer_guard import Place
     from ftis_node.swarm.refusals import RefusedSender
+    from ftis_node.swarm.similarity import SeenCompletion
     from ftis_node.telemetry.events import EventLog
     from ftis_node.validation import ValidationResult
 
@@ -164,8 +164,9 @@ class PeerManager:
             self._duplicates.forget(copy.group_id, problem)
             self._credit.withdraw(copy.group_id)
             self.note(copy.sender, Behaviour.DISPLACED)
-        nats = self._duplicates.new_nats(problem, completions)
-        self._credit.note(group_id, sender=group.sender, problem=problem, rewards=group.rewards, nats=nats)
+        if self._credit.may_earn(sender=group.sender, problem=problem, rewards=group.rewards):
+            nats = self._duplicates.new_nats(problem, completions)
+            self._credit.note(group_id, sender=group.sender, problem=problem, nats=nats)
         self._duplicates.remember(self._origin(group, group_id), problem, completions)
         return None if copy is None else copy.group_id
 
