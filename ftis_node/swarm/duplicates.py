@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ftis_node.swarm.delivery import IdsByPeer
 from ftis_node.swarm.similarity import SeenCompletion, Similarity, first_copied, new_nats
 
 if TYPE_CHECKING:
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 
     from ftis_node.config.limits import ValidationSection
     from ftis_node.records.group import Group
-    from ftis_node.swarm.similarity import Text
+    from ftis_node.swarm.delivery import IdsByPeer
+from ftis_node.swarm.similarity import Text
 
 MIN_EVIDENCE_NATS = 20.0
 MAX_KEPT_TOKENS = 1024  # of one completion
 MAX_PER_PROBLEM = 128  # completions
+MAX_ANNOUNCED = 1 << 14
 ORDER_MARGIN_S = 60.0  # announcements this close have no certain order
 
 
@@ -100,6 +103,31 @@ class _Kept(NamedTuple):
     def has_surprise(self) -> bool:
         """Return whether a copy of the text can be told from chance."""
         return bool(self.text.completion.nats.sum() >= MIN_EVIDENCE_NATS)
+
+
+class FirstAnnouncements:
+    """When groups were announced first, of the last `capacity` ones.
+
+    Beyond it the announcer of most groups loses its oldest one. So a peer that announces many displaces only its own.
+    """
+
+    def __init__(self, *, capacity: int = MAX_ANNOUNCED) -> None:
+        self._ids = IdsByPeer(capacity=capacity)
+        self._times: dict[bytes, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def note(self, group_id: bytes, *, announcer: str, at: float) -> None:
+        """Note an announcement at `at`. A repeated one shows no order."""
+        if group_id not in self._times:
+            self._times[group_id] = at
+            if (dropped := self._ids.add(announcer, group_id)) is not None:
+                del self._times[dropped]
+
+    def at(self, group_id: bytes) -> float | None:
+        """Return the time of the first announcement; None if it is unknown."""
+        return self._times.get(group_id)
 
 
 class DuplicateDetector:

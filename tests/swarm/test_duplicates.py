@@ -16,6 +16,7 @@ from ftis_node.swarm.duplicates import (
     Copy,
     DuplicateDetector,
     DuplicateKind,
+    FirstAnnouncements,
     Origin,
     decide,
     describe,
@@ -272,6 +273,19 @@ def test_new_nats_counts_no_token_of_a_copied_run() -> None:
     one = text(300)
     assert new_nats([changed(one, *range(100, 160))], [one]) == pytest.approx(59.0)
     assert new_nats([with_ids([*one.ids[200:].tolist(), *text(50).ids.tolist()])], [one]) == pytest.approx(49.0, abs=2)
+
+
+def test_an_announcer_of_many_groups_displaces_only_its_own() -> None:
+    announced = FirstAnnouncements(capacity=100)
+    for number in range(10):
+        announced.note(b"ann%d" % number, announcer="ann", at=float(number))
+    for number in range(1000):
+        announced.note(b"thief%d" % number, announcer="thief", at=100.0)
+    announced.note(b"ann3", announcer="thief", at=200.0)
+    assert [announced.at(b"ann%d" % number) for number in range(10)] == [float(number) for number in range(10)]
+    assert announced.at(b"thief0") is None
+    assert announced.at(b"thief999") == 100.0
+    assert len(announced) == 100
 
 
 def test_a_group_is_described_by_the_surprise_of_its_tokens_or_texts() -> None:
