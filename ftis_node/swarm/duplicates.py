@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.limits import ValidationSection
     from ftis_node.records.group import Group
-    from ftis_node.swarm.delivery import IdsByPeer
-from ftis_node.swarm.similarity import Text
+    from ftis_node.swarm.similarity import Text
 
 MIN_EVIDENCE_NATS = 20.0
 MAX_KEPT_TOKENS = 1024  # of one completion
