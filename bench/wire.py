@@ -35,7 +35,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import ValidationContext, validate
-from stubs.stub_node import PROMPT, StubScorer, StubTokenizer
+from stubs.stub_node import StubScorer, StubTokenizer, stub_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def make_groups(identity: Identity) -> list[Group]:
     for number in range(1, NUM_GROUPS + 1):
         group = random_group(identity, number, rng)
         ref = PromptRef("gsm8k", "train", number)
-        hashes = {"problem_hash": hash_messages(PROMPT), "prompt_hash": hash_prompt([0])}
+        hashes = {"problem_hash": hash_messages(stub_prompt(ref)), "prompt_hash": hash_prompt([0])}
         groups.append(replace(group, rewards=(0.0,) * len(group.rewards), prompt_ref=ref, **hashes))
     return groups
 

@@ -104,17 +104,23 @@ def make_completion(*ids: int, reward: float = 0.0, versions: tuple[int, int] = 
     )
 
 
+def problem_hash(index: int) -> bytes:
+    """Return the hash of the messages of the problem `index` of the task arithmetic."""
+    return hash_messages(ArithmeticTask()[index].prompt)
+
+
 def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **changes: Any) -> Group:
     """Make a group of two completions with rewards 1 and 0, sampled by these policy versions.
 
     The first group of a sender is about problem 5, each further one about the next problem.
     """
+    index = (4 + changes.get("number", 1)) % 2**31
     group = Group.from_completions(
         run_id=RUN_ID,
         sender=identity.peer_id,
         number=1,
-        prompt_ref=PromptRef("arithmetic", "train", (4 + changes.get("number", 1)) % 2**31),
-        problem_hash=hash_messages(PROMPT),
+        prompt_ref=PromptRef("arithmetic", "train", index),
+        problem_hash=problem_hash(index),
         prompt_hash=hash_prompt(PROMPT_IDS),
         completions=(
             make_completion(10, 11, EOS, reward=1.0, versions=versions),

@@ -51,9 +51,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROMPT_IDS = [0]
-PROMPT = (ChatMessage(role="user", content=""),)
 FINGERPRINT = "0" * 32  # the fingerprint in groups of `stub_group`
 UNBOUNDED = 1 << 30
+
+
+def stub_prompt(ref: PromptRef) -> tuple[ChatMessage]:
+    """Return the messages of a problem; each reference has other ones."""
+    return (ChatMessage(role="user", content=str(ref)),)
 
 
 class StubTask:
@@ -62,7 +66,7 @@ class StubTask:
     isolate_scoring = False
 
     def resolve(self, ref: PromptRef) -> TaskItem:
-        return TaskItem(ref, PROMPT, "")
+        return TaskItem(ref, stub_prompt(ref), "")
 
 
 class StubScorer:
@@ -225,11 +229,12 @@ class StubNode:
 def stub_group(identity: Identity, manifest: RunManifest, rng: np.random.Generator, *, num_tokens: int) -> Group:
     """Return a group that passes a stub node's validation; the publish loop numbers it."""
     group = random_group(identity, 1, rng, num_tokens=num_tokens)
+    ref = PromptRef(manifest.task, "train", int(rng.integers(1 << 30)))
     return replace(
         group,
         run_id=manifest.run_id,
-        prompt_ref=PromptRef(manifest.task, "train", int(rng.integers(1 << 30))),
-        problem_hash=hash_messages(PROMPT),
+        prompt_ref=ref,
+        problem_hash=hash_messages(stub_prompt(ref)),
         prompt_hash=hash_prompt(PROMPT_IDS),
         rewards=(0.0,) * len(group.rewards),
     )

@@ -223,7 +223,7 @@ class SimulatedNode(RequestingPeer):
         self._arrivals += 1
         candidate = Candidate(
             id=group.id, sender=group.sender, own=False, arrival=self._arrivals,
-            created_at=group.created_at, policy_version=0, prompt_index=self._arrivals,
+            created_at=group.created_at, policy_version=0, problem=group.id,
         )  # fmt: skip
         places = self._share_cap.places(
             group.sender, num_neighbors=self.world.num_peers - 1, capacity=settings.max_ready_groups

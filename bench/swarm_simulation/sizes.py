@@ -94,5 +94,5 @@ def _quotas() -> Quotas:
 def _candidate(number: int) -> Candidate:
     return Candidate(
         id=_id(number), sender=_peer(number), own=False, arrival=1000 + number,
-        created_at=1.0 + number, policy_version=0,
+        created_at=1.0 + number, policy_version=0, problem=_id(number)[:16],
     )  # fmt: skip

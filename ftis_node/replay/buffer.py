@@ -5,7 +5,6 @@ Every method waits for the disk, so the daemon calls them in one dedicated threa
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import FtisError
@@ -14,7 +13,7 @@ from ftis_node.replay.database import give_back_pages, open_writer, transaction
 from ftis_node.replay.eviction import Freshness, choose_evicted
 from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State, choose_newest
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
-from ftis_node.replay.rows import StoredGroup, is_sound, new_row
+from ftis_node.replay.rows import StoredGroup, candidate_of, is_sound, new_row
 from ftis_node.swarm.rate_limits import ShareCap
 
 if TYPE_CHECKING:
@@ -280,14 +279,11 @@ class ReplayBuffer:
 
     def _candidates(self) -> list[Candidate]:
         rows = self._db.execute(
-            "SELECT id, sender, own, arrival, created_at, policy_version, task, prompt_index, rewards, weights_of,"
-            " num_bytes FROM groups WHERE state = ?",
+            "SELECT id, sender, own, arrival, created_at, policy_version, problem, task, prompt_index, rewards,"
+            " weights_of, num_bytes FROM groups WHERE state = ?",
             (State.READY,),
         )
-        return [
-            Candidate(**dict(row) | {"own": bool(row["own"]), "rewards": tuple(json.loads(row["rewards"]))})
-            for row in rows
-        ]
+        return [candidate_of(row) for row in rows]
 
     def _load(self, group_id: bytes) -> StoredGroup:
         row = self._db.execute("SELECT * FROM groups WHERE id = ?", (group_id,)).fetchone()

@@ -47,6 +47,7 @@ CREATE TABLE IF NOT EXISTS groups (
     envelope       BLOB NOT NULL,
     text_token_ids TEXT,
     weights_of     TEXT,
+    problem        BLOB NOT NULL,
     checksum       INTEGER,
     failed_steps   INTEGER NOT NULL DEFAULT 0,
     num_bytes      INTEGER NOT NULL,

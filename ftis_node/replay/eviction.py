@@ -53,7 +53,7 @@ def _beyond_bytes(by_neighbor: dict[str, list[Candidate]], keep_bytes: int | Non
 
 def _beyond_problems(held: list[Candidate]) -> list[Candidate]:
     """Remove and return the groups beyond `MAX_PER_PROBLEM`; the newest come first in `held`."""
-    counts, removed = Counter[tuple[str, tuple[str, int]]](), []
+    counts, removed = Counter[tuple[str, bytes]](), []
     for candidate in list(held):
         key = candidate.sender, candidate.problem
         counts[key] += 1

@@ -49,7 +49,10 @@ class ReleaseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A READY group as the rules see it. `arrival` is its order of admission, `num_bytes` its envelope's size."""
+    """A READY group as the rules see it. `arrival` is its order of admission, `num_bytes` its envelope's size.
+
+    `problem` is the hash of the problem's messages, because several indices of a task may have one text.
+    """
 
     id: bytes
     sender: str
@@ -57,15 +60,11 @@ class Candidate:
     arrival: int
     created_at: float
     policy_version: int
+    problem: bytes
     task: str = ""
-    prompt_index: int = 0
     rewards: tuple[float, ...] = ()
     weights_of: str | None = None
     num_bytes: int = 0
-
-    @property
-    def problem(self) -> tuple[str, int]:
-        return self.task, self.prompt_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,7 @@ def _best(
     places or the neighbors with groups.
     """
     chosen: list[Candidate] = []
-    left, problems = _ranked(candidates, scores=scores, turn=turn), set[tuple[str, int]]()
+    left, problems = _ranked(candidates, scores=scores, turn=turn), set[bytes]()
     while left and len(chosen) < count:
         share = math.ceil((count - len(chosen)) / len({neighbor(c.sender) for c in left}))
         held, passed_over = Counter[str](), []
@@ -217,7 +216,7 @@ def _ranked(candidates: Sequence[Candidate], *, scores: Mapping[bytes, float], t
     places = {sender: (index - turn) % len(senders) for index, sender in enumerate(senders)}
     num_before = Counter[tuple[str, float]]()
     ranked = []
-    for candidate in sorted(candidates, key=lambda c: (-c.policy_version, c.task, c.prompt_index, c.arrival)):
+    for candidate in sorted(candidates, key=lambda c: (-c.policy_version, c.task, c.problem, c.arrival)):
         alike = candidate.sender, scores[candidate.id]
         ranked.append((-scores[candidate.id], num_before[alike], places[candidate.sender], candidate))
         num_before[alike] += 1
@@ -253,7 +252,7 @@ def choose_foreign(
 
 def _one_per_problem(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the newest group of each sender and problem, in the given order."""
-    newest: dict[tuple[str, tuple[str, int]], Candidate] = {}
+    newest: dict[tuple[str, bytes], Candidate] = {}
     for candidate in candidates:
         key = candidate.sender, candidate.problem
         newest[key] = max(newest.get(key, candidate), candidate, key=_by_age)
@@ -264,7 +263,7 @@ def _in_turn_by_problem(queues: Sequence[Sequence[Candidate]]) -> list[Candidate
     """Merge the queues, one group of each in turn; further groups about a problem come after all other problems."""
     waiting = [deque(queue, len(queue)) for queue in queues]
     repeated: list[list[Candidate]] = [[] for _ in queues]
-    ordered: dict[tuple[str, int], Candidate] = {}
+    ordered: dict[bytes, Candidate] = {}
     while any(waiting):
         for queue, others in zip(waiting, repeated, strict=True):
             while queue and queue[0].problem in ordered:

@@ -18,7 +18,7 @@ import numpy as np
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import PromptRef
-from ftis_node.replay.lifecycle import ReleaseReason, State
+from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State
 
 if TYPE_CHECKING:
     import sqlite3
@@ -58,6 +58,7 @@ def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | b
         "prompt_ids": np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
         "text_token_ids": text_token_ids,
         "weights_of": group.weights_of,
+        "problem": group.problem_hash,
     }
     envelope = accepted.envelope_bytes
     checksum = checksum_of(row)
@@ -66,7 +67,35 @@ def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | b
 
 def checksum_of(row: Row) -> int:
     """Return the CRC-32 of the columns that never change, with the values that a query returns."""
-    return zlib.crc32(msgspec.msgpack.encode([row[name] for name in NOTED]))
+    noted = [row[name] for name in NOTED]
+    return zlib.crc32(msgspec.msgpack.encode(noted if _problem_hash(row) is None else [*noted, row["problem"]]))
+
+
+def _problem_hash(row: Row) -> bytes | None:
+    """Return the hash of the problem's messages; None for a row of an older version."""
+    return row["problem"] if "problem" in row.keys() else None
+
+
+def problem_of(row: Row) -> bytes:
+    """Return what identifies the problem of a group: the hash of its messages, or its index in an older row."""
+    return _problem_hash(row) or f"{row['task']}/{row['prompt_index']}".encode()
+
+
+def candidate_of(row: sqlite3.Row) -> Candidate:
+    """Return a READY group in the form of the rules that choose groups."""
+    return Candidate(
+        id=row["id"],
+        sender=row["sender"],
+        own=bool(row["own"]),
+        arrival=row["arrival"],
+        created_at=row["created_at"],
+        policy_version=row["policy_version"],
+        problem=problem_of(row),
+        task=row["task"],
+        rewards=tuple(json.loads(row["rewards"])),
+        weights_of=row["weights_of"],
+        num_bytes=row["num_bytes"],
+    )
 
 
 def is_sound(row: sqlite3.Row) -> bool:
@@ -95,7 +124,8 @@ def is_sound(row: sqlite3.Row) -> bool:
 class StoredGroup:
     """A stored group: the signed body, and this node's rewards, prompt and ids of texts.
 
-    `prompt_ids` holds little-endian int32. `text_token_ids` is empty for a body with token ids.
+    `problem` identifies the problem by its messages, because several indices may have one text. `prompt_ids` holds
+    little-endian int32. `text_token_ids` is empty for a body with token ids.
     """
 
     id: bytes
@@ -103,6 +133,7 @@ class StoredGroup:
     sender: str
     number: int
     prompt_ref: PromptRef
+    problem: bytes
     weights_of: str | None
     rewards: tuple[float, ...]
     prompt_ids: bytes
@@ -117,6 +148,7 @@ class StoredGroup:
             sender=row["sender"],
             number=row["number"],
             prompt_ref=PromptRef(row["task"], "train", row["prompt_index"]),
+            problem=problem_of(row),
             weights_of=row["weights_of"],
             rewards=tuple(json.loads(row["rewards"])),
             prompt_ids=row["prompt_ids"],

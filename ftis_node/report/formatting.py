@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftis_node.telemetry.terminal_text import is_seen
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -62,7 +64,7 @@ def ticks(low: float, high: float, *, num_ticks: int = 4) -> list[float]:
 
 def clean(text: object, *, limit: int = 120) -> str:
     """Return untrusted text in at most `limit` characters, without control and direction characters."""
-    shown = "".join(c if c.isprintable() or c == "\n" else REPLACEMENT for c in str(text)[: limit + 1])
+    shown = "".join(c if is_seen(c) or c == "\n" else REPLACEMENT for c in str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 

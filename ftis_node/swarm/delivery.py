@@ -65,13 +65,15 @@ class IdsByPeer:
     def __len__(self) -> int:
         return self._num_ids
 
-    def add(self, peer_id: str, group_id: bytes) -> None:
+    def add(self, peer_id: str, group_id: bytes) -> bytes | None:
+        """Add an id as the newest of a peer. Return the dropped one."""
         ids = self._ids.setdefault(peer_id, {})
         self._num_ids += group_id not in ids
         ids.pop(group_id, None)
         ids[group_id] = None
-        if self._num_ids > self._capacity:
-            self._pop_of(max(self._ids, key=lambda known: len(self._ids[known])))
+        if self._num_ids <= self._capacity:
+            return None
+        return self._pop_of(max(self._ids, key=lambda known: len(self._ids[known])))
 
     def has(self, peer_id: str, group_id: bytes) -> bool:
         return group_id in self._ids.get(peer_id, ())

@@ -1,14 +1,15 @@
 """Detects copied completions, also those with changed tokens, and decides which of two equal groups is the original.
 
-Two completions of one prompt are compared by runs of equal tokens, at the same or at shifted positions.
+Two completions of one problem are compared by runs of equal tokens, at the same or at shifted positions.
 
     evidence = sum over runs of (surprise of the run under the first sender's log-probs - price of the run)
 
 A run at the start of both has price 0. After a gap of g other tokens the price is ln(g (g + 1)), for the choice of the
-gap, plus `RUN_NATS`. A shift costs the logarithm of the number of shifts. So the evidence of independent completions
-reaches E nats with a probability of at most about e^-E, whatever the second policy is. A completion is a copy from
-`MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise. So honest nodes that sample the same short answer never count,
-and neither does a policy that has collapsed onto one text. Such equal completions earn no credit (`new_nats`).
+gap, plus `RUN_NATS`. A change of the shift by d tokens costs ln(2 d (d + 1)). So the evidence of independent
+completions reaches E nats with a probability of at most about e^-E, whatever the second policy is. A completion is a
+copy from `MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise. So honest nodes that sample the same short answer
+never count, and neither does a policy that has collapsed onto one text. Runs of equal tokens earn no credit
+(`new_nats`).
 
 The original is the group that was announced first: its id is the hash of its contents. A slow link can reverse the
 order. Copies of this node's groups and of the sender's own groups are certain enough for a charge. So is a new peer's
@@ -17,39 +18,27 @@ group that is announced long after the equal one of a known peer.
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections import Counter, OrderedDict
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ftis_node.swarm.delivery import IdsByPeer
+from ftis_node.swarm.similarity import SeenCompletion, Similarity, first_copied, new_nats
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from ftis_node.config.limits import ValidationSection
     from ftis_node.records.group import Group
+    from ftis_node.swarm.similarity import Text
 
 MIN_EVIDENCE_NATS = 20.0
-RUN_NATS = 3.0  # for the end of a run
 MAX_KEPT_TOKENS = 1024  # of one completion
-MAX_PER_PROMPT = 128  # completions
-NUM_ANCHORS, ANCHOR_TOKENS = 16, 6  # windows of a completion that show where two texts agree
-MAX_SHIFTS = 3  # between two texts, with which they are compared
-MAX_COMPARED = 4  # known texts, the most similar by anchors, with which a completion is compared
+MAX_PER_PROBLEM = 128  # completions
+MAX_ANNOUNCED = 1 << 14
 ORDER_MARGIN_S = 60.0  # announcements this close have no certain order
-MAX_TOKEN_NATS = 2.0  # of one token, in `new_nats`
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-
-class SeenCompletion(NamedTuple):
-    """The first `MAX_KEPT_TOKENS` token ids int32 `[T]` of a completion, and their surprise float32 `[T]` in nats."""
-
-    ids: NDArray[np.int32]
-    nats: NDArray[np.float32]
 
 
 class Origin(NamedTuple):
@@ -85,16 +74,6 @@ def describe(group: Group) -> list[SeenCompletion]:
     return [SeenCompletion(one, np.maximum(surprise, 0)) for one, surprise in zip(ids, nats, strict=True)]
 
 
-def new_nats(completions: Sequence[SeenCompletion], known: Sequence[SeenCompletion]) -> float:
-    """Return the surprise of the completions that equal no known and no earlier one, with a limit for each token."""
-    seen, total = {one.ids.tobytes() for one in known}, 0.0
-    for completion in completions:
-        key = completion.ids.tobytes()
-        total += 0.0 if key in seen else float(np.minimum(completion.nats, MAX_TOKEN_NATS).sum())
-        seen.add(key)
-    return total
-
-
 def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], bool]) -> DuplicateKind | None:
     """Return why to refuse the group `again`, whose completions were in `copy.first` before.
 
@@ -116,41 +95,60 @@ def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], 
 
 
 class _Kept(NamedTuple):
-    """A completion that others are compared with. `anchors` are the hashes of evenly spaced windows at `places`.
+    text: Text
+    origin: Origin
 
-    A completion without enough surprise has no anchors, because nothing can be its copy.
+    @property
+    def has_surprise(self) -> bool:
+        """Return whether a copy of the text can be told from chance."""
+        return bool(self.text.completion.nats.sum() >= MIN_EVIDENCE_NATS)
+
+
+class FirstAnnouncements:
+    """When groups were announced first, of the last `capacity` ones.
+
+    Beyond it the announcer of most groups loses its oldest one. So a peer that announces many displaces only its own.
     """
 
-    completion: SeenCompletion
-    origin: Origin
-    anchors: NDArray[np.uint64]
-    places: NDArray[np.int64]
+    def __init__(self, *, capacity: int = MAX_ANNOUNCED) -> None:
+        self._ids = IdsByPeer(capacity=capacity)
+        self._times: dict[bytes, float] = {}
 
-    @classmethod
-    def of(cls, completion: SeenCompletion, origin: Origin, windows: NDArray[np.uint64]) -> _Kept:
-        """Return a completion whose windows have the hashes `windows`."""
-        count = len(windows) if completion.nats.sum() >= MIN_EVIDENCE_NATS else 0
-        places = np.arange(0, count, max(1, count // NUM_ANCHORS))
-        return cls(completion, origin, windows[places], places)
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def note(self, group_id: bytes, *, announcer: str, at: float) -> None:
+        """Note an announcement at `at`. A repeated one shows no order."""
+        if group_id not in self._times:
+            self._times[group_id] = at
+            if (dropped := self._ids.add(announcer, group_id)) is not None:
+                del self._times[dropped]
+
+    def at(self, group_id: bytes) -> float | None:
+        """Return the time of the first announcement; None if it is unknown."""
+        return self._times.get(group_id)
 
 
 class DuplicateDetector:
-    """Completions of accepted groups by prompt, at most `validation.duplicate_history_size` tokens.
+    """Completions of accepted groups by the hash of their problem.
 
-    Beyond it the prompts without a new group for the longest time are forgotten.
+    It holds at most `validation.duplicate_history_size` tokens. Beyond it the problems without a new group for the
+    longest time are forgotten.
     """
 
     def __init__(self, own_id: str, limits: ValidationSection) -> None:
         self._own_id = own_id
         self._limits = limits
+        self._similarity = Similarity()
         self._kept: OrderedDict[bytes, list[_Kept]] = OrderedDict()
         self.num_tokens = 0
 
-    def known(self, prompt: str) -> list[SeenCompletion]:
-        """Return the kept completions of a prompt."""
-        return [one.completion for one in self._kept.get(_key(prompt), ())]
+    def new_nats(self, problem: bytes, completions: Sequence[SeenCompletion]) -> float:
+        """Return the surprise of a group outside the runs that it shares with kept texts or within itself."""
+        kept = [one.text for one in self._kept.get(problem, ())]
+        return new_nats(completions, *self._similarity.similar(completions, kept))
 
-    def find(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> Copy | None:
+    def find(self, sender: str, problem: bytes, completions: Sequence[SeenCompletion]) -> Copy | None:
         """Return the group from which too many long completions are copied; None if the group is not a copy.
 
         A node's own group never is. The surprise is the one that the first sender reported, because a copy may claim
@@ -160,125 +158,38 @@ class DuplicateDetector:
         if sender == self._own_id or not long:
             return None
         most = self._limits.duplicate_max_fraction * len(long)
-        kept, windows = self._kept.get(_key(prompt), []), _windows_of(long)
-        texts = [*kept, *(_Kept.of(one, Origin(sender), hashes) for one, hashes in zip(long, windows, strict=True))]
+        kept = [one for one in self._kept.get(problem, ()) if one.has_surprise]
+        texts, pairings = self._similarity.similar(long, [one.text for one in kept])
+        origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
         firsts, num_twice = Counter[Origin](), 0
-        for place, similar in _most_similar(windows, texts, num_before=len(kept)).items():
-            if (first := _first_of(long[place], similar)) is not None:
-                firsts[first] += 1
-                num_twice += bool(long[place].nats.sum() >= MIN_EVIDENCE_NATS)
+        for place, text in first_copied(long, texts, pairings, nats=MIN_EVIDENCE_NATS).items():
+            firsts[origins[text]] += 1
+            num_twice += bool(long[place].nats.sum() >= MIN_EVIDENCE_NATS)
         if firsts.total() <= most:
             return None
         own = [first for first in firsts if first.sender == self._own_id]
         is_of_own = sum(firsts[first] for first in own) > most
         return Copy(own[0] if is_of_own else max(firsts, key=firsts.__getitem__), num_twice > most)
 
-    def remember(self, origin: Origin, prompt: str, completions: Sequence[SeenCompletion]) -> None:
+    def remember(self, origin: Origin, problem: bytes, completions: Sequence[SeenCompletion]) -> None:
         """Keep the completions of an accepted group. Equal ones keep their first origin."""
-        key = _key(prompt)
-        kept = self._kept.pop(key, [])
-        equal = {one.completion.ids.tobytes() for one in kept}
+        kept = self._kept.pop(problem, [])
+        equal = {one.text.completion.ids.tobytes() for one in kept}
         new = [one._replace(ids=one.ids.copy()) for one in completions if one.ids.tobytes() not in equal]
         self.num_tokens += sum(len(one.ids) for one in new)
-        made = [_Kept.of(one, origin, windows) for one, windows in zip(new, _windows_of(new), strict=True)]
-        self._kept[key] = kept = [*kept, *made]
-        self._drop(kept, len(kept) - MAX_PER_PROMPT)
+        self._kept[problem] = kept = [*kept, *(_Kept(text, origin) for text in self._similarity.texts_of(new))]
+        self._drop(kept, len(kept) - MAX_PER_PROBLEM)
         while self.num_tokens > self._limits.duplicate_history_size and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._drop(oldest, len(oldest))
 
-    def forget(self, group_id: bytes, prompt: str) -> None:
+    def forget(self, group_id: bytes, problem: bytes) -> None:
         """Drop the completions of a group, because an equal one is the original."""
-        kept = self._kept.get(_key(prompt), [])
+        kept = self._kept.get(problem, [])
         kept.sort(key=lambda one: one.origin.group_id != group_id)
         self._drop(kept, sum(one.origin.group_id == group_id for one in kept))
 
     def _drop(self, kept: list[_Kept], count: int) -> None:
-        """Drop the first `count` completions of a prompt."""
-        self.num_tokens -= sum(len(one.completion.ids) for one in kept[: max(0, count)])
+        """Drop the first `count` completions of a problem."""
+        self.num_tokens -= sum(len(one.text.completion.ids) for one in kept[: max(0, count)])
         del kept[: max(0, count)]
-
-
-def _key(prompt: str) -> bytes:
-    return hashlib.blake2b(prompt.encode(), digest_size=16).digest()
-
-
-def _windows_of(completions: Sequence[SeenCompletion]) -> list[NDArray[np.uint64]]:
-    """Return the hashes of all `ANCHOR_TOKENS` successive ids by completion; a collision costs only a comparison."""
-    if not completions:
-        return []
-    ids = np.concatenate([one.ids for one in completions]).astype(np.uint64)
-    count = max(0, len(ids) - ANCHOR_TOKENS + 1)
-    hashes = np.zeros(count, dtype=np.uint64)
-    for at in range(ANCHOR_TOKENS):
-        hashes *= MULTIPLIER
-        hashes += ids[at : at + count]
-    ends = np.cumsum([len(one.ids) for one in completions]).tolist()
-    begins = [0, *ends[:-1]]
-    return [hashes[begin : max(begin, end - ANCHOR_TOKENS + 1)] for begin, end in zip(begins, ends, strict=True)]
-
-
-def _most_similar(
-    windows_of: Sequence[NDArray[np.uint64]], texts: Sequence[_Kept], *, num_before: int
-) -> dict[int, list[tuple[int, _Kept, list[int]]]]:
-    """Return, by place of a completion, the texts with most anchors in it: their place and likely shifts.
-
-    The texts after the first `num_before` are the completions themselves; each is compared with the texts before it.
-    """
-    anchors, flat = np.concatenate([text.anchors for text in texts]), np.concatenate(windows_of)
-    ordered = np.sort(anchors)
-    num_own = sum(len(text.anchors) for text in texts[num_before:])
-    num_hits = (np.searchsorted(ordered, flat, side="right") - np.searchsorted(ordered, flat)).sum()
-    if num_hits <= num_own:  # each anchor of the completions themselves is one of their windows
-        return {}
-    owners = np.repeat(np.arange(len(texts)), [len(text.anchors) for text in texts])
-    places = np.concatenate([text.places for text in texts])
-    similar = {}
-    for place, hashes in enumerate(windows_of):
-        windows, first_at = np.unique(hashes, return_index=True)
-        if not len(windows):
-            continue
-        found = np.minimum(np.searchsorted(windows, anchors), len(windows) - 1)
-        is_hit = (windows[found] == anchors) & (owners < num_before + place)
-        counts = np.bincount(owners[is_hit], minlength=len(texts))
-        best = [one for one in np.argsort(-counts, kind="stable")[:MAX_COMPARED].tolist() if counts[one]]
-        shifts = first_at[found] - places
-        similar[place] = [(one, texts[one], _common(shifts[is_hit & (owners == one)].tolist())) for one in best]
-    return similar
-
-
-def _common(shifts: list[int]) -> list[int]:
-    return [shift for shift, _ in Counter(shifts).most_common(MAX_SHIFTS)]
-
-
-def _first_of(completion: SeenCompletion, similar: Sequence[tuple[int, _Kept, list[int]]]) -> Origin | None:
-    """Return the origin of the first text from which a completion is copied; None if it is not a copy."""
-    copied = [
-        (place, text.origin)
-        for place, text, shifts in similar
-        if evidence(text.completion, completion.ids, shifts) >= MIN_EVIDENCE_NATS
-    ]
-    return min(copied, key=lambda one: one[0])[1] if copied else None
-
-
-def evidence(first: SeenCompletion, again: NDArray[np.int32], shifts: Sequence[int]) -> float:
-    """Return the evidence, in nats, that the token ids `again` are a copy of `first`, with tokens moved by `shifts`."""
-    num_first, num_again = len(first.ids), len(again)
-    sums = np.concatenate([[0.0], np.cumsum(first.nats, dtype=np.float64)])
-    is_covered, total_price = np.zeros(num_first, dtype=bool), 0.0
-    for shift in shifts:
-        begin = max(0, -shift)
-        end = max(begin, min(num_first, num_again - shift))
-        is_equal = np.zeros(num_first + 2, dtype=np.int8)  # with an unequal token before and after
-        is_equal[1 + begin : 1 + end] = first.ids[begin:end] == again[begin + shift : end + shift]
-        edges = np.flatnonzero(np.diff(is_equal))
-        starts, stops = edges[::2], edges[1::2]
-        nats = sums[stops] - sums[starts]
-        last_stop, price_of_shift = 0, math.log(num_again) + RUN_NATS if shift else 0.0
-        for at in np.flatnonzero(nats > (0.0 if shift == 0 else RUN_NATS)).tolist():
-            gap = int(starts[at]) - last_stop
-            price = price_of_shift + (RUN_NATS + math.log(gap * (gap + 1)) if gap else 0.0)
-            if nats[at] > price:
-                is_covered[starts[at] : stops[at]] = True  # a token counts once
-                total_price, last_stop, price_of_shift = total_price + price, int(stops[at]), 0.0
-    return float(first.nats[is_covered].sum() - total_price)

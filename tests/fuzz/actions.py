@@ -10,7 +10,7 @@ from bench.stubs.stub_node import FINGERPRINT, stub_group
 from ftis_node.errors import RecordError
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group, unpack_any
+from ftis_node.records.codec import CODECS, pack_group, pack_text_group, unpack_any
 from ftis_node.records.envelope import Announcement, open_envelope
 from ftis_node.records.group import FinishReason, TextCompletion
 from ftis_node.records.peer_messages import BackfillRequest
@@ -139,7 +139,7 @@ async def offer_text(simulation: Simulation, member: Hostile, rng: random.Random
         run_id=RUN.run_id,
         number=rng.randrange(1, 10**6),
         prompt_ref=exact.prompt_ref,
-        problem_hash=hash_messages(({"role": "user", "content": ""},)),
+        problem_hash=exact.problem_hash,
         created_at=round(simulation.clock.time(), 3),
         retells=exact_id,
         completions=tuple(replace(completion, text=f"{10 + at} 11", mean_logprob=-0.5 - at / 8) for at in range(12)),

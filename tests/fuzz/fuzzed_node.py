@@ -32,10 +32,10 @@ from ftis_node.node.supervision.background import DiskThread
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import open_backfill_request
+from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.terminal_text import columns
-from tests.conftest import PROMPT
 from tests.fuzz.targets import SEEDS_MADE_AT, TextTokenizer
 from tests.validation.test_pipeline import _Scorer
 
@@ -89,7 +89,7 @@ class ProblemTask(StubTask):
     def resolve(self, ref: PromptRef) -> TaskItem:
         if ref.index >= 1000 or ref.task != TASK:
             raise KeyError(ref)
-        return TaskItem(ref=ref, prompt=PROMPT, answer="5")
+        return TaskItem(ref=ref, prompt=ArithmeticTask()[ref.index].prompt, answer="5")
 
 
 class FuzzedNode:

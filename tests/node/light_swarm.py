@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.stubs.stub_node import StubNode, stub_group
+from bench.stubs.stub_node import StubNode, stub_group, stub_prompt
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.records.codec import hash_messages
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
@@ -82,7 +83,8 @@ class LightSwarm:
         before = node.parts.counters.groups_sent
         for index in range(count):
             group = stub_group(node.parts.context.identity, self.manifest, RNG, num_tokens=num_tokens)
-            await node.publish(replace(group, prompt_ref=PromptRef(task, "train", index)) if task else group)
+            ref = PromptRef(task, "train", index) if task else group.prompt_ref
+            await node.publish(replace(group, prompt_ref=ref, problem_hash=hash_messages(stub_prompt(ref))))
         await eventually(lambda: node.parts.counters.groups_sent == before + count)
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:

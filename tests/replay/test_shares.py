@@ -27,7 +27,7 @@ def groups(sender: str, count: int, *, start: int = 0) -> list[Candidate]:
     return [
         Candidate(
             id=f"{sender}{i}".encode(), sender=sender, own=sender == "me", arrival=i, created_at=float(start + i),
-            policy_version=0, prompt_index=next(PROBLEMS),
+            policy_version=0, problem=b"%d" % next(PROBLEMS),
         )
         for i in range(count)
     ]  # fmt: skip
@@ -169,7 +169,7 @@ def test_senders_take_turns_and_their_newest_groups_come_first() -> None:
 
 def about(problem: int, ready: list[Candidate]) -> list[Candidate]:
     rewards = (0.0, 1.0)
-    return [replace(c, id=c.id + b"%d" % problem, prompt_index=problem, rewards=rewards) for c in ready]
+    return [replace(c, id=c.id + b"%d" % problem, problem=b"of %d" % problem, rewards=rewards) for c in ready]
 
 
 def test_a_sender_has_one_place_per_problem_in_a_step_and_two_in_the_buffer() -> None:
@@ -182,7 +182,9 @@ def test_a_sender_has_one_place_per_problem_in_a_step_and_two_in_the_buffer() ->
         choose_sapo(ready, 0, 8, seed=1).taken,
         useful,
     ):
-        assert Counter((c.sender, c.prompt_index) for c in chosen) == {("one", 7): 1, ("ann", 7): 1, ("ann", 8): 1}
+        assert Counter((c.sender, c.problem[3:]) for c in chosen) == {
+            **{("one", b"7"): 1, ("ann", b"7"): 1, ("ann", b"8"): 1}
+        }
     assert [c.arrival for c in useful if c.sender == "one"] == [39], "the newest"
     evicted = choose_evicted(ready, keep=100, cap=ShareCap())
     assert kept(ready, evicted) == {"me": 5, "one": 2, "ann": 2}
@@ -194,8 +196,10 @@ def test_groups_of_two_senders_about_one_problem_share_a_step_only_if_there_are_
     honest = [c for problem in range(4) for c in about(problem, groups("ann", 1, start=problem))]
     copies = [replace(c, sender="thief", id=b"copy" + c.id) for c in honest]
     for chosen in (choose_newest(honest + copies, 0, 4), choose_useful(honest + copies, 0, 4, pass_rates={})):
-        assert sorted(c.prompt_index for c in chosen.taken) == [0, 1, 2, 3]
+        assert sorted(c.problem for c in chosen.taken) == [b"of 0", b"of 1", b"of 2", b"of 3"]
     assert len(choose_newest(honest + copies, 0, 8).taken) == 8, "no other problems are left"
     own = about(2, groups("me", 1))
     together = choose_same_prompts(own + honest + copies, 1, 2).taken
-    assert {(c.sender, c.prompt_index) for c in together} == {("me", 2), ("ann", 2), ("thief", 2)}, "horizontal mode"
+    assert {(c.sender, c.problem) for c in together} == {(name, b"of 2") for name in ("me", "ann", "thief")}, (
+        "horizontal mode"
+    )

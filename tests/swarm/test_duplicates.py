@@ -11,18 +11,17 @@ import pytest
 from ftis_node.config.limits import ValidationSection
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.duplicates import (
-    MAX_PER_PROMPT,
+    MAX_PER_PROBLEM,
     ORDER_MARGIN_S,
     Copy,
     DuplicateDetector,
     DuplicateKind,
+    FirstAnnouncements,
     Origin,
-    SeenCompletion,
     decide,
     describe,
-    evidence,
-    new_nats,
 )
+from ftis_node.swarm.similarity import SPAN, WINDOW, SeenCompletion, Similarity, evidence
 from tests.conftest import make_completion, make_group
 
 RULES = ValidationSection(duplicate_min_tokens=8, duplicate_max_fraction=0.25, duplicate_history_size=100_000)
@@ -55,10 +54,20 @@ def cut(completion: SeenCompletion, begin: int, end: int) -> SeenCompletion:
     return SeenCompletion(completion.ids[begin:end], completion.nats[begin:end])
 
 
+def periodic(edit: str, one: SeenCompletion, every: int, *, front: int = 0) -> SeenCompletion:
+    """Return a text with a change of each `every`-th token, and `front` tokens more at the start."""
+    places = np.arange(every - 1, len(one.ids), every)
+    ids = one.ids.copy()
+    if edit == "change":
+        ids[places] += 1000
+    ids = {"insert": np.insert(ids, places, 5000), "delete": np.delete(ids, places)}.get(edit, ids)
+    return with_ids([*[5000] * front, *ids.tolist()][:1024])
+
+
 def found(copies: list[SeenCompletion], *known: SeenCompletion, origin: Origin = ANN, sender: str = "bob") -> bool:
     detector = DuplicateDetector("me", RULES)
-    detector.remember(origin, "sum/1", known)
-    return detector.find(sender, "sum/1", copies) is not None
+    detector.remember(origin, b"sum/1", known)
+    return detector.find(sender, b"sum/1", copies) is not None
 
 
 @pytest.mark.parametrize(
@@ -85,6 +94,47 @@ def test_a_copy_with_a_few_other_tokens_is_a_copy(edit) -> None:  # type: ignore
     assert not found([edit(one) for one in texts], *[text() for _ in range(4)])
 
 
+@pytest.mark.parametrize("num_tokens", [1024, 760])
+@pytest.mark.parametrize(
+    ("edit", "every", "front"),
+    [
+        *(("change", every, 0) for every in (5, 6, 7, 8, 16, 64)),
+        *(("change", every, 3) for every in (6, 8, 16, 64)),
+        *((edit, every, 0) for edit in ("insert", "delete") for every in (16, 32, 64, 512)),
+    ],
+)
+def test_a_long_text_with_changes_in_every_kth_token_is_a_copy(
+    edit: str, every: int, front: int, num_tokens: int
+) -> None:
+    texts, others = [text(num_tokens) for _ in range(2)], [text(num_tokens) for _ in range(20)]
+    copies = [periodic(edit, one, every, front=front) for one in texts]
+    assert found(copies, *others, *texts)
+    assert not found(copies, *others)
+
+
+@pytest.mark.parametrize("num_tokens", [1024, 760])
+def test_no_place_hides_a_copy(num_tokens: int) -> None:
+    """One token of each evenly spaced window of six differs."""
+    one = text(num_tokens)
+    windows = range(0, num_tokens - 5, (num_tokens - 5) // 16)
+    assert found([changed(one, *(min(num_tokens - 1, begin + 3) for begin in windows))], one)
+
+
+def test_each_node_chooses_other_anchors() -> None:
+    one = text(300)
+    places = {tuple(Similarity().texts_of([one])[0].places.tolist()) for _ in range(4)}
+    assert len(places) == 4
+
+
+def test_each_run_has_an_anchor_and_its_text_few() -> None:
+    similarity, one = Similarity(), text(1024)
+    (whole,) = similarity.texts_of([one])
+    assert len(whole.anchors) < 1024 / 3
+    for begin in range(0, 1000, 50):
+        (part,) = similarity.texts_of([cut(one, begin, begin + SPAN + WINDOW - 1)])
+        assert set(part.anchors.tolist()) & set(whole.anchors.tolist())
+
+
 def test_a_long_likely_text_with_eight_other_tokens_is_a_copy() -> None:
     texts = [text(300, nats=0.3) for _ in range(4)]
     assert found([changed(one, *range(30, 270, 30)) for one in texts], *texts)
@@ -98,9 +148,9 @@ def test_a_copy_is_found_for_each_first_sender() -> None:
 
 def test_the_first_sender_of_a_completion_remains_its_author() -> None:
     detector, texts = DuplicateDetector("me", RULES), [text() for _ in range(4)]
-    detector.remember(ME, "sum/1", texts[:1])
-    detector.remember(BOB, "sum/1", texts)  # too few copies to be rejected
-    copy = detector.find("cat", "sum/1", texts[:1])
+    detector.remember(ME, b"sum/1", texts[:1])
+    detector.remember(BOB, b"sum/1", texts)  # too few copies to be rejected
+    copy = detector.find("cat", b"sum/1", texts[:1])
     assert copy is not None
     assert copy.first == ME
 
@@ -120,31 +170,31 @@ def test_short_and_likely_completions_never_count() -> None:
 
 def test_equal_completions_of_different_prompts_are_no_copies() -> None:
     detector, one = DuplicateDetector("me", RULES), text()
-    detector.remember(ANN, "sum/1", [one])
-    assert detector.find("bob", "sum/1", [one]) is not None
-    assert detector.find("bob", "sum/2", [one]) is None
+    detector.remember(ANN, b"sum/1", [one])
+    assert detector.find("bob", b"sum/1", [one]) is not None
+    assert detector.find("bob", b"sum/2", [one]) is None
 
 
 def test_the_history_is_bounded_and_drops_the_oldest() -> None:
     detector = DuplicateDetector("me", RULES)
     texts = [text(500) for _ in range(400)]
     for at, one in enumerate(texts):
-        detector.remember(ANN, f"sum/{at}", [one])
+        detector.remember(ANN, b"sum/%d" % at, [one])
     assert detector.num_tokens == 100_000
-    assert detector.find("bob", "sum/399", [texts[399]]) is not None
-    assert detector.find("bob", "sum/0", [texts[0]]) is None
-    detector.remember(ANN, "one", [text(10) for _ in range(1000)])
-    assert len(detector.known("one")) == MAX_PER_PROMPT
+    assert detector.find("bob", b"sum/399", [texts[399]]) is not None
+    assert detector.find("bob", b"sum/0", [texts[0]]) is None
+    detector.remember(ANN, b"one", [text(10) for _ in range(1000)])
+    assert len(detector._kept[b"one"]) == MAX_PER_PROBLEM
 
 
 def test_a_forgotten_group_is_no_author() -> None:
     detector, texts = DuplicateDetector("me", RULES), [text(), text()]
-    detector.remember(ANN, "sum/1", texts[:1])
-    detector.remember(BOB, "sum/1", texts[1:])
-    detector.forget(b"a", "sum/1")
+    detector.remember(ANN, b"sum/1", texts[:1])
+    detector.remember(BOB, b"sum/1", texts[1:])
+    detector.forget(b"a", b"sum/1")
     assert detector.num_tokens == 44
-    assert detector.find("cat", "sum/1", texts[:1]) is None
-    assert detector.find("cat", "sum/1", texts[1:]) is not None
+    assert detector.find("cat", b"sum/1", texts[:1]) is None
+    assert detector.find("cat", b"sum/1", texts[1:]) is not None
 
 
 @pytest.mark.parametrize(("num_words", "sharpness"), [(3, 1.0), (40, 1.0), (40, 3.0)])
@@ -152,18 +202,19 @@ def test_independent_samples_have_an_evidence_of_e_nats_in_at_most_e_to_the_minu
     num_words: int, sharpness: float
 ) -> None:
     """Of two policies that prefer the same texts, one more than the other, as two siblings in training."""
-    weights = RNG.gumbel(size=(num_words, num_words)) * sharpness
+    rng = np.random.default_rng(0)
+    weights = rng.gumbel(size=(num_words, num_words)) * sharpness
 
     def sample(temperature: float) -> SeenCompletion:
         logprobs = weights / temperature
         logprobs -= np.logaddexp.reduce(logprobs, axis=1, keepdims=True)
         ids = [0]
         for _ in range(40):
-            ids.append(int(np.argmax(logprobs[ids[-1]] + RNG.gumbel(size=num_words))))
+            ids.append(int(np.argmax(logprobs[ids[-1]] + rng.gumbel(size=num_words))))
         return SeenCompletion(np.array(ids[1:], dtype=np.int32), -logprobs[ids[:-1], ids[1:]].astype(np.float32))
 
-    firsts, seconds = [sample(1.0) for _ in range(60)], [sample(0.7) for _ in range(60)]
-    found = [evidence(one, other.ids, (0, -1, 1)) for one in firsts for other in seconds]
+    firsts, seconds = [sample(1.0) for _ in range(80)], [sample(0.7) for _ in range(80)]
+    found = [evidence(one, other.ids, (-2, -1, 0, 1, 2)) for one in firsts for other in seconds]
     for nats in (2.0, 4.0, 6.0):
         assert np.mean(np.array(found) >= nats) <= math.exp(-nats)
     assert max(found) < 20.0
@@ -198,10 +249,43 @@ def test_only_certain_copies_are_charged(first: Origin, again: Origin, verdict: 
     )
 
 
+def new_nats(completions: list[SeenCompletion], known: list[SeenCompletion]) -> float:
+    detector = DuplicateDetector("me", RULES)
+    detector.remember(ANN, b"sum/1", known)
+    return detector.new_nats(b"sum/1", completions)
+
+
 def test_new_nats_counts_equal_completions_once_and_bounds_the_claim() -> None:
     one, other = text(10), text(4, nats=50.0)
     assert new_nats([one, one, other], []) == pytest.approx(18.0)
     assert new_nats([one, other], [one]) == pytest.approx(8.0)
+
+
+def test_new_nats_counts_no_token_of_a_copied_run() -> None:
+    answers = [text(6) for _ in range(12)]
+    assert new_nats([*answers[:-1], changed(answers[-1], 2)], answers) == 0.0
+    assert new_nats([changed(one, 2) for one in answers], answers) == 0.0, "any change makes one token"
+    assert new_nats([inserted(one, 0) for one in answers], answers) == 0.0
+    assert new_nats([changed(answers[0], 2, 3, 4)], answers) == pytest.approx(2.0)
+    assert new_nats([text(6) for _ in range(12)], answers) == pytest.approx(
+        72.0, abs=8
+    )  # some tokens are equal by chance
+    one = text(300)
+    assert new_nats([changed(one, *range(100, 160))], [one]) == pytest.approx(59.0)
+    assert new_nats([with_ids([*one.ids[200:].tolist(), *text(50).ids.tolist()])], [one]) == pytest.approx(49.0, abs=2)
+
+
+def test_an_announcer_of_many_groups_displaces_only_its_own() -> None:
+    announced = FirstAnnouncements(capacity=100)
+    for number in range(10):
+        announced.note(b"ann%d" % number, announcer="ann", at=float(number))
+    for number in range(1000):
+        announced.note(b"thief%d" % number, announcer="thief", at=100.0)
+    announced.note(b"ann3", announcer="thief", at=200.0)
+    assert [announced.at(b"ann%d" % number) for number in range(10)] == [float(number) for number in range(10)]
+    assert announced.at(b"thief0") is None
+    assert announced.at(b"thief999") == 100.0
+    assert len(announced) == 100
 
 
 def test_a_group_is_described_by_the_surprise_of_its_tokens_or_texts() -> None:

@@ -56,6 +56,38 @@ def test_names_that_differ_by_case_width_style_or_spaces_look_alike() -> None:
     assert folded_name("victim2") == "victim2"
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("ann", "\u0430nn"),  # Cyrillic
+        ("ANN", "\u0391\u039d\u039d"),  # Greek
+        ("ann", "a\u0301nn"),
+        ("ann", "\u00e1n\u0336n"),
+        ("ann", "ann."),
+        ("ann", "-a_n n!"),
+        ("ann\u3164", "ann"),
+        ("node1", "nodel"),
+        ("node0", "nodeO"),
+        ("\u0441at \u041c", "cat m"),
+        ("e\U0001d159va", "eva"),
+    ],
+)
+def test_names_that_differ_by_letters_that_look_alike_marks_or_punctuation_are_shown_with_ids(
+    name: str, other: str
+) -> None:
+    shown = shown_names({ME.peer_id: name, THIEF.peer_id: other, "third": "bob"}, width=20)
+    assert shown[ME.peer_id].endswith(ME.peer_id[-4:])
+    assert shown[THIEF.peer_id].endswith(THIEF.peer_id[-4:])
+    assert shown["third"] == "bob"
+    with pytest.raises(UsageError, match="fits 2 peers"):
+        find_peer("ann", [{"peer_id": one.peer_id, "name": "ann" + end} for one, end in ((ME, ""), (THIEF, "."))])
+
+
+def test_names_of_other_scripts_or_of_symbols_remain_different() -> None:
+    names = ["\u4eac", "\u90fd", "\u05d0", "\u05d1", "!!", "??", "ann2", "ann3", "\u0436\u0443\u043a"]
+    assert len({folded_name(name) for name in names}) == len(names)
+
+
 def test_peers_whose_names_look_alike_are_shown_with_the_ends_of_their_ids() -> None:
     rows = {ME.peer_id: "a long name of mine", THIEF.peer_id: "A LONG NAME OF MINE", "other": "bob", "blank": ""}
     shown = shown_names(rows, width=16)

@@ -8,6 +8,7 @@ from ftis_node.telemetry.terminal_text import cells, clipped, columns, cut, prin
 def test_control_characters_are_escaped() -> None:
     assert printable("a\x1b[2Jb\r\n\x9b\u202ec\x07") == "a\\x1b[2Jb\\r\\n\\x9b\\u202ec\\x07"
     assert printable("naïve 京 |[red]") == "naïve 京 |[red]"
+    assert printable("a\u3164\u115f\u1160\uffa0\u2800\U0001d159") == "a\\u3164\\u115f\\u1160\\uffa0\\u2800\\U0001d159"
 
 
 def test_widths_are_counted_in_cells() -> None:

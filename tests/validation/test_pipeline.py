@@ -13,9 +13,10 @@ from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.records.envelope import Envelope, seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
+from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import TaskItem
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate
-from tests.conftest import EOS, PROMPT, PROMPT_IDS, TOKENIZER, make_completion, make_group
+from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +69,7 @@ class _Scorer:
 async def _resolve(ref: PromptRef, cost: ScoringCost | None = None) -> TaskItem:
     if ref.index >= 1000 or ref.task != "arithmetic":
         raise KeyError(ref)
-    return TaskItem(ref=ref, prompt=PROMPT, answer="5")
+    return TaskItem(ref=ref, prompt=ArithmeticTask()[ref.index].prompt, answer="5")
 
 
 def _context(**changes: Any) -> ValidationContext:

@@ -166,8 +166,6 @@ class AnnouncementHandler:
             return None
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)
-        if not is_repair and not announcement.attempt:
-            self.peers.note_announced(announcement.id)
         sender = announcement.sender or announcer
         as_text = announcement.tokenizer != self.about.tokenizer_prefix
         if sender == self.context.peer_id:
@@ -178,6 +176,8 @@ class AnnouncementHandler:
             return None
         if sender != announcer and self.peers.is_banned(sender):
             return None
+        if not is_repair and not announcement.attempt:
+            self.peers.note_announced(announcement.id, announcer=announcer)
         item = PullItem(
             id=announcement.id,
             sender=sender,

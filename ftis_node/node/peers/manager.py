@@ -16,7 +16,7 @@ from ftis_node.errors import UsageError
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.credit import CreditBook
-from ftis_node.swarm.duplicates import DuplicateDetector, Origin, decide, describe, new_nats
+from ftis_node.swarm.duplicates import DuplicateDetector, FirstAnnouncements, Origin, decide, describe
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Group, GroupHeader
     from ftis_node.records.token_batch import TokenBatch
     from ftis_node.replay.rows import StoredGroup
-    from ftis_node.swarm.duplicates import SeenCompletion
     from ftis_node.swarm.peer_guard import Place
     from ftis_node.swarm.refusals import RefusedSender
+    from ftis_node.swarm.similarity import SeenCompletion
     from ftis_node.telemetry.events import EventLog
     from ftis_node.validation import ValidationResult
 
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
 NUM_LANES = 2  # groups that intake validates concurrently
-MAX_ANNOUNCED = 1 << 14
 MAX_DISPLACED = 64
 UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
 REASON = "fault"
@@ -87,7 +86,7 @@ class PeerManager:
         self._duplicates = DuplicateDetector(own_id, settings.validation)
         self._refused = RefusedSenders()
         self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
-        self._announced = LruDict[bytes, float](MAX_ANNOUNCED)  # group ids, and when they were announced first
+        self._announced = FirstAnnouncements()
         self._displaced = LruDict[bytes, Origin](MAX_DISPLACED)  # by original: the copy that arrived before it
         self._credit = CreditBook()
 
@@ -150,23 +149,23 @@ class PeerManager:
         elif self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
 
-    def note_announced(self, group_id: bytes) -> None:
-        """Note a first announcement, which shows that its group existed then. A repeated one shows no order."""
-        if group_id not in self._announced:
-            self._announced[group_id] = self._clock()
+    def note_announced(self, group_id: bytes, *, announcer: str) -> None:
+        """Note a first announcement, which shows that its group existed then."""
+        self._announced.note(group_id, announcer=announcer, at=self._clock())
 
     def remember(self, accepted: Accepted) -> bytes | None:
         """Add an accepted group to the catalog that detects copies. Return the id of the group that is its copy."""
         group, group_id = accepted.group, accepted.envelope.id
-        prompt, completions = str(group.prompt_ref), self._seen_completions(group)
+        problem, completions = group.problem_hash, self._seen_completions(group)
         copy = self._displaced.pop(group_id, None)
         if copy is not None:
-            self._duplicates.forget(copy.group_id, prompt)
+            self._duplicates.forget(copy.group_id, problem)
             self._credit.withdraw(copy.group_id)
             self.note(copy.sender, Behaviour.DISPLACED)
-        nats = new_nats(completions, self._duplicates.known(prompt))
-        self._credit.note(group_id, sender=group.sender, problem=prompt, rewards=group.rewards, nats=nats)
-        self._duplicates.remember(self._origin(group, group_id), prompt, completions)
+        if self._credit.may_earn(sender=group.sender, problem=problem, rewards=group.rewards):
+            nats = self._duplicates.new_nats(problem, completions)
+            self._credit.note(group_id, sender=group.sender, problem=problem, nats=nats)
+        self._duplicates.remember(self._origin(group, group_id), problem, completions)
         return None if copy is None else copy.group_id
 
     def note_used(self, group: StoredGroup) -> None:
@@ -231,7 +230,7 @@ class PeerManager:
 
     def duplicate_reason(self, group: Group, group_id: bytes) -> str | None:
         """Return the reason to refuse a group with copied completions; None if they are new, or it is the original."""
-        copy = self._duplicates.find(group.sender, str(group.prompt_ref), self._seen_completions(group))
+        copy = self._duplicates.find(group.sender, group.problem_hash, self._seen_completions(group))
         if copy is None:
             return None
         again = self._origin(group, group_id)
@@ -241,7 +240,7 @@ class PeerManager:
         return kind
 
     def _origin(self, group: Group, group_id: bytes) -> Origin:
-        return Origin(group.sender, group_id, self._announced.get(group_id))
+        return Origin(group.sender, group_id, self._announced.at(group_id))
 
     def _seen_completions(self, group: Group) -> list[SeenCompletion]:
         """Return the completions in the form of the catalog that detects copies, made once for a group in intake."""

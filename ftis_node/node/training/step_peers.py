@@ -190,7 +190,7 @@ def train_group(
     """
     return TrainGroup(
         group_id=group.id.hex(),
-        advantage_key=group.id.hex() if share == "vertical" else str(group.prompt_ref),
+        advantage_key=group.id.hex() if share == "vertical" else group.problem.hex(),
         own=group.own,
         body=group.body,
         prompt_ids=group.prompt_ids,

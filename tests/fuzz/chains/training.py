@@ -24,7 +24,7 @@ from ftis_node.records.identity import ENVELOPE_DOMAIN
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
-from tests.conftest import make_group, make_text_group
+from tests.conftest import make_group, make_text_group, problem_hash
 from tests.fuzz.fuzzed_node import HOSTILE, OWN, RUN, fuzzed_node, running
 from tests.fuzz.mutator import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT, _parsed
@@ -89,7 +89,7 @@ def _set_required_fields(message: Any, number: int) -> None:
     own = make_group(HOSTILE[0])
     is_text = message.codec == pb.CODEC_TEXT
     message.tokenizer = bytes(16) if is_text else bytes.fromhex(own.tokenizer)
-    message.problem_hash, message.prompt_hash = own.problem_hash, own.prompt_hash
+    message.problem_hash, message.prompt_hash = problem_hash(message.prompt_index), own.prompt_hash
 
 
 def _render(fuzzed: FuzzedNode) -> None:

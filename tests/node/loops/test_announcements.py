@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -217,6 +218,25 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) ->
         assert len(handler.queue) == 3
         assert handler.tracker_of(PEER).highest == 3
         assert alice.parts.counters.refused["announcement_flood"] == 1
+
+
+async def test_only_usable_announcements_of_peers_that_are_not_banned_show_an_order(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    banned = identity_of(3).peer_id
+    async with swarm.node(1) as alice:
+        handler = Wiring(alice.parts).announcements
+        alice.parts.peers.ban(banned, 60.0)
+        useless = (
+            announced(1, ahead_s=-1e6),
+            announced(2, ahead_s=1e6),
+            replace(announced(3), envelope_bytes=1 << 31),
+            replace(announced(4), sender=banned),
+            replace(announced(5), attempt=1),
+        )
+        for one in (*useless, announced(6), replace(announced(7), sender=identity_of(4).peer_id)):
+            handler.handle(PEER, one.to_bytes())
+        noted = [alice.parts.peers._announced.at(announced(number).id) is not None for number in range(1, 8)]
+        assert noted == [False] * 5 + [True] * 2
 
 
 def junk(alice: StubNode) -> Callable[[Any], Any]:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from ftis_node.node.peers.manager import PeerManager
@@ -17,7 +18,7 @@ from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
-from tests.conftest import make_completion, make_group
+from tests.conftest import make_completion, make_group, problem_hash
 from tests.node.support import admission_of
 
 if TYPE_CHECKING:
@@ -151,11 +152,11 @@ def test_a_copy_of_a_known_peers_group_long_after_it_is_charged_to_a_new_peer(tm
     for _ in range(12):
         manager.note(ANN.peer_id, Behaviour.CONTRIBUTED)
     first, late = accepted(ANN, long=True), accepted(BOB, long=True)
-    manager.note_announced(first.envelope.id)
+    manager.note_announced(first.envelope.id, announcer=ANN.peer_id)
     manager.remember(first)
     clock.now += 61.0
-    manager.note_announced(late.envelope.id)
-    manager.note_announced(late.envelope.id)
+    manager.note_announced(late.envelope.id, announcer=BOB.peer_id)
+    manager.note_announced(late.envelope.id, announcer=BOB.peer_id)
     assert reason_for(manager, late) == "duplicate_completions"
     manager.close()
 
@@ -166,7 +167,7 @@ def test_the_group_announced_first_replaces_its_copy_and_takes_its_credit(tmp_pa
     manager = open_manager(tmp_path, events, clock)
     original, stolen = accepted(ANN, long=True), accepted(BOB, long=True)
     for one in (original, stolen):
-        manager.note_announced(one.envelope.id)
+        manager.note_announced(one.envelope.id, announcer=one.group.sender)
         clock.now += 0.1
     assert manager.remember(stolen) is None
     manager.settle(stolen, origin=BOB.peer_id)
@@ -191,7 +192,8 @@ def test_only_new_problems_with_a_signal_and_surprise_earn_credit(tmp_path: Path
 
     def about(index: int, **changes: object) -> Accepted:
         made = accepted(ANN, long=True, first_id=1000 * index).group
-        group = replace(made, prompt_ref=PromptRef("arithmetic", "train", index), **changes)
+        ref = PromptRef("arithmetic", "train", index)
+        group = replace(made, prompt_ref=ref, problem_hash=problem_hash(index), **changes)
         envelope = seal_group(group, ANN)
         return Accepted(envelope, envelope.to_bytes(), group, (1,))
 
@@ -201,6 +203,28 @@ def test_only_new_problems_with_a_signal_and_surprise_earn_credit(tmp_path: Path
     assert score_after(about(2)) == 0.24
     assert score_after(accepted(ANN)) == pytest.approx(0.24 + 0.12 * 5.25 / 20, abs=0.01), "five tokens"
     assert score_after(about(5)) == pytest.approx(0.27, abs=0.01), "its problem has had credit"
+    manager.close()
+
+
+def test_other_indices_of_one_text_earn_credit_once_and_hide_no_copy(tmp_path: Path, events: EventLog) -> None:
+    manager = open_manager(tmp_path, events)
+
+    def of(identity: Identity, index: int, **changes: object) -> Accepted:
+        ref = PromptRef("arithmetic", "train", index)
+        group = replace(accepted(identity, long=True).group, prompt_ref=ref, problem_hash=problem_hash(index))
+        group = group.with_completions([replace(one, **changes) for one in group.completions])
+        envelope = seal_group(group, identity)
+        return Accepted(envelope, envelope.to_bytes(), group, (1,))
+
+    first = of(ANN, 69)
+    manager.remember(first)
+    manager.settle(first, origin=ANN.peer_id)
+    assert manager.row(ANN.peer_id)["score"] == 0.02
+    assert reason_for(manager, of(BOB, 382)) == "duplicate_undecided"
+    other = of(ANN, 691, token_ids=np.arange(1000, 1040, dtype=np.int32))
+    manager.remember(other)
+    manager.settle(other, origin=ANN.peer_id)
+    assert manager.row(ANN.peer_id)["score"] == 0.02
     manager.close()
 
 

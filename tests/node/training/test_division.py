@@ -91,7 +91,9 @@ def test_a_step_notes_the_groups_that_it_took_and_passed_over(tmp_path: Path) ->
     with components(tmp_path) as node:
         groups = [taken(HONEST, ADD, WITH, own=True), taken(MALLORY, SUB, WITH)]
         passed_over = [
-            Candidate(bytes(32), sender, own, 1, created_at=0.0, policy_version=0, task=task, rewards=WITHOUT)
+            Candidate(
+                bytes(32), sender, own, 1, created_at=0.0, policy_version=0, problem=b"one", task=task, rewards=WITHOUT
+            )
             for sender, own, task in ((HONEST.peer_id, True, SUB), (MALLORY.peer_id, False, ADD))
         ]
         note_signals(division, 7, groups, passed_over, guard=node.gossip.guard, events=node.context.events)
