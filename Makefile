@@ -133,6 +133,7 @@ proto: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m tests.documented.configuration > docs/reference/configuration.md
 	$(BIN)/python -m tests.documented.metrics
+	$(BIN)/python -m tests.documented.families
 	$(BIN)/python -m tests.documented.cli_reference > docs/reference/cli.md
 
 # The report's head needs Chromium; without it that picture is left as it is.

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 MAX_SMALL_BYTES = 16 << 20
 MAX_DEPTH = 64
-MAX_TOML_BYTES = 1 << 20
+MAX_TOML_BYTES = 64 << 10  # `tomllib` needs up to 2 s for so many
 MAX_DIGITS = 1000  # a longer number cannot be printed in an error
 _LONG_KEY = re.compile(
-    rf"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}"""
+    rf"""(?<![\w"'-])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}"""
 )  # `tomllib` needs a time that is quadratic in the parts of a key
 _LONG_NUMBER = re.compile(rf"[\da-fA-F_]{{{MAX_DIGITS}}}")
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # errors of a full disk

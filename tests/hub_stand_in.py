@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TOKEN = "hf_" + "stand" + "In" * 16
 MAX_BODY = 256 << 20
+COMMIT = "0" * 40  # of the branch main, for readers
 LARGE = (".safetensors", ".parquet", "tokenizer.json")
 
 
@@ -91,6 +92,9 @@ def _application(hub: StandIn) -> web.Application:
             {"error": "Repository not found"}, status=404, headers={"X-Error-Code": "RepoNotFound"}
         )
 
+    def no_entry() -> web.Response:
+        return web.json_response({"error": "Entry not found"}, status=404, headers={"X-Error-Code": "EntryNotFound"})
+
     @routes.post("/api/repos/create")
     async def create(request: web.Request) -> web.Response:
         wanted = await request.json()
@@ -106,15 +110,44 @@ def _application(hub: StandIn) -> web.Application:
         if (repository := found(request)) is None:
             return missing()
         identity = {"id": "/".join(_name(request).split("/")[-2:]), "_id": "1", "private": repository.private}
-        return web.json_response(identity | {"sha": "0" * 40, "tags": [], "downloads": 0, "likes": 0, "siblings": []})
+        return web.json_response(identity | {"sha": COMMIT, "tags": [], "downloads": 0, "likes": 0, "siblings": []})
 
     @routes.get("/api/{kind:models|datasets}/{owner}/{name}/tree/{branch}")
     async def tree(request: web.Request) -> web.Response:
         if (repository := found(request)) is None:
             return missing()
-        files = repository.branches[request.match_info["branch"]]
-        rows = [{"type": "file", "path": path, "size": len(data), "oid": _oid(data)} for path, data in files.items()]
-        return web.json_response(rows)
+        files = _served(repository, request)
+        return web.json_response([_row(path, data) for path, data in files.items()])
+
+    @routes.get("/api/{kind:models|datasets}/{owner}/{name}/tree/{branch}/{folder:.+}")
+    async def folder(request: web.Request) -> web.Response:
+        if (repository := found(request)) is None:
+            return missing()
+        inside = request.match_info["folder"] + "/"
+        rows = [_row(path, data) for path, data in _served(repository, request).items() if path.startswith(inside)]
+        return web.json_response(rows) if rows else no_entry()
+
+    @routes.get("/api/{kind:models|datasets}/{owner}/{name}/revision/{branch}")
+    async def about_revision(request: web.Request) -> web.Response:
+        return await about(request)
+
+    @routes.post("/api/{kind:models|datasets}/{owner}/{name}/paths-info/{branch}")
+    async def sizes(request: web.Request) -> web.Response:
+        if (repository := found(request)) is None:
+            return missing()
+        form = await request.post() if request.content_type != "application/json" else await request.json()
+        paths = form.getall("paths", []) if hasattr(form, "getall") else form["paths"]
+        files = _served(repository, request)
+        return web.json_response([_row(path, files[path]) for path in paths if path in files])
+
+    @routes.get("/{kind:datasets}/{owner}/{name}/resolve/{branch}/{path:.+}")
+    async def resolve(request: web.Request) -> web.Response:
+        if (repository := found(request)) is None:
+            return missing()
+        data = _served(repository, request).get(request.match_info["path"])
+        if data is None:
+            return no_entry()
+        return web.Response(body=data, headers={"ETag": f'"{_oid(data)}"', "X-Repo-Commit": COMMIT})
 
     @routes.post("/api/{kind:models|datasets}/{owner}/{name}/branch/{branch}")
     async def branch(request: web.Request) -> web.Response:
@@ -191,6 +224,16 @@ def _application(hub: StandIn) -> web.Application:
 def _name(request: web.Request) -> str:
     parts = request.match_info
     return ("datasets/" if parts["kind"] == "datasets" else "") + f"{parts['owner']}/{parts['name']}"
+
+
+def _served(repository: Repository, request: web.Request) -> dict[str, bytes]:
+    """Return the files of the branch, or of the commit, that the path names."""
+    branch = request.match_info["branch"]
+    return repository.branches["main" if branch == COMMIT else branch]
+
+
+def _row(path: str, data: bytes) -> dict[str, Any]:
+    return {"type": "file", "path": path, "size": len(data), "oid": _oid(data)}
 
 
 def _oid(data: bytes) -> str:

@@ -44,6 +44,12 @@ FORBIDDEN_CALLS = {
 ALWAYS_FALSE = {"trust_remote_code", "allow_pickle", "shell"}  # keywords whose only allowed value is False
 
 
+FROM_INDEX = re.compile(
+    rb"\bftis[-_.]node\["
+    rb"|(?:(?:pip3?|pipx|tool) install|uv add|uvx)(?: [^\s#`&;]+)*? [\"']?ftis[-_.]node\b(?![-_./])"
+)
+
+
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """Yield each call with its dotted name, such as `torch.load`."""
     for node in ast.walk(tree):
@@ -146,11 +152,18 @@ def test_no_message_or_page_recommends_a_package_of_an_index() -> None:
     """No index has ftis-node, so anyone can register the name; a self-reference of pyproject.toml is not looked up."""
     root = PACKAGE.parent
     files = [*FILES, *(root / "deploy").rglob("*"), *(root / "docs").rglob("*.md"), root / "README.md"]
-    files += [root / "Dockerfile", root / "Makefile", *(root / "examples").rglob("*.md")]
-    named = [
-        path
-        for path in files
-        if path.is_file()
-        and re.search(rb"ftis[-_]node\[|(pip|pipx|tool) install (--?\S+ )*'?ftis[-_]node\b(?![-/])", path.read_bytes())
-    ]
-    assert named == []
+    files += [root / "Dockerfile", root / "Makefile", *root.glob("*.md"), *(root / "bench").rglob("*.py")]
+    files += [path for path in (root / "examples").rglob("*") if "node_modules" not in path.parts]
+    assert [path for path in files if path.is_file() and FROM_INDEX.search(path.read_bytes())] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("pip install ftis-node", 'pip3 install "ftis-node"', "pip install -U torch 'ftis-node'", "uvx ftis-node"),
+        *("pip install --index-url X ftis.node", "uv add ftis_node", "pipx install ftis-node", 'x "ftis-node[vllm]"'),
+    ],
+)
+def test_a_recommendation_in_any_form_is_found(text: str) -> None:
+    assert FROM_INDEX.search(text.encode())
+    assert not FROM_INDEX.search(b"pip install -e ftis-node/\npip install ./ftis-node\npip install ftis-node-method-a")

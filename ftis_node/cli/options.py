@@ -14,7 +14,7 @@ import typer
 
 from ftis_node.cli.progress import show_fraction
 from ftis_node.config.home import Home, default_home, give_user_folder
-from ftis_node.config.home_files import refuse_newer
+from ftis_node.config.home_files import check_schema
 from ftis_node.errors import FtisError, UsageError
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def home_at(path: Path | None) -> Home:
-    """Return the home at `path`, or the default home. Raises ConfigError if a newer version has written it.
+    """Return the home at `path`, or the default home. Raises ConfigError if another version has written it.
 
     Gives a user without a home folder one in the home.
     """
     home = Home((path or default_home()).expanduser())
-    refuse_newer(home)
+    check_schema(home)
     give_user_folder(home.user)
     return home
 

@@ -16,7 +16,6 @@
     tensorboard/, wandb/   files of those trackers, if `tracking.to` names them
     status.json    the last status, for a stopped node
     logs/          the workers' output
-    backups/       the state before an upgrade
     damaged/       corrupt databases as they were found, the newest two of each
     user/          caches of libraries, if the user has no home folder that can be written
     lock           held while a node runs, with its pid and the address of its status port
@@ -120,7 +119,6 @@ class Home:
 
     identity = _Inside("identity.key")
     marker = _Inside("home.json")
-    backups = _Inside("backups")
     damaged = _Inside("damaged")
     node_toml = _Inside("node.toml")
     run_toml = _Inside("run.toml")

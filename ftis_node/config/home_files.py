@@ -1,9 +1,7 @@
-"""Two files of a home: the version of its schema, and the settings of its last start with the command that resumes it.
+"""Two files of a home: the number of its schema, and the settings of its last start with the command that resumes it.
 
-The schema's number in `home.json` rises when a version can no longer read what an older one wrote. Examples are a new
-column of the buffer and a new field of the checkpoints. A new setting of the run is another, because it changes the run
-id of old manifests. `node/startup/migrations.py` has the steps from each number to the next. A home without the file is
-recognized by its content.
+`home.json` has the number. A home with another number is refused, because no version but the present one has been
+released.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from ftis_node.files import read_object, replace_file
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-HOME_SCHEMA = 5
+HOME_SCHEMA = 1
 REBUILT = "the next start writes it again from the home's content"
 REMEMBERED = {"model": str, "engine": str, "peers": list, "data_paths": dict}
 BUDGET_OPTIONS = {"learn_steps": "--steps", "learn_tokens": "--learn-tokens", "generate_tokens": "--generate-tokens"}
@@ -37,27 +35,19 @@ def marked_schema(home: Home) -> int | None:
     return schema
 
 
-def is_older(home: Home) -> bool:
-    """Return whether an older version wrote the home. A folder without groups and checkpoints is a new home."""
+def check_schema(home: Home) -> None:
+    """Raise ConfigError if another version of ftis-node wrote the home. Changes nothing."""
     schema = marked_schema(home)
-    if schema is None:
-        return home.replay.exists() or any(home.checkpoints.glob("step-*"))
-    return schema < HOME_SCHEMA
-
-
-def refuse_newer(home: Home) -> None:
-    """Raise ConfigError if a newer version of ftis-node wrote the home. Changes nothing."""
-    schema = marked_schema(home)
-    if schema is not None and schema > HOME_SCHEMA:
+    if schema not in (None, HOME_SCHEMA):
         raise ConfigError(
-            f"{home.root} was written by a newer ftis-node (schema {schema}, this one knows {HOME_SCHEMA}): "
-            "update ftis-node, or give another --home"
+            f"{home.root} was written by another version of ftis-node (schema {schema}, this one reads {HOME_SCHEMA}): "
+            "use that version, or give another --home"
         )
 
 
-def mark_schema(home: Home, schema: int) -> None:
+def mark_schema(home: Home) -> None:
     """Write the marker, whole or not at all. Raises OSError."""
-    replace_file(home.marker, (json.dumps({"schema": schema}) + "\n").encode())
+    replace_file(home.marker, (json.dumps({"schema": HOME_SCHEMA}) + "\n").encode())
 
 
 def last_settings(home: Home) -> dict[str, Any]:

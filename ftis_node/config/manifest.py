@@ -27,7 +27,6 @@ from pydantic import (
 )
 
 from ftis_node.config.method_section import MethodSection
-from ftis_node.config.renamed_keys import MANIFEST_KEYS, refuse_old_keys, with_new_keys
 from ftis_node.config.section import Section, first_problem, is_unknown_name
 from ftis_node.config.step import OptimizerSection, StepSection
 from ftis_node.errors import ConfigError
@@ -35,7 +34,7 @@ from ftis_node.files import parse_toml, read_text
 
 PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "sums-ftis", "gsm8k-ftis", "rg-swarm")
 RUN_ID_HEX = 32
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 MAX_TASK_CHARS = 512
 
 Codec = Literal["exact", "lossless", "lossy"]
@@ -196,15 +195,12 @@ def _run_id(manifest: RunManifest) -> str:
     return hashlib.sha256(manifest.canonical()).hexdigest()[:RUN_ID_HEX]
 
 
-def parse_manifest(text: str, *, source: str, upgrade: bool = False, task: str | None = None) -> RunManifest:
+def parse_manifest(text: str, *, source: str, task: str | None = None) -> RunManifest:
     """Return the manifest in TOML text; `source` names it in errors. `task` is the SPEC of a text that has none.
 
-    With `upgrade` keys of schema 1 are renamed, else refused with their new names. Raises ConfigError in one line.
+    Raises ConfigError in one line.
     """
     tables = parse_toml(text, source=source)
-    if upgrade and tables.get("schema_version", 1) == 1:
-        tables = with_new_keys(tables, MANIFEST_KEYS) | {"schema_version": SCHEMA_VERSION}
-    refuse_old_keys(tables, MANIFEST_KEYS, source=source)
     if task is not None:
         tables.setdefault("task", task)
     if "task" not in tables:
@@ -216,8 +212,8 @@ def parse_manifest(text: str, *, source: str, upgrade: bool = False, task: str |
 
 
 def read_own_manifest(path: Path) -> RunManifest:
-    """Return the manifest in a home, which an older version may have written. Raises ConfigError, FileNotFoundError."""
-    return parse_manifest(read_text(path), source=str(path), upgrade=True)
+    """Return the manifest in a home. Raises ConfigError, FileNotFoundError."""
+    return parse_manifest(read_text(path), source=str(path))
 
 
 def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:

@@ -106,7 +106,7 @@ def _require(kind: str, name: str, known: Iterable[str], group: str, package: st
     if entry is None:
         source = f"a package adds it by the entry point {group}" if package is None else _wish(package)
         names = ", ".join(f"'{one}'" for one in known)
-        raise ValueError(f"no {kind} {name:.64} is installed: {source}; built in are {names}")
+        raise ValueError(f"no {kind} {name[:64]!r} is installed: {source}; built in are {names}")
     if package is not None and _normalized(describe(entry).package) != _normalized(package):
         raise ValueError(f"{describe(entry)} is installed, but {_wish(package)}")
     return name

@@ -21,8 +21,6 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ftis_node.config.home import Home
-from ftis_node.config.home_files import is_older
 from ftis_node.config.limits import (
     AccessSection,
     Admission,
@@ -35,12 +33,6 @@ from ftis_node.config.limits import (
 from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
 from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
-from ftis_node.config.renamed_keys import (
-    NODE_KEYS,
-    refuse_old_keys,
-    refuse_old_variables,
-    with_new_keys,
-)
 from ftis_node.config.roles import ROLES, Role, RolesSection
 from ftis_node.config.section import Section, first_problem
 from ftis_node.config.workers import (
@@ -278,14 +270,9 @@ def load_node_settings(
 
     `remembered` are those of the last start that come before the defaults.
 
-    Raises ConfigError in one line that names the key. An old key is an error that names its new key. In an older home
-    it is none, because the start of the node upgrades the file.
+    Raises ConfigError in one line that names the key.
     """
     tables = read_toml(node_toml) if os.path.lexists(node_toml) else {}
-    if tables and is_older(Home(node_toml.parent)):
-        tables = with_new_keys(tables, NODE_KEYS)
-    refuse_old_keys(tables, NODE_KEYS, source=str(node_toml))
-    refuse_old_variables(os.environ)
 
     class FromEverywhere(NodeSettings):
         """The settings with their sources in order of precedence."""

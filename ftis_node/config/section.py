@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 def _similar(word: object, known: Iterable[str]) -> str:
     """Return the question whether the nearest known word was meant; "" if none is near."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
+    close = difflib.get_close_matches(str(word), [one for one in known if one != word], n=1)
     return f": did you mean {close[0]!r}?" if close else ""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import refuse_newer
+from ftis_node.config.home_files import check_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object
@@ -102,7 +102,7 @@ def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | No
 
 
 def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | None:
-    refuse_newer(home)
+    check_schema(home)
     try:
         settings = read_object(home.settings)
         role, name, domain = (str(settings.get(key) or "") for key in ("role", "name", "task"))

@@ -109,6 +109,14 @@ class ChatTemplate:
         )
 
 
+def _product_size(left: Any, right: Any) -> int:
+    """Return the bits of a product of integers, or the items of a repeated text or list; 0 for anything else."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() + right.bit_length()
+    number, items = (left, right) if isinstance(left, int) else (right, left)
+    return number * len(items) if isinstance(number, int) and isinstance(items, str | list | tuple) else 0
+
+
 def _formatted(time: datetime, form: str) -> str:
     """Return `time.strftime(form)`, where `%s` does not depend on the machine's time zone."""
     return time.strftime(SECONDS.sub(lambda found: f"{found[1]}{int(time.timestamp())}", form))
@@ -122,6 +130,13 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Environment that counts turns of loops and calls of macros, because some texts may make a template loop."""
 
     turns_left = 0
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Return the product. Raises TooManyTurnsError for a power, and for a product of very many items or bits."""
+        if operator == "**" or _product_size(left, right) > MAX_TURNS:
+            raise TooManyTurnsError(f"{operator} may make a large value")
+        return super().call_binop(context, operator, left, right)
 
     def take_turn(self) -> str:
         self.turns_left -= 1

@@ -145,13 +145,15 @@ class PromptTokenizer:
 
     @cached_property
     def hidden_ids(self) -> NDArray[np.int32]:
-        """The ids of special tokens that no answer may contain, ascending; the tags of the answer format are allowed.
+        """The ids that no answer may contain, ascending, because its text does not show them.
 
-        Nodes with one fingerprint have the same ones.
+        They are special tokens, except for the tags of the answer format, and ids that the vocabulary leaves out. Nodes
+        with one fingerprint have the same ones.
         """
         added = self._tokenizer.added_tokens_decoder.items()
-        hidden = [int(token) for token, each in added if each.special and each.content not in ANSWER_TAGS]
-        return np.array(sorted(hidden), dtype=np.int32)
+        special = {int(token) for token, each in added if each.special and each.content not in ANSWER_TAGS}
+        left_out = set(range(self.num_ids)).difference(self._tokenizer.get_vocab().values())
+        return np.array(sorted(special | left_out), dtype=np.int32)
 
     @cached_property
     def template(self) -> ChatTemplate | None:

@@ -10,5 +10,5 @@ Files and folders:
     peers/        registry and reputation of peers, answers to their requests
     http_api/     local HTTP ports
     supervision/  stuck tasks, blocking work, shutdown
-    storage/      disk use of a home: quota, cleanup, exports, backups
+    storage/      disk use of a home: quota, cleanup, exports
 """

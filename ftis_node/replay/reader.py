@@ -114,8 +114,6 @@ class ReplayReader:
         """Open the buffer. Raises ConfigError if there is none at `path`."""
         self._path = path
         self._db = open_reader(path)
-        columns = {row["name"] for row in self._db.execute("SELECT name FROM pragma_table_info('groups')")}
-        self._num_bytes = "num_bytes" if "num_bytes" in columns else "length(envelope)"  # of an older version
 
     def close(self) -> None:
         self._db.close()
@@ -226,7 +224,7 @@ class ReplayReader:
         return own + pruned_own, foreign + pruned_foreign
 
     def ready_foreign_bytes(self) -> int:
-        query = f"SELECT sum({self._num_bytes}) FROM groups WHERE state = 'ready' AND own = 0"
+        query = "SELECT sum(num_bytes) FROM groups WHERE state = 'ready' AND own = 0"
         return self._db.execute(query).fetchone()[0] or 0
 
     def list_groups(self, *, limit: int, state: str | None = None) -> list[GroupSummary]:
@@ -287,15 +285,13 @@ class ReplayReader:
         return (StoredGroup.from_row(row) for row in self._db.execute(query, (since, reasons)) if is_sound(row))
 
     def kept_bytes(self) -> int:
-        return self._db.execute(f"SELECT sum({self._num_bytes}) FROM groups").fetchone()[0] or 0
+        return self._db.execute("SELECT sum(num_bytes) FROM groups").fetchone()[0] or 0
 
     def figures(self) -> BufferFigures:
         states, reasons, totals, tokens, envelope_bytes = Counter[str](), Counter[str](), Counter[str](), 0, 0
         for name, value in self._db.execute("SELECT name, value FROM totals"):  # those of pruned groups
             totals[name.removeprefix("forgotten_")] = value
-        query = (
-            f"SELECT state, own, reason, count(*), sum(num_tokens), sum({self._num_bytes}) FROM groups GROUP BY 1, 2, 3"
-        )
+        query = "SELECT state, own, reason, count(*), sum(num_tokens), sum(num_bytes) FROM groups GROUP BY 1, 2, 3"
         for state, is_own, reason, num_groups, num_tokens, num_bytes in self._db.execute(query):
             origin = "own" if is_own else "foreign"
             states[state] += num_groups
@@ -304,7 +300,7 @@ class ReplayReader:
             totals[f"tokens_{origin}"] += num_tokens
             totals[f"trained_{origin}"] += num_groups if reason == ReleaseReason.TRAINED else 0
             tokens += num_tokens if state != State.RELEASED else 0
-            envelope_bytes += num_bytes or 0  # none before an upgrade has filled the column
+            envelope_bytes += num_bytes
         return BufferFigures(
             ready=states[State.READY],
             taken=states[State.TAKEN],

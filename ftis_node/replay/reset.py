@@ -92,16 +92,6 @@ def write_empty_buffer(path: Path, *, record: EventLogSummary) -> None:
         buffer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def note_pruned(path: Path, *, record: EventLogSummary) -> None:
-    """Record the numbers of those groups of `record` that the buffer at `path` no longer stores.
-
-    Before schema 3 a buffer did not record what it pruned. Without this call, pruned groups would count as lost
-    commits.
-    """
-    with closing(open_writer(path)) as buffer, transaction(buffer):
-        _forget_absent(buffer, record.admitted)
-
-
 def limit_reset_at(buffer: sqlite3.Connection) -> None:
     """Change a reset time in the future to now. The clock was ahead then, and peers' groups would be rejected."""
     latest = int(time.time()) + 1

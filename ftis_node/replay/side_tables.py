@@ -5,7 +5,7 @@ identity, the last number is uncertain. Then numbers continue at the seconds sin
 skipped numbers. The position does not include them, so nodes with the same prompt order stay at about the same prompt.
 
 By the numbers of pruned groups, the node rejects an old envelope whose group it no longer stores. The table keeps the
-most recently pruned ones. An older group is still rejected because of its age. Earlier versions stored intervals.
+most recently pruned ones. An older group is still rejected because of its age.
 """
 
 from __future__ import annotations
@@ -60,10 +60,3 @@ def position_of(last_number: int, skipped_numbers: int) -> int:
     """Return the position in the prompt order; 0 if the skipped numbers are unknown."""
     position = last_number - skipped_numbers
     return position if 0 <= position < MAX_POSITION else 0
-
-
-def note_skipped(db: sqlite3.Connection) -> None:
-    """Record the skipped numbers of a buffer that an older version has reset. Its position becomes 0."""
-    last_number = read_total(db, LAST_NUMBER)
-    if last_number >= MAX_POSITION:
-        db.execute("INSERT OR IGNORE INTO totals (name, value) VALUES (?, ?)", (SKIPPED_NUMBERS, last_number))

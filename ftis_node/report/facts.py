@@ -21,7 +21,6 @@ from ftis_node.replay.group_history import read_completion
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
-from ftis_node.telemetry.events import present_reason
 from ftis_node.telemetry.history import ROUTINE, History, HistoryReader, read_event
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class EventTotals:
             self.tokens[kind] += head.num_tokens
         elif name in COUNTED:
             self.traffic.count(name, head.time)
-        reason = present_reason(head.reason)
+        reason = head.reason
         if name == "refused" and (reason in self.refused or len(self.refused) < MAX_REASONS):
             self.refused[reason] += 1
         if name not in ROUTINE:

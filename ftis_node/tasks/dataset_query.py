@@ -61,6 +61,22 @@ def whole_weights(weights: Sequence[Fraction], text: str) -> list[int]:
     return reduced
 
 
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """Local `file`, or a `split` of a repository `hub`; the columns to read, and a pattern to check."""
+
+    columns: tuple[str, ...]
+    file: str = ""
+    hub: str = ""
+    config: str = ""
+    revision: str = ""
+    split: str = ""
+    pattern: str = ""
+
+    def __str__(self) -> str:
+        return self.file or f"{self.hub} ({self.split})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetQuery:
     """Parsed QUERY. `reward` holds names with whole-number weights, sorted; all other fields are the parameters."""

@@ -4,9 +4,9 @@ Problem i is the i-th different question, in the order of the rows: a row that r
 The digest is SHA-256 over one line per problem, `["QUESTION","ANSWER"]` in JSON without spaces, in UTF-8, each ended by
 a line feed. It does not depend on the file's format.
 
-Rows of a data set, read in a child process that has a time limit and frees the memory of its libraries.
+Rows of a data set, read in a child process that has limits of time, memory and disk, and frees what its libraries take.
 
-    python -m ftis_node.tasks.dataset_rows SOURCE-AS-JSON LIMIT_S     one JSON list of cells per row on stdout
+    python -m ftis_node.tasks.dataset_rows SOURCE-AS-JSON LIMIT_S MAX_DISK_BYTES      one JSON list of cells per row
 
 The child reads only the chosen columns. A local file is JSON lines, Parquet or CSV by the end of its name. The library
 `datasets` reads the hub. Without a network it retries for minutes, so the child first checks whether the hub answers;
@@ -17,24 +17,22 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
 import json
 import logging
 import math
+import resource
 import signal
-import subprocess
 import sys
-import urllib.error
-import urllib.request
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ftis_node.errors import FtisError, NetworkError, TaskError
-from ftis_node.files import check_regular, hub_cache_problem
-from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, check_pattern
+from ftis_node.errors import DiskFullError, FtisError, NetworkError, TaskError
+from ftis_node.files import check_regular
+from ftis_node.tasks.dataset_disk import MAX_DISK_BYTES, run_watched, too_large
+from ftis_node.tasks.dataset_hub import hub_rows
+from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, RowSource, check_pattern
 from ftis_node.tasks.problems import Problem
 
 if TYPE_CHECKING:
@@ -45,37 +43,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FETCH_LIMIT_S: Final = 120.0
-PROBE_LIMIT_S: Final = 5.0
 MAX_OUTPUT_BYTES: Final = 256 << 20  # of the chosen columns as JSON; a node holds them in memory
 MAX_FILE_BYTES: Final = 4 << 30
+MAX_MEMORY_BYTES: Final = 4 << 30  # of the child; a small Parquet file can hold one large text many times
 MAX_LINE_BYTES: Final = 16 << 20
 BATCH_ROWS: Final = 1024
 MAX_COLUMNS_SHOWN: Final = 20
+COMPRESSED: Final = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"(\xb5/\xfd": "zstd",
+}
+"""The first bytes of files that are not unpacked here. The user does that, and sees the size."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowSource:
-    """Local `file`, or a `split` of a repository `hub`; the columns to read, and a pattern to check."""
+def read_rows(
+    source: RowSource, *, limit_s: float = FETCH_LIMIT_S, max_disk_bytes: int = MAX_DISK_BYTES, instead: str = ""
+) -> list[list[Any]]:
+    """Return the cells of each row, in the order of the columns.
 
-    columns: tuple[str, ...]
-    file: str = ""
-    hub: str = ""
-    config: str = ""
-    revision: str = ""
-    split: str = ""
-    pattern: str = ""
-
-    def __str__(self) -> str:
-        return self.file or f"{self.hub} ({self.split})"
-
-
-def read_rows(source: RowSource, *, limit_s: float = FETCH_LIMIT_S, instead: str = "") -> list[list[Any]]:
-    """Return the cells of each row, in the order of the columns. Raises TaskError and NetworkError in one line.
-
-    A NetworkError names `instead`, the spec of a local file.
+    Raises TaskError, DiskFullError and NetworkError in one line. The last names `instead`, the spec of a local file.
     """
-    command = [sys.executable, "-m", __name__, json.dumps(asdict(source)), str(limit_s)]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(source)), str(limit_s), str(max_disk_bytes)]
+    result = run_watched(command)
+    if result.passed_bytes is not None:
+        raise TaskError(too_large(str(source), result.passed_bytes, "unpacked; its files are removed again"))
     if result.returncode == 0:
         return [json.loads(line) for line in result.stdout.splitlines()]
     reason = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -83,14 +77,16 @@ def read_rows(source: RowSource, *, limit_s: float = FETCH_LIMIT_S, instead: str
         reason = f"{source}: not read within {limit_s:g} s"
     if result.returncode == NetworkError.exit_code or (source.hub and result.returncode == -signal.SIGALRM):
         raise NetworkError(f"{reason}: give a local file as {instead}")
+    if result.returncode == DiskFullError.exit_code:
+        raise DiskFullError(reason)
     if result.returncode not in (TaskError.exit_code, -signal.SIGALRM):
         reason = f"{source} cannot be read ({reason or f'exit code {result.returncode}'})"
     raise TaskError(reason)
 
 
-def _write_rows(source: RowSource) -> None:
+def _write_rows(source: RowSource, max_disk_bytes: int = MAX_DISK_BYTES) -> None:
     num_bytes = 0
-    for row in _hub_rows(source) if source.hub else _file_rows(source):
+    for row in _hub_rows(source, max_disk_bytes) if source.hub else _file_rows(source):
         line = json.dumps([row.get(name) for name in source.columns], default=lambda value: [type(value).__name__])
         num_bytes += len(line) + 1
         if num_bytes > MAX_OUTPUT_BYTES:
@@ -106,6 +102,11 @@ def _file_rows(source: RowSource) -> Iterator[dict[str, Any]]:
     check_regular(file)
     if (size := file.stat().st_size) > MAX_FILE_BYTES:
         raise TaskError(f"{file}: {size >> 30} GiB are too many, at most {MAX_FILE_BYTES >> 30} GiB: take fewer rows")
+    with file.open("rb") as start:
+        head = start.read(8)
+    for magic, kind in COMPRESSED.items():
+        if head.startswith(magic):
+            raise TaskError(f"{file} is compressed ({kind}): unpack it, and give the unpacked file")
     read = {".parquet": _parquet_rows, ".csv": _csv_rows}.get(file.suffix, _json_rows)
     return read(file, source)
 
@@ -152,56 +153,16 @@ def _parquet_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
         _check_columns(source, table.schema_arrow.names)
         for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=list(source.columns)):
             yield from batch.to_pylist()
+    except pyarrow.ArrowMemoryError:
+        raise MemoryError from None
     except pyarrow.ArrowException as error:
         raise TaskError(f"{file}: invalid Parquet ({' '.join(str(error).split())})") from None
 
 
-def _hub_rows(source: RowSource) -> Iterator[dict[str, Any]]:
-    if importlib.util.find_spec("datasets") is None:
-        raise TaskError(f"{source} needs the package datasets: install it, or give a local file")
-    if Path(source.hub).exists():  # `datasets` would read it, and another person may have written the manifest
-        raise TaskError(f"{source}: a folder or file here has the name of the repository: start in another folder")
-    from huggingface_hub import constants
-
-    if not constants.HF_HUB_OFFLINE and not _answers(constants.ENDPOINT):
-        constants.HF_HUB_OFFLINE = True  # `datasets` copies the value at its import
-    rows = _hub_split(source)
+def _hub_rows(source: RowSource, max_disk_bytes: int) -> Iterator[dict[str, Any]]:
+    rows = hub_rows(source, max_disk_bytes)
     _check_columns(source, rows.column_names)
     yield from rows.select_columns(list(source.columns))
-
-
-def _hub_split(source: RowSource) -> Any:
-    """Return the split as the library's data set. A cache that this user may only read serves earlier downloads."""
-    import datasets
-    from huggingface_hub import constants
-
-    arguments = source.hub, source.config or None
-    options = {"split": source.split, "revision": source.revision or None}
-    try:
-        return datasets.load_dataset(*arguments, **options)
-    except Exception as error:  # the library has dozens of them
-        problem = hub_cache_problem(error)
-        if not problem:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise NetworkError(f"cannot get {source} from the hub ({reason})") from None
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    datasets.builder.FileLock = lambda path: nullcontext()  # nobody who could write has to wait for this reader
-    try:
-        return datasets.load_dataset(*arguments, **options)
-    except Exception:
-        raise TaskError(f"{source}: {problem}") from None
-
-
-def _answers(address: str) -> bool:
-    """Return whether a server answers at the address."""
-    request = urllib.request.Request(address, method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=PROBE_LIMIT_S).close()  # nosec B310: the hub's own address
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _check_columns(source: RowSource, names: Iterable[str]) -> None:
@@ -212,13 +173,13 @@ def _check_columns(source: RowSource, names: Iterable[str]) -> None:
         raise TaskError(f"{source} has no column {missing[0]!r}: its columns are {shown}")
 
 
-def _run(argument: str) -> int:
+def _run(argument: str, max_disk_bytes: int) -> int:
     """Write the rows, and return the exit code."""
     try:
         source = RowSource(**json.loads(argument))
         if source.pattern:
             check_pattern(source.pattern)
-        _write_rows(source)
+        _write_rows(source, max_disk_bytes)
         sys.stdout.flush()
     except FtisError as error:
         sys.stderr.write(f"\n{error}\n")  # a progress bar of the library may have left its line open
@@ -226,13 +187,19 @@ def _run(argument: str) -> int:
     except OSError as error:
         sys.stderr.write(f"{error.filename}: cannot be read ({error.strerror})\n")
         return TaskError.exit_code
+    except MemoryError:
+        sys.stderr.write(f"{source}: its rows need more than {MAX_MEMORY_BYTES >> 30} GiB of memory: take fewer rows\n")
+        return TaskError.exit_code
     return 0
 
 
 if __name__ == "__main__":
     # SIGALRM has no handler, so it ends this process wherever it hangs.
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
-    sys.exit(_run(sys.argv[1]))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    sys.exit(_run(sys.argv[1], int(sys.argv[3])))
 
 
 def digest_of(problems: tuple[Problem, ...]) -> str:

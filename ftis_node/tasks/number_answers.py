@@ -49,7 +49,7 @@ _UNIT = re.compile(r"\s*\\(?:text|mbox|mathrm)\s*\{[^{}\d]*\}(?:\^(?:\{\d\}|\d))
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _REMARK = re.compile(r"(?<=\d)([^()=]*?)\([^()]*\)\s*$")
 _OF_ALL = re.compile(r"(?<=\d) (?:out )?of (?:the |a total of )?\d[\d,]*(?=\s|$)")
-_WORDS = re.compile(r"[^\d\\^*+<>|_{}\[\]()=&]*")
+_WORDS = re.compile(r"[^\d\\^*+<>≤≥≠±|_{}\[\]()=&]*")
 _LETTER = re.compile(r"(?<![A-Za-z'])[B-Zb-z](?![A-Za-z])")
 _UNIT_LETTERS: Final = frozenset("CFJKLVWdghlmst")
 _SCALES = re.compile(

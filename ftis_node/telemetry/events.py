@@ -1,10 +1,7 @@
-"""The event log: one JSON line for each event, in `events.jsonl`; and former names of events and reasons.
+"""The event log: one JSON line for each event, in `events.jsonl`.
 
 Every stage of a rollout writes one line with the group's id, so a text search follows one group from prompt to
 gradient. The file is rotated by size, so it does not fill the disk.
-
-Event logs keep the names of the version that wrote them: events, rejection reasons, kinds of behavior, trust levels.
-Their readers apply the tables of former names. `peers.sqlite` is upgraded.
 """
 
 from __future__ import annotations
@@ -25,44 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-EVENT_SCHEMA = 4  # in each `start` event; a log without it has the names of schema 1
-EVENTS = {  # of schema 1
-    "tidied": "disk_reclaimed",
-    "saved": "recovered",
-    "fell_back": "checkpoint_fallback",
-    "buffer_behind": "buffer_rolled_back",
-    "asked": "backfill_requested",
-    "announced_again": "reannounced",
-    "standing": "reputation_changed",
-    "hand_over_failed": "weight_sync_failed",
-    "hand_over_fell_back": "weight_sync_fallback",
-    "proof_failed": "weight_check_failed",
-    "member_joined": "peer_joined",
-    "member_left": "peer_left",
-}
-REASONS = {  # of schemas 2 and 3, in `refused` and `reputation_changed` and in a peer's record
-    "unasked": "unsolicited",
-    "number": "sequence_reused",
-    "clock": "clock_skew",
-    "text_form": "wrong_encoding",
-    "vocabulary": "token_out_of_range",
-    "prompt": "prompt_mismatch",
-    "text": "not_encodable",
-    "reward": "reward_mismatch",
-    "unscored": "scoring_failed",
-    "audit": "logprob_mismatch",
-    "understated": "understated_logprobs",
-    "finish": "finish_reason",
-    "announcement_clock": "announcement_clock_skew",
-    "copy": "duplicate_completions",
-    "copy_ours": "duplicate_of_own",
-    "weights_of": "weights_not_offered",
-    "scoring_time": "scoring_timeout",
-    "mishap": "harmless",
-    "flooded": "rate_limited",
-    "lied": "false_claim",
-}
-TRUST_LEVELS = {"watched": "probation"}  # of schema 2, in `reputation_changed`
+EVENT_SCHEMA = 1  # in each `start` event
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BYTES = 64 << 20
@@ -71,37 +31,6 @@ LONGEST_LINE = 1 << 20
 MAX_WAITING_BYTES = 8 << 20
 MAX_ROTATED_FILES = 99
 JsonValue = str | int | float | bool | None
-
-
-def present_name(name: str) -> str:
-    """Return the current name of an event of any schema."""
-    return EVENTS.get(name, name)
-
-
-def present_reason(reason: str) -> str:
-    """Return the current name of a rejection reason or kind of behavior of any schema."""
-    return REASONS.get(reason, reason)
-
-
-def with_present_name(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the event with current names. Raise KeyError for an event without a name."""
-    if not isinstance(event["event"], str):
-        return event
-    name = present_name(event["event"])
-    if name == "refused":
-        return event | _present_fields(event, "reason", REASONS) | {"event": name}
-    if name == "reputation_changed":
-        standing = _present_fields(event, "standing", TRUST_LEVELS)
-        return event | standing | _present_fields(event, "why", REASONS) | {"event": name}
-    return event if name == event["event"] else event | {"event": name}
-
-
-def _present_fields(event: dict[str, Any], field: str, names: dict[str, str]) -> dict[str, str]:
-    """Return a field with its current name. The field holds a name, or a name, a colon and details."""
-    if not isinstance(value := event.get(field), str):
-        return {}
-    name, colon, details = value.partition(":")
-    return {field: names.get(name, name) + colon + details}
 
 
 class EventLog:
@@ -221,7 +150,7 @@ def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:
     events = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
-            event = with_present_name(json.loads(line))
+            event = json.loads(line)
             if name is None or event["event"] == name:
                 events.append(event)
     return events

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ftis_node.telemetry.events import EventReader, present_name, with_present_name
+from ftis_node.telemetry.events import EventReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -178,9 +178,7 @@ def read_head(line: bytes) -> EventHead | None:
     If another field has a wrong type or is NaN, the head has only time, name and step.
     """
     try:
-        head = _DECODER.decode(line)
-        head.event = present_name(head.event)
-        return head
+        return _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
@@ -207,7 +205,7 @@ def read_event(line: bytes) -> dict[str, Any]:
         event: dict[str, Any] = json.loads(line)
     except RecursionError:
         raise ValueError("nested too deep") from None
-    return with_present_name(event) if isinstance(event, dict) and "event" in event else event
+    return event
 
 
 def step_point(event: dict[str, Any]) -> StepPoint:

@@ -134,7 +134,7 @@ def test_a_run_whose_package_is_missing_is_refused_in_one_line() -> None:
         parse_manifest(PLUGIN_RUN.replace("sqrt", "absent"), source="run.toml")
     line = str(caught.value)
     assert (
-        "no method absent_tis is installed: the author of the manifest wants the Python package "
+        "no method 'absent_tis' is installed: the author of the manifest wants the Python package "
         "ftis-node-method-absent. Its code runs with all your rights. Check where it comes from"
     ) in line
     assert "install ftis-node-method-absent" not in line, "another person's wish is no instruction"
@@ -143,7 +143,7 @@ def test_a_run_whose_package_is_missing_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"run x needs a package .*a package adds it by the entry point") as caught:
         parse_canonical(canonical, source="run x")
     assert "another version" not in str(caught.value)
-    with pytest.raises(ConfigError, match="no filter absent is installed"):
+    with pytest.raises(ConfigError, match="no filter 'absent' is installed"):
         parse_manifest('name = "a"\ntask = "x"\n[method]\nfilter = "absent"', source="run.toml")
     with pytest.raises(ConfigError, match="method 'ftis' is built in"):
         parse_manifest('name = "a"\ntask = "x"\n[method]\npackage = "p"', source="run.toml")

@@ -6,7 +6,6 @@ the old or the new state, and the new one after the write has returned.
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ from ftis_node.learner.checkpoint.checkpoint import (
     state_of,
     write_checkpoint,
 )
-from ftis_node.learner.checkpoint.checkpoint_files import older_checkpoints, renew
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer
@@ -82,37 +80,13 @@ def _first_checkpoint_found(root: Path) -> str:
     return "old" if found is None else _checkpoint_found(root)
 
 
-def _save_older_checkpoint(root: Path) -> None:
-    """Write a checkpoint in the former format."""
-    _save_checkpoint(root, 2)
-    folder = Home(root / "home").checkpoints / "step-00000002"
-    (folder / "checksums.json").unlink()
-    state = json.loads((folder / "state.json").read_text())
-    state["format"] = 1
-    (folder / "state.json").write_text(json.dumps(state))
-
-
-def _renew(root: Path) -> None:
-    (path,) = older_checkpoints(Home(root / "home").checkpoints, run_id="r")
-    renew(path, run_id="r", groups_of=lambda step: ())
-
-
-def _renewed_found(root: Path) -> str:
-    """Both formats are valid if the learner can read them, because the next start converts an old one again."""
-    was_older = bool(older_checkpoints(Home(root / "home").checkpoints, run_id="r"))
-    if was_older:
-        _renew(root)
-    found = _checkpoint_found(root)
-    return found if found != "new" else "old" if was_older else "new"
-
-
 def _identity_found(root: Path) -> str:
     path = root / "identity.key"
     return "old" if not path.exists() else "new" if Identity.load(path).seed == SEED else "another"
 
 
 def _marked_found(root: Path) -> str:
-    return {3: "old", 4: "new"}.get(marked_schema(Home(root)) or 0, "gone")
+    return "old" if marked_schema(Home(root)) is None else "new"
 
 
 def _replace_folder(root: Path, text: str) -> None:
@@ -132,16 +106,13 @@ DURABLE_WRITES = [
         _first_checkpoint_found,
         equivalent=frozenset({1, 2, 3}),
     ),
-    DurableWrite("upgraded checkpoint", _save_older_checkpoint, _renew, _renewed_found, equivalent=frozenset({1, 3})),
     DurableWrite(
         "identity",
         lambda root: None,
         lambda root: Identity.from_seed(SEED).save(root / "identity.key"),
         _identity_found,
     ),
-    DurableWrite(
-        "home's schema", lambda root: mark_schema(Home(root), 3), lambda root: mark_schema(Home(root), 4), _marked_found
-    ),
+    DurableWrite("home's schema", lambda root: None, lambda root: mark_schema(Home(root)), _marked_found),
     DurableWrite(
         "manifest and settings",
         lambda root: (root / "run.toml").write_text("old"),

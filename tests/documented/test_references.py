@@ -9,6 +9,7 @@ from ftis_node.algorithms.methods import METHODS
 from ftis_node.cli.app import app
 from ftis_node.config.manifest import PRESETS
 from tests.documented import cli_reference, events
+from tests.documented.families import PAGE, PRESET, families_table, with_table
 from tests.documented.methods import methods_table, parameters_table
 from tests.documented.metrics import metrics_table
 from tests.documented.pages import ROOT
@@ -51,6 +52,13 @@ def test_the_page_of_methods_has_the_tables_of_the_code() -> None:
 
 def test_the_page_of_metrics_has_the_table_of_the_code() -> None:
     assert metrics_table() in (DOCS / "reference/metrics.md").read_text(), "run `make docs`"
+
+
+def test_the_page_of_models_has_the_table_of_the_tested_families() -> None:
+    page = PAGE.read_text()
+    assert families_table() in page, "run `make docs`"
+    assert with_table(page) == page
+    assert f"`{PRESET}`" in page
 
 
 def test_the_architecture_page_names_every_package() -> None:

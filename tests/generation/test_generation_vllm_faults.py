@@ -215,6 +215,19 @@ async def test_a_core_that_cannot_start_reports_its_own_error(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(240)
+async def test_a_size_of_heads_that_vllm_lacks_ends_the_first_start(tmp_path: Path) -> None:
+    """vLLM starts, and fails in the first step. That is no restart."""
+    save_model(tmp_path / "model", head_dim=16)
+    client = make_client(tmp_path, engine_core="inside")
+    try:
+        with pytest.raises(EngineError, match=r"^vLLM's CPU build fails on model: use --engine torch \("):
+            await client.start()
+        assert (client.state, client.restarts) == (WorkerState.FAILED, 0)
+    finally:
+        await client.stop()
+
+
+@pytest.mark.timeout(240)
 def test_the_processes_of_vllm_end_with_a_killed_daemon(tmp_path: Path) -> None:
     save_model(tmp_path / "model", **VLLM_MODEL)
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}

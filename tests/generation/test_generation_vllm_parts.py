@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 import torch
 from generation_support import SETTINGS, make_request, save_model
+from transformers import FalconH1Config, Mamba2Config
 
 from ftis_node.config.workers import GenerationSection
 from ftis_node.errors import (
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.base import EngineSettings
 
 SOURCE = ModelSource("tiny", Path("models/tiny"))
+NO_MODEL = ModelSource("m", Path("models/missing"))
 
 
 def settings(**changed: Any) -> EngineSettings:
@@ -273,17 +276,17 @@ def test_an_error_names_its_cause_in_another_process(
             worker_log = WorkerLog()
             assert worker_log.with_cause(LOST_CORE) == LOST_CORE, "an older line is taken for the cause"
             os.write(2, CORE_LOG.replace("CAUSE", cause).encode())
-            error = explained(RuntimeError(PARENT_ERROR), "m", worker_log)
+            error = explained(RuntimeError(PARENT_ERROR), NO_MODEL, "cuda", worker_log)
             lost = worker_log.with_cause(LOST_CORE)
-            own = explained(ValueError("an error of this process"), "m", worker_log)
+            own = explained(ValueError("an error of this process"), NO_MODEL, "cuda", worker_log)
         finally:
             os.dup2(kept, 2)
             os.close(kept)
     assert type(error) is kind
-    assert f" {message} Tried this. (use" in str(error) or f" ({message} Tried this.): see" in str(error)
+    assert f" ({message} Tried this.; the worker" in str(error) or f" ({message} Tried this.): see" in str(error)
     assert "root cause" not in str(error)
     assert lost == f"{LOST_CORE} ({message} Tried this.)"
-    assert str(own) == "vLLM cannot serve m: an error of this process (use --engine torch, or see the worker's log)"
+    assert str(own) == "vLLM fails on m: use --engine torch (an error of this process; the worker's log has more)"
 
 
 def test_a_log_without_an_error_has_no_cause() -> None:
@@ -308,7 +311,22 @@ def test_a_log_without_an_error_has_no_cause() -> None:
     ],
 )
 def test_the_message_of_vllm_decides_the_type_of_the_error(message: str, kind: type[EngineError]) -> None:
-    assert type(explained(ValueError(message), "m", WorkerLog())) is kind
+    assert type(explained(ValueError(message), NO_MODEL, "cpu", WorkerLog())) is kind
+
+
+def test_a_fault_of_vllm_with_a_model_is_one_line_of_ours_with_the_cause_in_brackets(tmp_path: Path) -> None:
+    """The advice is the torch engine only if that has a cache for the model."""
+    cause = RuntimeError("failed in vLLM: IndexError: index 5 is out of bounds")
+    for name, config in (("served", Mamba2Config), ("unserved", FalconH1Config)):
+        config().save_pretrained(tmp_path / name)
+    served, unserved = (
+        explained(cause, ModelSource(name, tmp_path / name), "cpu", WorkerLog()) for name in ("served", "unserved")
+    )
+    begin = "vLLM's CPU build fails on"
+    found = "(IndexError: index 5 is out of bounds; "
+    assert str(served) == f"{begin} served: use --engine torch {found}the worker's log has more)"
+    refused = f"{begin} unserved, and the torch engine has no cache for it: no engine serves it {found}"
+    assert re.fullmatch(re.escape(refused) + r"its cache has a \w+\)", str(unserved))
 
 
 class RecordingLoader(DirectLoader):

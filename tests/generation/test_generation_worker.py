@@ -166,12 +166,12 @@ async def test_a_model_that_no_engine_serves_is_refused_with_both_reasons(monkey
 
     async def open_one(module: str, *_: object) -> None:
         if module == engines.ENGINES["vllm"]:
-            raise UnknownArchitectureError(f"vLLM cannot serve m: unknown{engines.USE_TORCH}")
+            raise UnknownArchitectureError(f"vLLM fails on m{engines.USE_TORCH} (unknown)")
         raise EngineError("the torch engine cannot serve m: its cache has a FooLayer")
 
     monkeypatch.setattr(engines, "_open", open_one)
     monkeypatch.setattr(engines, "has_vllm", lambda: True)
     with pytest.raises(EngineError) as refused:
         await engines.choose_engine("auto")(ModelSource("m", Path()), SETTINGS)
-    reasons = "the torch engine cannot serve m: its cache has a FooLayer; vLLM cannot serve m: unknown"
+    reasons = "the torch engine cannot serve m: its cache has a FooLayer; vLLM fails on m (unknown)"
     assert str(refused.value) == f"no engine serves m: {reasons}"

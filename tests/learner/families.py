@@ -1,6 +1,6 @@
 """The families of models that are tested, each as a tiny random model, and what is expected of it.
 
-`test_learner_families.py` tests every row. `python -m tests.documented.families` prints the table of the docs.
+`test_learner_families.py` tests every row. `python -m tests.documented.families` writes them into docs/train/models.md.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ CONVOLUTIONS = {  # the last six are in the hub's files, and only vLLM reads the
     **{"block_dim": 64, "conv_dim": 64, "conv_dim_out": 64},
     **{"block_ff_dim": 128, "block_multiple_of": 64, "block_ffn_dim_multiplier": 1.0},
 }
+CPU_FAILS = "^vLLM's CPU build fails on model: use --engine torch "
+DIFFERS = "differs from the learner"
 OWN_HEADS = {"head_dim": HEAD_SIZE}
 GEMMA = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True, **OWN_HEADS, **WINDOWED}
 
@@ -44,7 +46,7 @@ GEMMA = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True, **OWN_HEADS, 
 class Family:
     """A family, and a configuration of transformers' class `prefix`Config beside `SIZES`.
 
-    `vllm` is a pattern of the error with which vLLM is refused on a CPU; empty if it serves the family. `lora` is False
+    `vllm` is a pattern of our error with which vLLM is refused on a CPU; empty if it serves the family. `lora` is False
     if `--lora` is refused.
     """
 
@@ -82,13 +84,13 @@ FAMILIES = (
     Family("OLMo 2", "Olmo2"),
     Family("OLMo 3", "Olmo3", WINDOWED, notes="sliding windows"),
     Family("GLM-4", "Glm4", OWN_HEADS),
-    Family("LFM2", "Lfm2", CONVOLUTIONS, packs=False, vllm="differs from the learner", notes="hybrid of convolutions"),
+    Family("LFM2", "Lfm2", CONVOLUTIONS, packs=False, vllm=DIFFERS, notes="hybrid of convolutions"),
     Family(
         "Qwen3-Next",
         "Qwen3Next",
         LINEAR_ATTENTION | EXPERTS | OWN_HEADS,
         packs=False,
-        vllm="CPU GDN attention requires BF16",
+        vllm=CPU_FAILS,
         notes="hybrid of linear attention; mixture of experts",
     ),
     Family(
@@ -96,7 +98,7 @@ FAMILIES = (
         "Mamba2",
         {"state_size": 16, "num_heads": 4, "n_groups": 1, "chunk_size": 16} | OWN_HEADS,
         packs=False,
-        vllm="IndexError",
+        vllm=CPU_FAILS,
         lora=False,
         notes="recurrent",
     ),
@@ -105,7 +107,7 @@ FAMILIES = (
         "GptOss",
         {"num_local_experts": 4, "num_experts_per_tok": 2} | WINDOWED | OWN_HEADS,
         packs=False,
-        vllm="differs from the learner",
+        vllm=DIFFERS,
         notes="attention sinks; mixture of experts; unquantized weights only",
     ),
 )

@@ -27,6 +27,15 @@ def _texts(tokenizer, completions, *, opening=""):
     return tokenizer.answer_texts(TokenBatch.from_parts(ids), reasons, opening=opening)
 
 
+def test_an_id_that_the_vocabulary_leaves_out_hides_the_text():
+    made = make_tokenizer()
+    known = made.get_vocab()
+    made.get_vocab = lambda: {text: token for text, token in known.items() if token not in (150, 151)}
+    tokenizer = PromptTokenizer(made, name="with holes")
+    ids = tokenizer.encode_text("42")
+    assert _texts(tokenizer, [([*ids, END], STOP), ([ids[0], 150, 151, *ids[1:], END], STOP)]) == ["42", None]
+
+
 def test_a_special_token_inside_an_answer_hides_its_text():
     tokenizer = _sibling()
     ids = tokenizer.encode_text("42")

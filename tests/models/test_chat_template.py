@@ -90,8 +90,9 @@ def test_one_of_several_templates_is_chosen_by_name():
         (LOOP, "takes over 20,000 turns of loops"),
         ("{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}", "turns of loops"),
         (MACRO, "turns of loops"),
-        ("{{ (range(99999) | list * 300) | map('string') | join | length }}", "takes over 1 s"),
-        ("{% macro again() %}{{ again() }}{{ again() }}{% endmacro %}{% set a = 'x' * 2 ** 40 %}", "GiB of memory"),
+        ("{{ 'a'.ljust(20000000) | map('string') | join | length }}", "takes over 1 s"),
+        ("{% set a = 'x' * 2 ** 40 %}", "turns of loops"),
+        ("{{ 'x'.ljust(99999999999) }}", "GiB of memory"),
         ("{{ '%099999999999d' | format(1) }}", "GiB of memory"),
     ],
 )
@@ -109,6 +110,15 @@ def test_a_template_that_loops_only_on_some_texts_refuses_them():
     with pytest.raises(ModelError, match="refuses the prompt: it takes over 20,000 turns of loops"):
         tokenizer.encode_prompt([{"role": "user", "content": "12 apples"}])
     assert time.monotonic() - began_at < 10, "today's loop takes 600 s"
+
+
+@pytest.mark.parametrize("value", ["n ** 2 ** n", "'x' * n ** 9", "'x' * (n * 100000000)", "[1] * (n * 10 ** 9)"])
+def test_a_template_that_makes_a_large_value_refuses_the_text(value):
+    tokenizer = _tokenizer(
+        "{% set n = messages[0]['content'] | length %}{% set x = " + value + " %}{{ n * 2 }}{{ 'ab' * n }}"
+    )
+    with pytest.raises(ModelError, match="may make a large value"):
+        tokenizer.encode_prompt([{"role": "user", "content": "x" * 60}])
 
 
 def test_a_long_conversation_is_within_the_limits():

@@ -1,4 +1,4 @@
-"""The buffer on disk: admission, taking groups for a step, former schemas, reading."""
+"""The buffer on disk: admission, taking groups for a step, reading."""
 
 from __future__ import annotations
 
@@ -91,29 +91,6 @@ def test_a_text_group_is_read_with_the_tokens_of_its_validation(path: Path) -> N
     reader.close()
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_buffer_of_a_former_schema_is_upgraded(path: Path, buffer: ReplayBuffer, version: int) -> None:
-    fill(buffer, own=1, ann=1)
-    buffer.close()
-    with sqlite3.connect(path) as connection:
-        for column in ("text_token_ids", "weights_of")[version - 1 :]:
-            connection.execute(f"ALTER TABLE groups DROP COLUMN {column}")
-        connection.execute("DROP TABLE forgotten")
-        connection.execute(f"PRAGMA user_version = {version}")
-    connection.close()
-    for _ in range(2):
-        again = ReplayBuffer(path)
-        assert again.last_number() == 1
-        again.close()
-    again = ReplayBuffer(path)
-    assert [first_ids(group) for group in again.take(1, own=1, foreign=1).groups] == [
-        [10, 11, 2],
-        [10, 11, 2],
-    ]
-    assert again.admit(accepted(BOB, 1), own=False)
-    again.close()
-
-
 def test_no_group_is_taken_twice(buffer: ReplayBuffer, reader: ReplayReader) -> None:
     fill(buffer, own=4)
     first = {group.id for group in buffer.take(1, own=3, foreign=0).groups}
@@ -152,10 +129,12 @@ def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path: Path) -
     assert path.read_bytes() == before
 
 
-def test_a_newer_schema_is_refused(path: Path, buffer: ReplayBuffer) -> None:
+def test_another_schema_is_refused(path: Path, buffer: ReplayBuffer) -> None:
     buffer.close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ConfigError, match="schema 99"):
+    with pytest.raises(
+        ConfigError, match="another version of ftis-node .schema 99, this one reads 1.: use that"
+    ):
         ReplayBuffer(path)

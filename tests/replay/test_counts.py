@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import sqlite3
 from contextlib import closing
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-FORMER = """
-DROP INDEX groups_by_outcome;
-ALTER TABLE groups DROP COLUMN num_bytes;
-CREATE TABLE counts (own INTEGER PRIMARY KEY);
-CREATE TRIGGER counts_moved AFTER UPDATE OF state ON groups BEGIN INSERT INTO counts VALUES (new.own); END;
-"""
 BY_ROWS = (
     "SELECT sum(state = 'ready'), sum(state = 'taken'), sum(length(envelope)), sum(num_tokens * (state != 'released'))"
     " FROM groups"
@@ -66,39 +59,6 @@ def test_figures_count_every_group_once(tmp_path: Path) -> None:
             counted = db.execute(BY_ROWS).fetchone()
         assert (figures.ready, figures.taken, figures.envelope_bytes, figures.tokens) == counted
         assert all((*trained, counted[0], counted[2]))
-
-
-def test_a_buffer_of_an_older_version_is_read_and_then_upgraded(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    with closing(ReplayBuffer(path)) as buffer:
-        _use(buffer, rounds=4)
-    with closing(ReplayReader(path)) as reader:
-        counted = dataclasses.replace(reader.figures(), disk_bytes=0)
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(FORMER)
-    for _ in range(2):
-        with closing(ReplayReader(path)) as reader:
-            assert dataclasses.replace(reader.figures(), disk_bytes=0) == counted
-        with closing(ReplayBuffer(path)) as buffer:
-            assert buffer.take(99, own=0, foreign=0).groups == [], "no trigger of the older version remains"
-    with closing(sqlite3.connect(path)) as db:
-        assert not db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' OR name = 'counts'").fetchall()
-
-
-def test_a_buffer_without_sizes_is_read_and_then_completed(tmp_path: Path) -> None:
-    """Sizes are missing after an interrupted upgrade, or if an older version writes to the upgraded file."""
-    path = tmp_path / "replay.sqlite"
-    with closing(ReplayBuffer(path)) as buffer:
-        _use(buffer, rounds=1)
-    with closing(ReplayReader(path)) as reader:
-        counted = reader.figures()
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE groups SET num_bytes = NULL")
-    with closing(ReplayReader(path)) as reader:
-        assert (reader.figures().ready, reader.figures().envelope_bytes) == (counted.ready, 0)
-        assert reader.kept_bytes() == reader.ready_foreign_bytes() == 0
-    with closing(ReplayBuffer(path)), closing(ReplayReader(path)) as reader:
-        assert reader.figures().envelope_bytes == counted.envelope_bytes > 0
 
 
 def test_own_rewards_are_of_the_newest_own_groups_in_any_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING
-
-import pytest
 
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
@@ -90,11 +86,7 @@ def test_pruning_stops_at_the_limit(buffer: ReplayBuffer, reader: ReplayReader) 
     assert buffer.prune(max_disk_bytes=int(size * 4.5)) == 2
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_freed_pages_are_returned_to_the_disk(path: Path, is_old: bool) -> None:
-    if is_old:  # as an older version made it, without auto_vacuum
-        with closing(sqlite3.connect(path)) as old:
-            old.executescript("CREATE TABLE filler (x); DROP TABLE filler;")
+def test_freed_pages_are_returned_to_the_disk(path: Path) -> None:
     buffer = ReplayBuffer(path)
     fill(buffer, own=150, ann=1)
     buffer.take(1, own=150, foreign=0)

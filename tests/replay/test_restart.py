@@ -130,16 +130,6 @@ def test_skipped_numbers_do_not_change_the_position_of_the_prompts(path: Path, b
     again.close()
 
 
-def test_a_buffer_that_an_older_version_reset_starts_at_the_first_prompt(path: Path, buffer: ReplayBuffer) -> None:
-    buffer._db.execute("INSERT INTO totals VALUES ('last_number', 1700000000)")
-    assert buffer.prompt_position() == 0
-    buffer.close()
-    again = ReplayBuffer(path)
-    again.admit(accepted(ME, 1700000001), own=True)
-    assert (again.last_number(), again.prompt_position()) == (1700000001, 1)
-    again.close()
-
-
 def test_the_last_number_is_kept_over_a_restart(path: Path, buffer: ReplayBuffer) -> None:
     fill(buffer, own=5)
     buffer.close()

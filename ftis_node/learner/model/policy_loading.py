@@ -220,7 +220,7 @@ def choose_layout(
         "rows at this run's limits",
         policy.source.name,
         problem or "another rank reports so",
-        _padded_share(sampling),
+        padded_share(sampling),
     )
     policy.causal_lm.set_attn_implementation(before)
     return policy
@@ -239,7 +239,7 @@ def _why_not_packed(policy: Policy, sampling: SamplingSection) -> str | None:
     return None if difference is None else f"in packed rows {difference}"
 
 
-def _padded_share(sampling: SamplingSection) -> float:
+def padded_share(sampling: SamplingSection) -> float:
     """Return the positions of padded rows relative to packed ones, for a group with texts of the largest size."""
     prompt, total, size = sampling.max_prompt_tokens, sampling.max_total_tokens, sampling.group_size
     return size * total / (prompt + size * (total - prompt))

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ftis_node.config.limits import Admission
-from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.config.section import first_problem
 from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.startup.migrations import opened
+from ftis_node.node.startup.recovery import opened
 from ftis_node.swarm.peer_rows import find_peer
 from ftis_node.telemetry.events import EventLog
 
@@ -72,8 +71,7 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
 
 def _admission_of(settings: Mapping[str, Any], home: Home) -> Admission:
     try:
-        current = with_new_keys(settings, NODE_KEYS)
-        return Admission.model_validate({name: current[name] for name in Admission.model_fields if name in current})
+        return Admission.model_validate({name: settings[name] for name in Admission.model_fields if name in settings})
     except ValidationError as error:
         raise DamagedError(
             f"{home.settings} is damaged ({first_problem(error)}): remove it; the next start writes it again"

@@ -1,7 +1,5 @@
 """`peers.sqlite` in the home: stores the reputation of peers, so that bans and trust survive a restart or a kill.
 
-    schema 1 -> 2   the reasons have standard names
-
 The table has one row per peer of the bounded reputation table. WAL mode with full synchronization lets a reported ban
 survive a power cut. A commit follows each change of a trust level, and otherwise every ten seconds.
 """
@@ -21,7 +19,6 @@ from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
 from ftis_node.swarm.reputation import PeerReputation, Reputation
-from ftis_node.telemetry.events import present_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 
     from ftis_node.swarm.reputation import ReputationTable
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 1
 SAVE_BUSY_TIMEOUT_MS = 200  # short, since the event loop waits; the next save follows soon
 JOURNAL_PAGES = 64  # of 4 KiB: few rows change per commit, and SQLite's default of 1000 pages is larger than the file
 SCHEMA = """
@@ -63,10 +60,8 @@ class PeerStore:
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, 1, 2, SCHEMA_VERSION):
-                raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}")
-            if version in (1, 2):
-                _rename_reasons(self._db)
+            if version not in (0, SCHEMA_VERSION):
+                raise ConfigError(f"{path} has schema {version}; this version of ftis-node reads {SCHEMA_VERSION}")
             self._db.executescript(MAKE)
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -147,22 +142,7 @@ def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
         for _, *row in readable_rows(damaged, "peers"):
             num_peers += store.execute("INSERT OR IGNORE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
         store.execute("COMMIT")
-        _rename_reasons(store)
     return num_peers
-
-
-def _rename_reasons(db: sqlite3.Connection) -> None:
-    """Replace the names of reasons of schemas 1 and 2 by the present ones, in one transaction. Keep other names."""
-    db.execute("BEGIN IMMEDIATE")
-    rows = db.execute("SELECT peer_id, ban_reason, reasons FROM peers").fetchall()
-    for peer_id, ban_reason, reasons in rows:
-        renamed = json.dumps({present_reason(name): count for name, count in _counts(reasons).items()})
-        db.execute(
-            "UPDATE peers SET ban_reason = ?, reasons = ? WHERE peer_id = ?",
-            (present_reason(ban_reason), renamed, peer_id),
-        )
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    db.execute("COMMIT")
 
 
 def _counts(reasons: str) -> dict[str, int]:

@@ -31,7 +31,7 @@ from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.node.peers.swarm_status import view_of
-from ftis_node.node.startup.migrations import opened
+from ftis_node.node.startup.recovery import opened
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import allow_open_files
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog

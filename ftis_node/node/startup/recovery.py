@@ -13,19 +13,23 @@ A node does not fetch lost groups of peers again, because it may have trained on
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+import sqlite3
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from ftis_node.config.disk_room import disk_full, is_disk_full
+from ftis_node.config.home_files import check_schema, mark_schema
+from ftis_node.errors import DamagedError, MachineError
 from ftis_node.node.peers.store import copy_peers
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
+from ftis_node.replay import database
 from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
 from ftis_node.telemetry.events import EventLog
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ftis_node.config.home import Home
@@ -34,6 +38,27 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.event_log_summary import EventLogSummary
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def opened(home: Home) -> Iterator[None]:
+    """Hold the home's lock, after the replacement of damaged files.
+
+    Raise HomeInUseError, ConfigError for the home of another version, MachineError for a full or broken disk.
+    """
+    check_schema(home)
+    with suppress(DamagedError):  # refuse another version's buffer before any change; a damaged one is replaced
+        if home.replay.exists():
+            database.check_schema(home.replay)
+    with home.owned():
+        try:
+            rescue_files(home)
+            mark_schema(home)
+        except (OSError, sqlite3.Error) as error:
+            if is_disk_full(error, home.root):
+                raise disk_full(home.root) from None
+            raise MachineError(f"cannot open {home.root}: {error}; check its disk and start again") from None
+        yield
 
 
 def rescue_files(home: Home) -> None:

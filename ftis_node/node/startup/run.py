@@ -13,8 +13,8 @@ from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.prepare import check_finished, check_saved
+from ftis_node.node.startup.recovery import opened
 from ftis_node.node.startup.startup_summary import end_lines, finished_lines, read_saved_status
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import apply_limits

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.home_files import HOME_SCHEMA, marked_schema
 from ftis_node.config.manifest import (
     MAX_TASK_CHARS,
     PRESETS,
@@ -193,11 +192,8 @@ def from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
 def trained_runs(home: Home) -> list[str]:
     """Return the run id that each of the home's checkpoints names, newest first.
 
-    A home has one run, so different ids mean a damaged checkpoint. Return an empty list for a home of an older schema,
-    because run ids were different then.
+    A home has one run, so different ids mean a damaged checkpoint.
     """
-    if marked_schema(home) != HOME_SCHEMA:
-        return []
     states = sorted(home.checkpoints.glob(f"{CHECKPOINT_PREFIX}*/state.json"), reverse=True)
     run_ids = [checkpoint_owner(state).get("run_id") for state in states]
     return [run_id for run_id in run_ids if isinstance(run_id, str)]
@@ -214,7 +210,7 @@ def known_runs(home: Home) -> list[str]:
         run_id = read_object(home.status)["run"]["id"]
     except (OSError, FileError, KeyError, TypeError):
         return []
-    return [run_id] if isinstance(run_id, str) and run_id and marked_schema(home) == HOME_SCHEMA else []
+    return [run_id] if isinstance(run_id, str) and run_id else []
 
 
 def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:

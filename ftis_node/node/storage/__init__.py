@@ -1,1 +1,1 @@
-"""Disk use of a home: quota, cleanup, log rotation, exports and backups."""
+"""Disk use of a home: quota, cleanup, log rotation, exports."""

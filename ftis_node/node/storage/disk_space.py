@@ -47,7 +47,7 @@ NUM_LOGS = 2  # a worker each
 RETRY_PAUSE = ExponentialBackoff(first_s=1.0, ceiling_s=15.0)  # of a write that a full disk refused
 R = TypeVar("R")
 BUFFER_OVERHEAD = 1.25  # indexes, prompts, partly filled pages, the journal
-SLACK_BYTES = 1 << 30  # trackers' files, backups of upgrades, the table of peers
+SLACK_BYTES = 1 << 30  # trackers' files, the table of peers
 GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of both Adam moments, per parameter

@@ -13,7 +13,6 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.node.startup.factories import learner_boot
-from ftis_node.node.startup.migrations import bring_up_to_date
 from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.storage.hub_cards import read_run_record, write_model_card
 from ftis_node.telemetry.log import unwatched
@@ -39,14 +38,12 @@ def export_model_of(
 
     `base` is the base model's id on the hub if the node was given a folder, `license` the hub's id of a license. A
     folder `is_for_others` names no path of this machine. The chat template is the home's, with its arguments as
-    defaults. Upgrade a home of an older schema first. Raise ConfigError if no node has run with the home, or `out` is
-    in use.
+    defaults. Raise ConfigError if no node has run with the home, or `out` is in use.
     """
     from ftis_node.learner.checkpoint.export import export_newest
 
     if not home.settings.exists() or not home.run_toml.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
-    bring_up_to_date(home)
     settings = NodeSettings.model_validate(read_object(home.settings))
     manifest = load_manifest(str(home.run_toml))
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()

@@ -67,9 +67,9 @@ The groups of peers differ each time, so the weights differ too.
 """
 PROMPT: Final = """The tokenizer's chat template renders a question as:
 
-````text
+{fence}text
 {text}
-````"""
+{fence}"""
 QUESTION: Final = ({"role": "user", "content": "What is 12 + 30?"},)
 DATA_CARD: Final = """---
 {metadata}
@@ -198,7 +198,9 @@ def _prompt_of(tokenizer: PromptTokenizer) -> str:
         ids = tokenizer.encode_prompt(QUESTION)
     except ModelError as error:
         return f"The template refuses a question alone ({printable(str(error))})."
-    return PROMPT.format(text=tokenizer.decode(ids, skip_special=False))
+    text = tokenizer.decode(ids, skip_special=False)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    return PROMPT.format(text=text, fence="`" * max(4, longest + 1))
 
 
 def write_data_card(
@@ -305,7 +307,7 @@ def _shown(text: str) -> str:
     """Return text of others as Markdown: as it is if it has no special characters, else as code."""
     if PLAIN.fullmatch(text):
         return text
-    code = printable(text).replace("`", "'").replace("|", "\\|")
+    code = printable(text).replace("`", "'").replace("|", "¦")
     return f"`{code}`"
 
 

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from ftis_node.errors import ConfigError, FileError, UsageError
 from ftis_node.files import read_file, replace_file
-from ftis_node.node.startup.migrations import opened
+from ftis_node.node.startup.recovery import opened
 from ftis_node.records.identity import SEED_BYTES, Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader

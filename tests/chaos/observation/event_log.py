@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.telemetry.events import event_log_files, present_name
+from ftis_node.telemetry.events import event_log_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ def parse(line: bytes) -> Event | None:
     """Return the event of a line, or None if the line is no event."""
     try:
         found = json.loads(line)
-        name = present_name(str(found["event"]))
+        name = str(found["event"])
         fields = {key: found[key] for key in FIELDS.get(name, ())}
         return Event(name, float(found["time"]), fields)
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -68,7 +68,7 @@ def test_the_directory_stores_a_manifest_only_under_its_run_id(payload: bytes, i
 
 
 def test_the_error_for_another_schema_version_names_it() -> None:
-    canonical = MANIFEST.canonical().replace(b'"schema_version":2', b'"schema_version":3')
+    canonical = MANIFEST.canonical().replace(b'"schema_version":1', b'"schema_version":2')
     with pytest.raises(ConfigError, match="made by another version of ftis-node"):
         parse_canonical(canonical, source="run x")
 

@@ -38,7 +38,7 @@ def test_a_canonical_text_is_the_requested_run(monkeypatch: pytest.MonkeyPatch) 
     "text",
     [
         CANONICAL.replace(b",", b", "),
-        CANONICAL.replace(b'"schema_version":2,', b""),
+        CANONICAL.replace(b'"schema_version":1,', b""),
         CANONICAL.replace(b'"name":"wanted"', b'"name":"other","name":"wanted"'),
         CANONICAL.replace(b"1e-06", b"0.000001"),
         CANONICAL + b"\n",

@@ -15,14 +15,14 @@ import msgspec
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import HOME_SCHEMA, mark_schema
+from ftis_node.config.home_files import mark_schema
 from ftis_node.config.limits import AccessSection
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.startup import migrations
-from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged, rescue_files
+from ftis_node.node.startup import recovery
+from ftis_node.node.startup.recovery import log_unknown_steps, opened, release_damaged, rescue_files
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.training.step_gate import write_taken
 from ftis_node.records.identity import Identity
@@ -403,27 +403,6 @@ def test_a_checkpoint_that_differs_from_the_event_log_resets_no_buffer(home: Hom
     )
 
 
-@pytest.mark.parametrize("schema", [1, 2])
-def test_groups_that_an_older_version_pruned_do_not_count_as_lost_after_the_upgrade(home: Home, schema: int) -> None:
-    """Buffers of schema 1 and 2 did not note the groups that they pruned. The event log still has those groups."""
-    buffer = ReplayBuffer(home.replay)
-    buffer.release_step(1, ReleaseReason.TRAINED)
-    buffer.close()
-    later = ("weights_of", "checksum", "failed_steps", *(["text_token_ids"] if schema == 1 else []))
-    statements = ("DROP TABLE forgotten", *(f"ALTER TABLE groups DROP COLUMN {column}" for column in later))
-    for statement in ("DELETE FROM groups WHERE arrival <= 20", *statements, f"PRAGMA user_version = {schema}"):
-        execute(home.replay, statement)
-    mark_schema(home, schema)
-    before = ready_ids(home)
-    for _ in range(2):
-        with migrations.opened(home):
-            assert not events_of(home, "buffer_rolled_back")
-    assert ready_ids(home) == before
-    buffer = ReplayBuffer(home.replay)
-    assert not any(buffer.admit_many([(group, False) for group in GROUPS])), "a pruned group was admitted again"
-    buffer.close()
-
-
 @pytest.mark.parametrize("damage", ["step = 77", "reason = 'tra)ned'"])
 def test_a_changed_state_of_a_used_group_does_not_bring_it_back(home: Home, damage: str) -> None:
     """Step and reason change over a group's life, so no checksum covers them. The event log has them too."""
@@ -503,7 +482,7 @@ def test_an_invalid_header_is_damage(home: Home, name: str, offset: int) -> None
     PeerStore(home.peers).close()
     path = getattr(home, name)
     overwrite(path, offset, b"\x77")
-    with migrations.opened(home):
+    with opened(home):
         recover(home)
     assert [event["file"] for event in events_of(home, "recovered")] == [path.name]
     assert not integrity.find_damage(path)
@@ -615,7 +594,7 @@ def test_a_flipped_bit_in_the_key_is_damage(tmp_path: Path) -> None:
 
 
 def add_checkpoint(home: Home, *, run_id: str) -> None:
-    mark_schema(home, HOME_SCHEMA)
+    mark_schema(home)
     folder = home.checkpoints / "step-00000004"
     folder.mkdir()
     (folder / "state.json").write_text(f'{{"owner": {{"run_id": "{run_id}"}}}}')
@@ -639,7 +618,7 @@ def test_a_damaged_manifest_is_refused_until_the_run_is_named(home: Home, damage
 def test_a_home_without_a_checkpoint_belongs_to_the_run_of_its_last_status(home: Home) -> None:
     """The home of a generator has no checkpoints."""
     manifest = load_manifest("arithmetic-ftis")
-    mark_schema(home, HOME_SCHEMA)
+    mark_schema(home)
     home.run_toml.write_text(manifest.to_toml()[:40])
     with pytest.raises(DamagedError, match="nothing was trained yet: remove it"):
         plan_run("arithmetic-ftis", None, home=home)
@@ -649,9 +628,6 @@ def test_a_home_without_a_checkpoint_belongs_to_the_run_of_its_last_status(home:
     with pytest.raises(ConfigError, match=f"belongs to run {manifest.run_id}"):
         plan_run("gsm8k-ftis", None, home=home)
     assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
-    mark_schema(home, HOME_SCHEMA - 1)
-    with pytest.raises(DamagedError, match="nothing was trained yet"):
-        plan_run("arithmetic-ftis", None, home=home)  # an older schema has other run ids
     home.run_toml.unlink()
     assert plan_run("gsm8k-ftis", None, home=home).manifest.name == "gsm8k-ftis", (
         "without run.toml another run is permitted"
@@ -683,8 +659,8 @@ def test_a_start_on_a_full_disk_reports_no_damage(home: Home, monkeypatch: pytes
     def fail_on_a_full_disk(home: Home) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(migrations, "rescue_files", fail_on_a_full_disk)
-    with pytest.raises(MachineError, match="^the disk is full"), migrations.opened(home):
+    monkeypatch.setattr(recovery, "rescue_files", fail_on_a_full_disk)
+    with pytest.raises(MachineError, match="^the disk is full"), opened(home):
         pass
 
 

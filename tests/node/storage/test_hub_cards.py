@@ -52,6 +52,17 @@ def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path: Path, q
     assert_harmless(*rendered(tmp_path))
 
 
+def test_the_template_of_a_model_adds_no_tag_to_its_card(tmp_path: Path) -> None:
+    hostile = make_tokenizer(
+        chat_template="a\n````````\n<img src=http://evil.example/x.png>\n[FREE](http://evil.example)"
+    )
+    tokenizer = PromptTokenizer(hostile, name="tiny")
+    write_model_card(tmp_path, record_of("arithmetic"), is_adapter=False, tokenizer=tokenizer)
+    html, metadata = rendered(tmp_path)
+    assert_harmless(html, metadata, "https://arxiv.org/abs/2402.03300")
+    assert "&lt;img src=http://evil.example/x.png&gt;" in html
+
+
 def assert_harmless(html: str, metadata: str, *links: str) -> None:
     assert html.count("<a ") == len(links)
     assert all(link in html for link in links)

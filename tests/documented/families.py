@@ -1,0 +1,52 @@
+"""The table of docs/train/models.md, made from the rows of `tests/learner/families.py`.
+
+python -m tests.documented.families     write it into the page
+"""
+
+from __future__ import annotations
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.learner.model.policy_loading import padded_share
+from tests.documented.pages import ROOT
+from tests.learner.families import CPU_FAILS, DIFFERS, FAMILIES, Family
+
+PAGE = ROOT / "docs/train/models.md"
+PRESET = "gsm8k-ftis"  # the run by whose limits the page gives the cost of padded rows
+HEAD = """| family | class | all weights, torch engine | LoRA | rows | vLLM on a CPU | notes |
+|---|---|---|---|---|---|---|
+"""
+VLLM = {
+    "": "yes",
+    DIFFERS: "refused: its log-probs differ from the learner's",
+    CPU_FAILS: "refused: it fails at the start",
+}
+
+
+def families_table() -> str:
+    """Return one row per family."""
+    return HEAD + "".join(map(_row, FAMILIES))
+
+
+def with_table(page: str) -> str:
+    """Return the page with the present table in place of the former one, which ends at the first empty line."""
+    before, _, rest = page.partition(HEAD)
+    after = rest.partition("\n\n")[2]
+    return f"{before}{families_table()}\n{after}"
+
+
+def _row(family: Family) -> str:
+    share = padded_share(load_manifest(PRESET).sampling)
+    columns = (
+        family.name,
+        f"`{family.prefix}ForCausalLM`",
+        "yes",
+        "yes" if family.lora else "refused",
+        "packed" if family.packs else f"padded: {share:.1f} times the positions",
+        VLLM[family.vllm],
+        family.notes or "-",
+    )
+    return f"| {' | '.join(columns)} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
