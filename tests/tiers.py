@@ -37,7 +37,6 @@ SCENARIOS: Final = (
     "tests/learner/distributed/test_learner_shards.py::test_files_with_other_tensor_names_are_loaded_whole",
     "tests/learner/distributed/test_learner_shards.py::test_a_model_that_fails_on_packed_rows_is_reloaded_for_padded_rows",
     "tests/learner/distributed/test_learner_ranks.py",
-    "tests/node/http_api/test_otlp_node.py",
     "tests/node/test_domain_processes.py",
     "tests/node/test_faults.py::test_a_thread_that_fails_ends_the_whole_node",
     "tests/node/test_limits.py::test_a_full_home_pauses_the_node_until_there_is_space",

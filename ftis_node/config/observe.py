@@ -54,13 +54,6 @@ class ObserveSection(Section):
         "one word of at least 32 characters, not readable by all. Unset: `observe.token` in the home, made at the "
         "first start if other machines can reach `listen`. On 127.0.0.1 no token is required.",
     )
-    otlp_endpoint: str = Field(
-        default="",
-        max_length=2048,
-        description="Base URL of an OpenTelemetry collector, such as `http://127.0.0.1:4318`. The node sends it all "
-        "metrics by OTLP over HTTP, to the path `/v1/metrics`. The variables `OTEL_*` set headers, interval and more. "
-        "Empty: none. Needs the extra `otel` (ftis-node docs operate/monitoring).",
-    )
     event_loop_stall_warn_s: float = Field(
         default=10.0,
         ge=1,
@@ -88,21 +81,6 @@ class ObserveSection(Section):
         if value and ((match := ADDRESS.fullmatch(value)) is None or int(match["port"]) > MAX_PORT):
             raise ValueError(f"observe.listen {value!r} is not HOST:PORT: write 127.0.0.1:9464, or [::1]:9464")
         return value
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _is_a_base_url(cls, value: str) -> str:
-        if value and not _is_base_url(value):
-            raise ValueError(
-                "observe.otlp_endpoint is not http://HOST:PORT or https://HOST:PORT; put "
-                "credentials into OTEL_EXPORTER_OTLP_HEADERS"
-            )
-        return value
-
-    @property
-    def collector(self) -> str:
-        """Host and port of the OpenTelemetry collector; empty without one."""
-        return urlsplit(self.otlp_endpoint).netloc
 
     @property
     def needs_token(self) -> bool:

@@ -29,7 +29,6 @@ MIN_SECRET_BYTES: Final = 32
 MAX_SECRET_BYTES: Final = 4096
 MIN_BYTES: Final = 8  # shorter values are not secrets, and would match ordinary text
 VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "WANDB_API_KEY")
-HEADER_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS")
 TOKENS: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<=Bearer )[\w.~+/-]{16,}=*|(?<=://)[^\s/@'\"]+:[^\s/@'\"]+(?=@)")
 
 _forms: set[str] = set()
@@ -42,12 +41,9 @@ def keep_secret(secret: bytes | str) -> None:
 
 
 def keep_variables_secret(environment: Mapping[str, str] = os.environ) -> None:
-    """Register the access tokens in `VARIABLES` of the environment, and the HTTP headers in `HEADER_VARIABLES`."""
+    """Register the access tokens in `VARIABLES` of the environment."""
     for name in VARIABLES:
         keep_secret(environment.get(name, ""))
-    for name in HEADER_VARIABLES:
-        for header in environment.get(name, "").split(","):
-            keep_secret(header.partition("=")[2].strip())
 
 
 def forms_of(secret: bytes) -> Iterator[str]:

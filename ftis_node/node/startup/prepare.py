@@ -32,7 +32,6 @@ from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step,
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
-from ftis_node.telemetry.otlp import check_can_export
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
 from ftis_node.workers.durable import newest_complete
@@ -67,7 +66,6 @@ async def prepare(
     _check_codec(settings, plan.manifest)
     _check_followed(settings)
     check_installed(settings.tracking.to)
-    check_can_export(settings.observe.otlp_endpoint)
     identity = Identity.load_or_create(home.identity)
     keep_secret(identity.seed)
     on_progress(None, f"looking for the model {Path(settings.model).name}")

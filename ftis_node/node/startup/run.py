@@ -6,7 +6,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ftis_node import __version__
 from ftis_node.config.disk_room import reporting_full_disk
 from ftis_node.config.home_files import start_command
 from ftis_node.node.daemon import run_node
@@ -21,7 +20,6 @@ from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import log_block, unwatched
-from ftis_node.telemetry.otlp import exported_metrics
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -62,12 +60,6 @@ async def _run(
             async with (
                 serve_observed(observed, settings.observe.address, token=observe_token(settings.observe, home)),
                 running_components(settings, plan, home, on_progress=on_progress) as parts,
-                exported_metrics(
-                    settings.observe.otlp_endpoint,
-                    observed.newest,
-                    version=__version__,
-                    instance=parts.context.peer_id,
-                ),
             ):
                 watchdog.events = parts.context.events
                 try:

@@ -164,7 +164,7 @@ def _shared(settings: NodeSettings) -> str:
     """Return the data that the node sends to other machines, as text."""
     what = "weights" if settings.role == "learner" else CONTENT
     whom = "members of the run" if settings.peers else "peers that dial it"
-    watchers = [*settings.tracking.to, *filter(None, [settings.observe.collector])]
+    watchers = settings.tracking.to
     more = f"; figures go to {', '.join(watchers)}" if watchers else ""
     return f"{what}, name and addresses, with {whom}; no other file leaves{more}"
 
