@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -21,16 +20,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _is_base_url(value: str) -> bool:
-    try:
-        parts = urlsplit(value)
-        has_address = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-    has_more = "@" in parts.netloc or parts.query or parts.fragment
-    return has_address and parts.scheme in ("http", "https") and not has_more
 
 
 class ObserveSection(Section):

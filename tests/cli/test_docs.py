@@ -1,4 +1,4 @@
-"""`ftis-node docs` finds, prints, opens and serves the pages of a checkout and of an installed package."""
+"""`ftis-node docs` finds, prints and opens the pages of a checkout and of an installed package."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import os
 import pty
 import re
 import shutil
-import socket
 import subprocess
 import sys
-from functools import partial
-from http.server import ThreadingHTTPServer
-from threading import Thread
 from typing import TYPE_CHECKING, Any
-from urllib.request import urlopen
 
 import pytest
 
 from ftis_node import documentation
-from ftis_node.cli import docs_server
 from ftis_node.cli.app import run
 from ftis_node.cli.commands import docs
 from tests.documented.pages import PAGES, ROOT
-from tests.node.support import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,50 +150,3 @@ def test_a_site_older_than_the_pages_is_not_packaged(package: Path) -> None:
     subprocess.run(build, cwd=source, check=True, capture_output=True)
     assert (package.parent / "other/ftis_node/_docs/index.md").is_file()
     assert not (package.parent / "other/ftis_node/_docs/site").exists()
-
-
-def test_pages_without_a_site_are_served_with_their_anchors_and_links() -> None:
-    pages, root = documentation.find_pages(), documentation.folder()
-    handler = partial(docs_server.PagesHandler, pages=pages, directory=str(root))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        try:
-            for name, path in pages.items():
-                with urlopen(f"{address}/{name}.md", timeout=30) as answer:
-                    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-                    drawn = answer.read().decode()
-                anchors = documentation.sections(path.read_text())
-                missing = [anchor for anchor in anchors if f' id="{anchor}"' not in drawn]
-                assert not missing, f"{name}: {missing}"
-                assert '<a href="/operate/networking.md">Networking</a>' in drawn
-            with urlopen(f"{address}/assets/dashboard.svg", timeout=30) as answer:
-                assert answer.read() == (root / "assets/dashboard.svg").read_bytes()
-            with urlopen(f"{address}/", timeout=30) as answer:
-                assert '<a href="operate/networking.md">' in answer.read().decode()
-        finally:
-            server.shutdown()
-
-
-def test_the_site_is_served_until_sigterm(package: Path) -> None:
-    port = str(free_port())
-    options = _command(package, "troubleshooting", "--serve", "--port", port)
-    with subprocess.Popen(**options, stdout=subprocess.PIPE, text=True) as served:
-        try:
-            assert served.stdout is not None
-            address = served.stdout.readline().split()[4]
-            assert address == f"http://127.0.0.1:{port}/docs/operate/troubleshooting.html"
-            with urlopen(address, timeout=30) as answer:  # the server listens before it prints its address
-                assert b"the site's page" in answer.read()
-        finally:
-            served.terminate()
-        assert served.wait(timeout=30) == 0
-
-
-def test_a_port_in_use_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert run(["docs", "--serve", "--port", str(port)]) == 2
-    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

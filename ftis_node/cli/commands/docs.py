@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable
     from pathlib import Path
 
-DEFAULT_PORT = 8643
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
@@ -31,8 +30,6 @@ def docs(
         ),
     ] = documentation.INDEX,
     listed: Annotated[bool, typer.Option("--list", help="List the pages.")] = False,
-    serve: Annotated[bool, typer.Option("--serve", help="Serve the pages on this machine for a browser.")] = False,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With --serve: port.")] = DEFAULT_PORT,
 ) -> None:
     """Show the documentation that came with this version.
 
@@ -46,11 +43,7 @@ def docs(
         _list(pages)
         return
     name, anchor = _find(page, pages)
-    if serve:
-        from ftis_node.cli.docs_server import serve_pages
-
-        serve_pages(pages, name, anchor, port)
-    elif not _opened(name, anchor):
+    if not _opened(name, anchor):
         source = pages[name].read_text(encoding="utf-8")
         _print(documentation.sections(source)[anchor] if anchor else source, name, pages)
 
