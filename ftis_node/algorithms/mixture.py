@@ -6,7 +6,6 @@ D is the expert whose domain the text belongs to, and J experts share one tokeni
 
     p(x_t | x_<t) = sum_j p(D = j | x_<t) p_j(x_t | x_<t)                   the mixture
     p(D = j | x_<t) = p(D = j) p_j(x_<t) / sum_i p(D = i) p_i(x_<t)         Bayes: the posterior
-    p(D = j) ~ sum_n decay^(N - n) p(D = j | x^(n)),  n = 1 .. N            the cached prior, from N known texts
 
 All values are in nats, in the log domain and in float64. After a thousand tokens the likelihoods are far below the
 range of a float.
@@ -36,22 +35,6 @@ def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
     joint = prior + sequence_logprobs.double()
     is_possible = torch.isfinite(joint).any(dim=0)
     return torch.where(is_possible, joint, prior).log_softmax(dim=0)
-
-
-def cached_prior(log_posteriors: Tensor, decay: float) -> Tensor:
-    """Return `[J]` log p(D = j): the decayed mean of `[N, J]` posteriors. The last text weighs 1, the one before
-    `decay`.
-
-    Raises ValueError for a decay outside (0, 1]; 1 is the plain mean. Without texts the prior is uniform.
-    """
-    if not 0.0 < decay <= 1.0:
-        raise ValueError(f"the decay must be above 0 and at most 1, not {decay}")
-    num_texts, num_experts = log_posteriors.shape
-    if num_texts == 0:
-        return uniform_prior(num_experts)
-    ages = torch.arange(num_texts - 1, -1, -1, dtype=torch.float64, device=log_posteriors.device)
-    log_weights = (ages * torch.tensor(decay, dtype=torch.float64).log().item()).log_softmax(dim=0)
-    return mixture_logprobs(log_posteriors, log_weights).log_softmax(dim=0)
 
 
 def uniform_prior(num_experts: int) -> Tensor:

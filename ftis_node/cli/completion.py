@@ -33,7 +33,7 @@ TASKS = (
     *("sums", "sums:long", "gsm8k", "math500", "dataset:", "rg:"),
 )
 ENGINES = ("auto", "vllm", "torch")
-ENSEMBLE_MODES = ("posterior", "cached", "mean", "answer", "vote", "confidence", "route", "gate")
+ENSEMBLE_MODES = ("posterior", "mean", "answer", "vote", "confidence")
 ROLES = ("full", "generator", "learner", "exchange")
 STATES = ("ready", "taken", "released")
 NUM_GROUPS = 200

@@ -1,12 +1,11 @@
-"""Evaluation of several models on one task: each alone, as a mixture, by vote, and by choosing one model per problem.
+"""Evaluation of several models on one task: each alone, as a mixture, by vote, and by the most confident answer.
 
-    each model, one after another -> its answers to all problems   -> the experts alone, vote, confidence, route, gate
-                                  -> log-probs of prompts and text -> route, the cached prior, perplexity
-                                  -> answers to training prompts   -> training data of gate
-    all models at once            -> answers of the mixture        -> posterior, cached, mean, answer
+    each model, one after another -> its answers to all problems -> the experts alone, vote, confidence
+                                  -> log-probs of a text         -> perplexity
+    all models at once            -> answers of the mixture      -> posterior, mean, answer
 
-Vote, confidence, route and gate reuse the answers of the single models, so they need no second generation. A model
-alone, or a mixture of one model, is evaluated exactly as `ftis-node eval` does it.
+Vote and confidence reuse the answers of the single models, so they need no second generation. A model alone, or a
+mixture of one model, is evaluated exactly as `ftis-node eval` does it.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ import asyncio
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
-from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from ftis_node.errors import ConfigError, MachineError, ModelError, TaskError
+from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, Study
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
@@ -29,8 +27,6 @@ from ftis_node.evaluation.result import (
     TextFigures,
     chosen_row,
     confidences,
-    gate_figures,
-    is_right,
     vote_row,
 )
 from ftis_node.files import read_text
@@ -53,22 +49,18 @@ from ftis_node.telemetry.log import unwatched
 from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ftis_node.evaluation.result import EvaluationRow
     from ftis_node.generation.engines import EngineName
     from ftis_node.generation.engines.mixture_engine import MixtureWeights
     from ftis_node.models import ModelSource
-    from ftis_node.tasks.base import Task, TaskItem
+    from ftis_node.tasks.base import Task
     from ftis_node.telemetry.log import OnProgress
 
 MAX_TEXT_BYTES = 1 << 30
-MIXTURES: Final = ("posterior", "cached", "mean", "answer")
-MODES: Final = (*MIXTURES, "vote", "confidence", "route", "gate")
-DEFAULT_DEV_PROMPTS: Final = 32
-DEFAULT_GATE_PROMPTS: Final = 256
-DEFAULT_DECAY: Final = 0.9
-TRAINING_USE: Final = {"cached": "takes its prior from", "gate": "learns from"}
+MIXTURES: Final = ("posterior", "mean", "answer")
+MODES: Final = (*MIXTURES, "vote", "confidence")
 ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
 BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
 
@@ -91,10 +83,6 @@ async def evaluate_ensemble(
     k: int = 1,
     max_tokens: int = 760,
     engine: EngineName = "auto",
-    dev_prompts: int = DEFAULT_DEV_PROMPTS,
-    decay: float = DEFAULT_DECAY,
-    gate_prompts: int = DEFAULT_GATE_PROMPTS,
-    gate_task: str | None = None,
     seed: int | None = None,
     text: Path | None = None,
     prompts: PromptSettings | None = None,
@@ -103,14 +91,13 @@ async def evaluate_ensemble(
     """Evaluate each model alone and each of `modes` on the first `limit` test problems of `task`.
 
     `max_tokens` bounds prompt and completion together. `engine` serves the experts alone, and so the modes that choose
-    among their answers. The torch engine serves a mixture. `cached` takes its prior from the last `dev_prompts`
-    training prompts. `gate` learns from `gate_prompts` of `gate_task`, or of `task` if it is None. `text` is a file
-    whose perplexity is measured, too. With a `seed` samples are the same each time. `prompts` say how prompts are
-    rendered for a model that is of no home; its own run sets the date.
+    among their answers. The torch engine serves a mixture. `text` is a file whose perplexity is measured, too. With a
+    `seed` samples are the same each time. `prompts` say how prompts are rendered for a model that is of no home; its
+    own run sets the date.
 
-    Raises ConfigError, ModelError, TaskError, MachineError, EngineError and NetworkError.
+    Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
     """
-    _check_modes(modes, dev_prompts=dev_prompts, gate_prompts=gate_prompts, decay=decay)
+    _check_modes(modes)
     open_engine = choose_engine(engine)
     experts = _load_experts(as_members(models), prompts or PromptSettings(), on_progress)
     mixtures = [mode for mode in modes if mode in MIXTURES]
@@ -119,11 +106,7 @@ async def evaluate_ensemble(
         check_mixture_fits([expert.source for expert in experts], max_tokens=max_tokens)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
-    eval_items = _first(problems, limit) if {"route", "gate"} & set(modes) else []
-    training = {
-        mode: _training_task(of, mode) for mode, of in (("cached", task), ("gate", gate_task or task)) if mode in modes
-    }
-    async with IsolatedScorer(problems, scored_only=[training["gate"]] if "gate" in modes else []) as scorer:
+    async with IsolatedScorer(problems) as scorer:
         study = Study(
             experts,
             problems,
@@ -132,27 +115,21 @@ async def evaluate_ensemble(
             k=k,
             max_tokens=max_tokens,
             seed=seed,
-            routed=eval_items if "route" in modes else [],
-            dev=_last(training["cached"], dev_prompts) if "cached" in modes else [],
-            gated=_exclude(_last(training["gate"], gate_prompts), eval_items) if "gate" in modes else [],
             text=_read_text(text) if text is not None else "",
             on_progress=on_progress,
-            num_parts=len(experts) * (1 + ("gate" in modes)) + len(mixtures),
+            num_parts=len(experts) + len(mixtures),
         )
         seen = [await study.evaluate_expert(expert, open_engine) for expert in experts]
-        weights_by_mode = _mixture_weights(mixtures, seen, decay=decay)
+        weights_by_mode = _mixture_weights(mixtures, len(seen))
         mixed = await study.mix(weights_by_mode) if mixtures else {}
     names = [expert.member.name for expert in experts]
-    rows = mixed | _selection_rows(modes, seen, problems, eval_items, names=names, k=k)
-    cached = weights_by_mode.get("cached")
+    rows = mixed | _selection_rows(modes, seen, problems, names=names, k=k)
     return EnsembleResult(
         task=task,
         n=len(seen[0].answered),
         k=k,
         experts=tuple(study.alone(expert, each) for expert, each in zip(experts, seen, strict=True)),
         modes=tuple(rows[mode] for mode in dict.fromkeys(modes)),
-        prior=tuple(map(exp, cached.log_prior)) if cached is not None else None,
-        gate=gate_figures([each.gated for each in seen]) if "gate" in modes else None,
         text=_text_figures(names, seen, weights_by_mode) if text is not None else (),
     )
 
@@ -166,16 +143,10 @@ def _load_experts(members: list[Member], prompts: PromptSettings, on_progress: O
     return experts
 
 
-def _check_modes(modes: Sequence[str], *, dev_prompts: int, gate_prompts: int, decay: float) -> None:
+def _check_modes(modes: Sequence[str]) -> None:
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown or not modes:
         raise ConfigError(f"no mode {unknown[0] if unknown else ''!r}: use all, or some of {', '.join(MODES)}")
-    if not 0.0 < decay <= 1.0:
-        raise ConfigError(f"--decay is {decay:g}: it must be above 0 and at most 1")
-    if dev_prompts < 1:
-        raise ConfigError("--dev-prompts must be at least 1")
-    if gate_prompts < 1:
-        raise ConfigError("--gate-prompts must be at least 1")
 
 
 def _check_one_tokenizer(experts: Sequence[Expert]) -> None:
@@ -184,67 +155,20 @@ def _check_one_tokenizer(experts: Sequence[Expert]) -> None:
         if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
             raise ConfigError(
                 f"{first.member.name} and {other.member.name} have different tokenizers, so their tokens cannot be "
-                "mixed: use --mode vote or --mode route"
+                "mixed: use --mode vote or --mode confidence"
             )
 
 
-def _training_task(task: str, mode: str) -> Task:
-    try:
-        return load_task(task, split="train")
-    except TaskError as error:
-        raise TaskError(f"the mode {mode} {TRAINING_USE[mode]} training prompts: {error}") from error
-
-
-def _first(problems: Task, num_prompts: int) -> list[TaskItem]:
-    return [problems[index] for index in range(min(num_prompts, len(problems)))]
-
-
-def _last(problems: Task, num_prompts: int) -> list[TaskItem]:
-    """Return the last prompts of the training split. If one file serves both splits, evaluation uses these last."""
-    return [problems[index] for index in range(max(0, len(problems) - num_prompts), len(problems))]
-
-
-def _exclude(items: list[TaskItem], eval_items: list[TaskItem]) -> list[TaskItem]:
-    """Return the problems whose prompts are not evaluated; one file for both splits would contain them twice."""
-    remaining = [item for item in items if all(item.prompt != other.prompt for other in eval_items)]
-    if not remaining:
-        raise TaskError(
-            "the mode gate needs training prompts that are not evaluated: give a smaller --limit, or another task with "
-            "--gate-task"
-        )
-    return remaining
-
-
 def _selection_rows(
-    modes: Sequence[str],
-    seen: Sequence[ExpertOutputs],
-    problems: Task,
-    eval_items: Sequence[TaskItem],
-    *,
-    names: Sequence[str],
-    k: int,
+    modes: Sequence[str], seen: Sequence[ExpertOutputs], problems: Task, *, names: Sequence[str], k: int
 ) -> dict[str, EvaluationRow]:
     """Return the rows of the modes that choose among the answers of the single models."""
-    answers = [each.answered for each in seen]
-    scores: dict[str, Callable[[], list[list[float]]]] = {
-        "confidence": lambda: confidences(answers),
-        "route": lambda: [each.prompts for each in seen],  # the model under which the prompt is likeliest
-        "gate": lambda: _gate_chances(seen, eval_items),
-    }
-    rows = {
-        mode: chosen_row(mode, answers, score(), problems, names=names, k=k)
-        for mode, score in scores.items()
-        if mode in modes
-    }
-    return rows | ({"vote": vote_row(answers, problems, k=k)} if "vote" in modes else {})
-
-
-def _gate_chances(seen: Sequence[ExpertOutputs], eval_items: Sequence[TaskItem]) -> list[list[float]]:
-    from ftis_node.generation.gate import train_gate
-
-    rewarded = [[is_right(problem) for problem in each.gated] for each in seen]
-    gate = train_gate([problem.item.prompt for problem in seen[0].gated], rewarded)
-    return gate.chances([item.prompt for item in eval_items])
+    answers, rows = [each.answered for each in seen], {}
+    if "confidence" in modes:
+        rows["confidence"] = chosen_row("confidence", answers, confidences(answers), problems, names=names, k=k)
+    if "vote" in modes:
+        rows["vote"] = vote_row(answers, problems, k=k)
+    return rows
 
 
 def _read_text(path: Path) -> str:
@@ -257,20 +181,15 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _mixture_weights(
-    mixtures: Sequence[str], seen: Sequence[ExpertOutputs], *, decay: float
-) -> dict[str, MixtureWeights]:
+def _mixture_weights(mixtures: Sequence[str], num_models: int) -> dict[str, MixtureWeights]:
     if not mixtures:
         return {}
-    from ftis_node.generation.engines.mixture_engine import cached_mixture_weights, uniform_mixture_weights
+    from ftis_node.generation.engines.mixture_engine import uniform_mixture_weights
 
-    makers = {
-        "posterior": lambda: uniform_mixture_weights(len(seen)),
-        "cached": lambda: cached_mixture_weights(list(zip(*(each.dev for each in seen), strict=True)), decay=decay),
-        "mean": lambda: uniform_mixture_weights(len(seen), learns=False),
-        "answer": lambda: uniform_mixture_weights(len(seen), reads_prompt=False),
+    return {
+        mode: uniform_mixture_weights(num_models, learns=mode != "mean", reads_prompt=mode != "answer")
+        for mode in mixtures
     }
-    return {mode: makers[mode]() for mode in mixtures}
 
 
 def _text_figures(
@@ -312,7 +231,7 @@ def check_mixture_fits(sources: Sequence[ModelSource], *, max_tokens: int) -> No
     if needed > free:
         raise MachineError(
             f"the mixture of {len(sources)} models needs about {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are "
-            "free: name fewer or smaller models, lower --max-tokens, or use --mode vote,route"
+            "free: name fewer or smaller models, lower --max-tokens, or use --mode vote,confidence"
         )
 
 

@@ -116,25 +116,15 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class ExpertOutputs:
-    """Outputs of one model alone: answers, and log-likelihoods of the problems' prompts and of the dev prompts.
-
-    `gated` are its greedy answers to the gate's prompts. `windows` has the log-probs of the text's tokens, window by
-    window.
-    """
+    """Outputs of one model alone: answers, and the log-probs of the text's tokens, window by window."""
 
     answered: list[Answered]
-    prompts: list[float]
-    dev: list[float]
-    gated: list[Answered]
     windows: list[list[float]]
 
 
 @dataclass(slots=True)
 class Study:
-    """Problems for every model. `routed` and `dev` are problems of which only the prompts are used.
-
-    `gated` are training problems for greedy answers. One progress bar shows the `num_parts` parts of the work.
-    """
+    """Problems and a text for every model. One progress bar shows the `num_parts` parts of the work."""
 
     experts: list[Expert]
     problems: Task
@@ -143,9 +133,6 @@ class Study:
     k: int
     max_tokens: int
     seed: int | None
-    routed: list[TaskItem]
-    dev: list[TaskItem]
-    gated: list[TaskItem]
     text: str
     on_progress: OnProgress
     num_parts: int
@@ -160,9 +147,6 @@ class Study:
             ask = partial(self._answers, opened, expert.tokenizer)
             return ExpertOutputs(
                 answered=await ask(name, self.problems, limit=self.limit, k=self.k),
-                prompts=[await self._likelihood(opened, expert, item) for item in self.routed],
-                dev=[await self._likelihood(opened, expert, item) for item in self.dev],
-                gated=await ask(f"{name} for the gate", self.gated, limit=len(self.gated), k=1) if self.gated else [],
                 windows=[await opened.probe(ids) for ids in windows],
             )
 
@@ -219,19 +203,6 @@ class Study:
 
     def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:
         return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)
-
-    async def _likelihood(self, opened: Engine, expert: Expert, item: TaskItem) -> float:
-        """Return log p(prompt) under one model; 0 for a prompt that is too long."""
-        ids = self._prompt_ids(expert, item)
-        return sum(await opened.probe(ids)) if 1 < len(ids) < self.max_tokens else 0.0
-
-    def _prompt_ids(self, expert: Expert, item: TaskItem) -> list[int]:
-        """Return the first expert's prompt for all of them; if their tokenizers differ, the prompt's plain text."""
-        if len({expert.tokenizer.fingerprint for expert in self.experts}) == 1:
-            return self.experts[0].tokenizer.encode_prompt(item.prompt)
-        tokenizer = expert.tokenizer
-        words = tokenizer.encode_text("\n\n".join(message["content"] for message in item.prompt))
-        return words if tokenizer.eos_id is None else [tokenizer.eos_id, *words]
 
     def _windows(self, tokenizer: PromptTokenizer) -> list[list[int]]:
         """Split the text into windows one token shorter than the engine's limit. Each begins with the last token of the

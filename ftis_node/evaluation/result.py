@@ -75,32 +75,14 @@ class TextFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class GateFigures:
-    """Training data of `gate`: `right` is the fraction of its `prompts` that each expert answered correctly.
-
-    The token counts are those of the experts' answers to these prompts; no `EvaluationRow` includes them.
-    """
-
-    prompts: int
-    right: tuple[float, ...]
-    generated_tokens: int
-    forward_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class EnsembleResult:
-    """Results of the experts and modes. `prior`: the initial weights of `cached`, in the order of `experts`.
-
-    `prior` is None without the mode `cached`, `gate` without the mode `gate`.
-    """
+    """Results of the experts and modes, and the likelihoods of a text if there is one."""
 
     task: str
     n: int
     k: int
     experts: tuple[EvaluationRow, ...]
     modes: tuple[EvaluationRow, ...]
-    prior: tuple[float, ...] | None = None
-    gate: GateFigures | None = None
     text: tuple[TextFigures, ...] = ()
 
 
@@ -155,8 +137,7 @@ def chosen_row(
 ) -> EvaluationRow:
     """Return the row of answers by the model with the highest of its `scores` `[J][N]`, the first of equals.
 
-    The cost is that of the chosen answers. `confidence` also needs the greedy answers of all models, and for `route`
-    all models read every prompt.
+    The cost is that of the chosen answers, and of the greedy answers of all models, among which it chooses.
     """
     ballots = list(zip(*by_model, strict=True))
     choices = [max(range(len(row)), key=row.__getitem__) for row in zip(*scores, strict=True)]
@@ -165,16 +146,11 @@ def chosen_row(
         replace(problem, samples=())
         for ballot, choice in zip(ballots, choices, strict=True)
         for place, problem in enumerate(ballot)
-        if name == "confidence" and place != choice
+        if place != choice
     ]
     row = evaluation_row(name, answered, task, k=k, others=others)
-    read_to_choose = sum(problem.num_prompt_tokens for ballot in ballots for problem in ballot if name == "route")
     counts = Counter(names[choice] for choice in choices)
-    return replace(
-        row,
-        forward_tokens=row.forward_tokens + read_to_choose,
-        chosen={each: counts[each] for each in names},
-    )
+    return replace(row, chosen={each: counts[each] for each in names})
 
 
 def confidences(by_model: Sequence[Sequence[Answered]]) -> list[list[float]]:
@@ -184,22 +160,6 @@ def confidences(by_model: Sequence[Sequence[Answered]]) -> list[list[float]]:
         [answer.mean_logprob if answer and isfinite(answer.mean_logprob) else -inf for answer in answers]
         for answers in greedy
     ]
-
-
-def gate_figures(by_model: Sequence[Sequence[Answered]]) -> GateFigures:
-    """Return the figures of the models' answers to the gate's training prompts."""
-    generated, forward = _cost([problem for answered in by_model for problem in answered])
-    return GateFigures(
-        prompts=len(by_model[0]),
-        right=tuple(sum(map(is_right, answered)) / len(answered) for answered in by_model),
-        generated_tokens=generated,
-        forward_tokens=forward,
-    )
-
-
-def is_right(problem: Answered) -> bool:
-    """Return whether its greedy answer has the full reward."""
-    return problem.greedy is not None and problem.greedy.is_right
 
 
 def _is_majority_right(task: Task, item: TaskItem, answers: Sequence[ScoredAnswer]) -> bool:

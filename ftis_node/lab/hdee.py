@@ -122,9 +122,7 @@ def _trials(
     trial = setting.trial(members, trial_seed)
     base = experiment.base
     exam = (
-        FinalEvaluation(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens, gate_task=MIXTURE)
-        if arm != ONE
-        else None
+        FinalEvaluation(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens) if arm != ONE else None
     )
     trial = replace(trial, steps=max(steps), apart=is_apart, exam=exam, labels=trial.labels | {"arm": arm})
     if not is_apart and not trial.rounds(trial.members).is_even:

@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
+from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs, uniform_prior
 
 IMPOSSIBLE = -math.inf
 
@@ -62,24 +62,6 @@ def test_a_text_by_hand() -> None:
     torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2)), logs([3 / 8, 5 / 12]))
     torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2)).sum(), torch.tensor(5 / 32).double().log())
     torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2), learns=False), logs([3 / 8, 3 / 8]))
-
-
-def test_cached_prior_by_hand() -> None:
-    """With decay 1/2, three texts have the weights 1/4, 1/2, 1, normalized 1/7, 2/7, 4/7. The newest has the largest.
-
-    Expert 0: 1/7 * 1 + 2/7 * 1/2 + 4/7 * 1/4 = 3/7; expert 1 has the rest, 4/7.
-    """
-    log_posteriors = logs([[1.0, 0.0], [1 / 2, 1 / 2], [1 / 4, 3 / 4]])
-    torch.testing.assert_close(cached_prior(log_posteriors, 0.5), logs([3 / 7, 4 / 7]))
-    mean = (1 + 1 / 2 + 1 / 4) / 3
-    torch.testing.assert_close(cached_prior(log_posteriors, 1.0), logs([mean, 1 - mean]))
-    torch.testing.assert_close(cached_prior(log_posteriors[:0], 0.5), logs([1 / 2, 1 / 2]))
-
-
-@pytest.mark.parametrize("decay", [0.0, -0.5, 1.01, math.nan])
-def test_a_decay_out_of_bounds_is_refused(decay: float) -> None:
-    with pytest.raises(ValueError, match="decay must be above 0"):
-        cached_prior(logs([[0.5, 0.5]]), decay)
 
 
 def some_experts(num_experts: int, *, rows: int, num_ids: int, seed: int = 0) -> Tensor:

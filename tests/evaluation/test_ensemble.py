@@ -22,15 +22,15 @@ from ftis_node.evaluation.ensemble import (
     evaluate_ensemble,
     mixture_bytes,
 )
-from ftis_node.evaluation.evaluate import ExpertOutputs, evaluate_model
+from ftis_node.evaluation.evaluate import evaluate_model
 from ftis_node.models import load_tokenizer, resolve_model
 from tests.models.tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = {"limit": 6, "max_tokens": 48, "engine": "torch", "gate_prompts": 8}
-FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch", "--gate-prompts", "8"]
+SMALL = {"limit": 6, "max_tokens": 48, "engine": "torch"}
+FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def other_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_mixtures_differ_in_the_evidence_of_their_weights() -> None:
-    found = _mixture_weights(["posterior", "mean", "answer"], [ExpertOutputs([], [], [], [], [])] * 2, decay=0.9)
+    found = _mixture_weights(["posterior", "mean", "answer"], 2)
     assert {mode: (how.learns, how.reads_prompt) for mode, how in found.items()} == {
         "posterior": (True, True),
         "mean": (False, True),
@@ -65,21 +65,14 @@ async def test_an_ensemble_of_one_has_the_result_of_eval(tiny_models: dict[str, 
     """This holds for every mode and field. Also with two experts, each has the result of `eval`."""
     options = {"limit": 48, "max_tokens": 32, "engine": "torch"}
     model = str(tiny_models["s"])
-    alone = await evaluate_ensemble([model], "arithmetic", modes=MODES, gate_prompts=16, **options)
+    alone = await evaluate_ensemble([model], "arithmetic", modes=MODES, **options)
     by_eval = await _in_thread(lambda: evaluate_model(model, "arithmetic", k=1, **options))
     assert by_eval.n == 48
     assert 0 < by_eval.pass_at_1 < 1, "a model that is always right could hide a difference"
     for entry in (*alone.experts, *alone.modes):
         assert dataclasses.asdict(entry.result) == dataclasses.asdict(by_eval), entry.name
-    assert alone.prior == (1.0,)
     m = str(tiny_models["m"])
-    both = await evaluate_ensemble([model, m], "arithmetic", modes=MODES, gate_prompts=64, **options)
-    assert both.gate is not None
-    assert both.gate.prompts == 64
-    assert 0 < both.gate.right[0] < both.gate.right[1] < 1, "gate learns from the share of right answers of each model"
-    chosen = both.modes[MODES.index("gate")].chosen
-    assert chosen is not None
-    assert chosen[both.experts[1].name] > 48 / 2, "it is better at most prompts"
+    both = await evaluate_ensemble([model, m], "arithmetic", modes=MODES, **options)
     assert both.experts[0].result == by_eval
     assert both.experts[1].result == await _in_thread(lambda: evaluate_model(m, "arithmetic", k=1, **options))
 
@@ -116,45 +109,15 @@ async def test_the_costs_and_choices_of_two_experts(models: tuple[str, str]) -> 
     prompts = a.forward_tokens - a.generated_tokens
     for mode in MIXTURES:
         assert by_mode[mode].forward_tokens == 2 * (prompts + by_mode[mode].generated_tokens)
-    for mode in ("confidence", "route", "gate"):
-        chosen = by_mode[mode].chosen
-        assert chosen is not None
-        assert sum(chosen.values()) == 6
+    chosen = by_mode["confidence"].chosen
+    assert chosen is not None
+    assert sum(chosen.values()) == 6
     assert by_mode["confidence"].forward_tokens == by_mode["vote"].forward_tokens
-    assert by_mode["gate"].forward_tokens < by_mode["route"].forward_tokens
-    assert result.gate is not None
-    assert (result.gate.prompts, len(result.gate.right)) == (8, 2)
-    assert result.prior is not None
-    assert sum(result.prior) == pytest.approx(1.0)
     fractions = [fraction for fraction, _ in reported if fraction is not None]
     assert fractions == sorted(fractions)
     assert fractions[-1] == pytest.approx(1.0)
-    parts = {"a", "b", "a for the gate", "b for the gate", *MIXTURES}
+    parts = {"a", "b", *MIXTURES}
     assert {what.partition(":")[0] for fraction, what in reported if fraction} == parts
-
-
-async def test_route_chooses_the_expert_that_is_trained_on_the_prompts(models: tuple[str, str], tmp_path: Path) -> None:
-    """An expert trained on the prompts assigns them a higher likelihood than a random one."""
-    source = resolve_model(models[0])
-    expert = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
-    tokenizer = load_tokenizer(source)
-    from ftis_node.tasks import load_task
-
-    task = load_task("arithmetic", split="train")
-    optimizer = torch.optim.AdamW(expert.parameters(), lr=3e-3)
-    for index in range(20):
-        ids = torch.tensor([tokenizer.encode_prompt(task[index].prompt)])
-        optimizer.zero_grad()
-        expert(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-    expert.save_pretrained(tmp_path / "expert")
-    make_tokenizer().save_pretrained(tmp_path / "expert")
-    result = await evaluate_ensemble(
-        [models[1], str(tmp_path / "expert")], "arithmetic", modes=["route", "cached"], **SMALL
-    )
-    assert result.modes[0].chosen == {"b": 0, "expert": 6}
-    assert result.prior is not None
-    assert result.prior[1] > 0.99
 
 
 async def test_the_perplexity_of_a_text_equals_that_of_plain_forward_passes(
@@ -187,18 +150,15 @@ async def test_the_perplexity_of_a_text_equals_that_of_plain_forward_passes(
         assert figures.perplexity == pytest.approx(math.exp(nats[figures.name] / (len(ids) - 1)), rel=1e-4)
 
 
-async def test_models_with_different_tokenizers_vote_and_route_but_do_not_mix(
+async def test_models_with_different_tokenizers_vote_but_do_not_mix(
     models: tuple[str, str], other_tokenizer: str
 ) -> None:
     both = [models[0], other_tokenizer]
-    result = await evaluate_ensemble(both, "arithmetic", modes=["vote", "confidence", "route", "gate"], **SMALL)
-    for entry in result.modes[1:]:
-        assert entry.chosen is not None
-        assert sum(entry.chosen.values()) == 6
+    result = await evaluate_ensemble(both, "arithmetic", modes=["vote", "confidence"], **SMALL)
+    assert result.modes[1].chosen is not None
+    assert sum(result.modes[1].chosen.values()) == 6
     for mode in MIXTURES:
-        with pytest.raises(
-            ConfigError, match="a and other_tokenizer have different tokenizers.*--mode vote or --mode route"
-        ):
+        with pytest.raises(ConfigError, match="a and other_tokenizer have different tokenizers.*--mode vote or"):
             await evaluate_ensemble(both, "arithmetic", modes=["vote", mode], **SMALL)
 
 
@@ -217,18 +177,13 @@ def test_invalid_arguments_are_reported_in_one_line(
     (tmp_path / "empty.txt").touch()
     (tmp_path / "one.txt").write_text("a")
     (tmp_path / "nothing").mkdir()
-    gsm8k = tmp_path / "gsm8k.jsonl"
-    gsm8k.write_text("".join(f'{{"question": "{n} and one?", "answer": "#### {n + 1}"}}\n' for n in range(6)))
     adapter = tmp_path / "swarm" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text("{}")
     table = {
         ("--models", f"{models[0]},{other_tokenizer}"): "a and other_tokenizer have different tokenizers",
-        (*both, "--mode", "postirior"): "no mode 'postirior': use all, or some of posterior, cached",
+        (*both, "--mode", "postirior"): "no mode 'postirior': use all, or some of posterior, mean",
         (*both, "--mode", ","): "no mode ''",
-        (*both, "--decay", "0"): "--decay is 0: it must be above 0",
-        (*both, "--mode", "gate", "--gate-task", "nothing"): "the mode gate learns from training prompts: unknown task",
-        ("--mode", "gate", *both, *FLAGS, "--task", f"gsm8k:{gsm8k}"): "training prompts that are not evaluated",
         (*both, "--engine", "tensorrt"): "no engine 'tensorrt'",
         (*both, "--text", str(tmp_path / "nowhere.txt")): "nowhere.txt cannot be read",
         (*both, "--text", str(tmp_path / "empty.txt")): "is empty",
@@ -253,25 +208,20 @@ def test_the_command_prints_json_and_a_table(
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS, "--text", str(text)]
     assert run([*arguments, "--mode", "all", "--k", "2", "--seed", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"task", "n", "k", "experts", "modes", "prior", "gate", "text"}
+    assert set(document) == {"task", "n", "k", "experts", "modes", "text"}
     assert [entry["name"] for entry in document["experts"]] == ["a", "b"]
     assert document["experts"][0]["model"] == models[0]
     assert [entry["name"] for entry in document["modes"]] == list(MODES)
-    assert set(document["prior"]) == set(document["gate"]["right"]) == {"a", "b"}
-    assert set(document["gate"]) == {"prompts", "right", "generated_tokens", "forward_tokens"}
-    assert document["gate"]["prompts"] == 8
     figures = {"pass_at_1", "n", "k", "pass_at_k", "truncated", "unscored", "too_long", "completion_tokens_mean"}
     for entry in (*document["experts"], *document["modes"]):
         assert set(entry) >= figures | {"name", "majority_at_k", "generated_tokens", "forward_tokens"}
     assert [entry["name"] for entry in document["text"]] == ["a", "b", *MIXTURES]
-    assert run([*arguments, "--mode", "vote,route,gate", "--gate-task", "arithmetic:add"]) == 0
+    assert run([*arguments, "--mode", "vote,confidence"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "arithmetic: 6 problems"
     assert lines[1].split() == ["pass@1", "generated", "forward", "domain"]
-    assert [line.split()[0] for line in lines[2:7]] == ["a", "b", "vote", "route", "gate"]
-    assert lines[7].startswith("route chose a ")
-    assert lines[8].startswith("gate chose a ")
-    assert lines[9].startswith("gate learned from 8 prompts, right a 0.000, b 0.000; generated ")
+    assert [line.split()[0] for line in lines[2:6]] == ["a", "b", "vote", "confidence"]
+    assert lines[6].startswith("confidence chose a ")
 
 
 def test_a_mixture_that_does_not_fit_is_refused(
@@ -284,11 +234,11 @@ def test_a_mixture_that_does_not_fit_is_refused(
     assert mixture_bytes(sources, max_tokens=100, bytes_per_number=4) == 4 * (sum(numbers) + sum(caches))
     check_mixture_fits(sources, max_tokens=48)
     monkeypatch.setattr(ensemble, "free_bytes", lambda device: 1000)
-    with pytest.raises(MachineError, match=r"mixture of 2 models needs about .* --mode vote,route"):
+    with pytest.raises(MachineError, match=r"mixture of 2 models needs about .* --mode vote,confidence"):
         check_mixture_fits(sources, max_tokens=48)
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]
     assert run([*arguments, "--mode", "posterior"]) == 3
-    assert run([*arguments, "--mode", "vote,route"]) == 0, "these load one model at a time"
+    assert run([*arguments, "--mode", "vote,confidence"]) == 0, "these load one model at a time"
     capsys.readouterr()
 
 

@@ -1,4 +1,4 @@
-"""Results and costs of vote, route, confidence and gate, on answers written by hand."""
+"""Results and costs of vote and confidence, on answers written by hand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import pytest
 
 from ftis_node.evaluation.result import (
     EvaluationRow,
-    GateFigures,
     TextFigures,
     chosen_row,
     confidences,
     evaluation_row,
-    gate_figures,
     vote_row,
 )
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
@@ -75,16 +73,6 @@ def test_the_majority_of_samples() -> None:
     assert entry.forward_tokens == 2 * (2 * 10 + 4 * 2)
 
 
-def test_route_takes_the_model_that_finds_the_prompt_likeliest() -> None:
-    first, second = model((RIGHT[0], -0.5), ("00", -0.5), ("00", -0.5)), model(("00", -1.0), (RIGHT[1], -1.0), None)
-    likelihoods = [[-5.0, -9.0, -3.0], [-6.0, -8.0, -3.0]]  # the last are equal, which chooses the first model
-    entry = chosen_row("route", [first, second], likelihoods, TASK, names=["a", "b"], k=1)
-    assert entry.result.pass_at_1 == pytest.approx(2 / 3)
-    assert entry.chosen == {"a": 2, "b": 1}
-    assert entry.generated_tokens == 3 * 2
-    assert entry.forward_tokens == 3 * (10 + 2) + 2 * 3 * 10
-
-
 def test_confidence_takes_the_answer_of_the_most_confident_model() -> None:
     # problem 0: the second is more confident; 1: equal, so the first; 2: too long for the first, NaN for the second
     first, second = model(("00", -0.6), ("00", -0.5), None), model((RIGHT[0], -0.5), (RIGHT[1], -0.5), ("00", math.nan))
@@ -108,15 +96,6 @@ def test_confidence_takes_the_samples_of_the_most_confident_model() -> None:
     assert (entry.result.pass_at_1, entry.majority_at_k, entry.chosen) == (0.0, 1.0, {"a": 0, "b": 1})
     assert entry.generated_tokens == 2 * (1 + 4)
     assert entry.forward_tokens == (10 + 2) + (2 * 10 + 4 * 2)
-
-
-def test_a_gate_takes_the_model_with_the_highest_chance_to_be_right() -> None:
-    first, second = model((RIGHT[0], -0.5), ("00", -0.1), ("00", -0.5)), model(("00", -0.1), (RIGHT[1], -1.0), None)
-    entry = chosen_row("gate", [first, second], [[0.9, 0.2, 0.5], [0.8, 0.3, 0.5]], TASK, names=["a", "b"], k=1)
-    assert entry.result.pass_at_1 == pytest.approx(2 / 3)
-    assert entry.chosen == {"a": 2, "b": 1}, "the first of equal models"
-    assert (entry.generated_tokens, entry.forward_tokens) == (3 * 2, 3 * (10 + 2)), "only the chosen model answers"
-    assert gate_figures([first, second]) == GateFigures(3, (1 / 3, 1 / 3), 5 * 2, 5 * (10 + 2))
 
 
 def test_a_mixture_needs_a_forward_pass_of_every_model_for_each_token() -> None:

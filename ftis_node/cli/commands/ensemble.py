@@ -48,19 +48,6 @@ EngineOption = Annotated[
         autocompletion=one_of(*ENGINES),
     ),
 ]
-DevPromptsOption = Annotated[
-    int, typer.Option("--dev-prompts", min=1, help="Number of training prompts for the prior of the mode cached.")
-]
-DecayOption = Annotated[
-    float, typer.Option("--decay", help="Weight of a dev prompt relative to the next newer one, at most 1.")
-]
-GatePromptsOption = Annotated[
-    int, typer.Option("--gate-prompts", min=1, help="Number of training prompts for the mode gate.")
-]
-GateTaskOption = Annotated[
-    str | None,
-    typer.Option("--gate-task", help="Task SPEC of these prompts; default: --task.", autocompletion=task_specs),
-]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")]
 TextOption = Annotated[Path | None, typer.Option("--text", help="Text file whose perplexity is also measured.")]
 
@@ -81,10 +68,6 @@ def ensemble(
     k: KOption = 1,
     max_tokens: MaxTokensOption = 760,
     engine: EngineOption = "auto",
-    dev_prompts: DevPromptsOption = 32,
-    decay: DecayOption = 0.9,
-    gate_prompts: GatePromptsOption = 256,
-    gate_task: GateTaskOption = None,
     seed: SeedOption = None,
     text: TextOption = None,
     home: HomeOption = None,
@@ -97,8 +80,7 @@ def ensemble(
 
     JSON shape: {task, n, k, experts: [{name, model, domain, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long,
     completion_tokens_mean, majority_at_k, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but
-    model and domain}], prior: {name: probability} or null, gate: {prompts, right: {name: share}, generated_tokens,
-    forward_tokens} or null, text: [{name, tokens, nats, nats_per_token, perplexity}]}.
+    model and domain}], text: [{name, tokens, nats, nats_per_token, perplexity}]}.
     """
     from ftis_node.evaluation.ensemble import MODES, run_ensemble
     from ftis_node.node.startup.prompts import prompts_for_command
@@ -114,10 +96,6 @@ def ensemble(
             k=k,
             max_tokens=max_tokens,
             engine=engine,
-            dev_prompts=dev_prompts,
-            decay=decay,
-            gate_prompts=gate_prompts,
-            gate_task=gate_task,
             seed=seed,
             text=text,
             prompts=prompts,
@@ -131,17 +109,12 @@ def _parts(values: Iterable[str]) -> list[str]:
 
 
 def _document(result: EnsembleResult) -> dict[str, Any]:
-    names = [entry.name for entry in result.experts]
     return {
         "task": result.task,
         "n": result.n,
         "k": result.k,
         "experts": [_flat(entry, leave_out=("chosen",)) for entry in result.experts],
         "modes": [_flat(entry, leave_out=("model", "domain")) for entry in result.modes],
-        "prior": dict(zip(names, result.prior, strict=True)) if result.prior is not None else None,
-        "gate": dataclasses.asdict(result.gate) | {"right": dict(zip(names, result.gate.right, strict=True))}
-        if result.gate is not None
-        else None,
         "text": [
             {**dataclasses.asdict(figures), "nats_per_token": figures.nats_per_token, "perplexity": figures.perplexity}
             for figures in result.text
@@ -164,22 +137,10 @@ def _lines(result: EnsembleResult) -> list[str]:
         if entry.chosen is not None:
             chosen = ", ".join(f"{name} {number}" for name, number in entry.chosen.items())
             lines.append(f"{entry.name} chose {chosen}")
-    if result.prior is not None:
-        lines.append(f"cached prior {_by_expert(result, result.prior)}")
-    if result.gate is not None:
-        gate = result.gate
-        lines.append(
-            f"gate learned from {gate.prompts} prompts, right {_by_expert(result, gate.right)}; "
-            f"generated {gate.generated_tokens:,}, forward {gate.forward_tokens:,}"
-        )
     if result.text:
         rows = [(f.name, f"{f.tokens:,}", f"{f.nats_per_token:.4f}", f"{f.perplexity:.3f}") for f in result.text]
         lines += ["", *columns(("text", "tokens", "nats/token", "perplexity"), rows, num_left=1)]
     return lines
-
-
-def _by_expert(result: EnsembleResult, shares: Sequence[float]) -> str:
-    return ", ".join(f"{entry.name} {share:.3f}" for entry, share in zip(result.experts, shares, strict=True))
 
 
 def _row(entry: EvaluationRow, *, sampled: bool) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
+from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs
 from ftis_node.errors import EngineError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, forward, use_grouped_attention
@@ -141,15 +141,6 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
 def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:
     """Return a uniform prior; without `learns` the mixture is the plain mean of probabilities."""
     return MixtureWeights((-log(num_experts),) * num_experts, learns=learns, reads_prompt=reads_prompt)
-
-
-def cached_mixture_weights(likelihoods: Sequence[Sequence[float]], *, decay: float) -> MixtureWeights:
-    """Return the prior from the J likelihoods of each of N texts, of which the last weighs most; see
-    `algorithms.cached_prior`.
-    """
-    texts = torch.tensor(likelihoods, dtype=torch.float64)
-    log_posteriors = posterior(uniform_prior(texts.shape[1]), texts.T).T
-    return MixtureWeights(tuple(cached_prior(log_posteriors, decay).tolist()))
 
 
 def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: MixtureWeights) -> float:

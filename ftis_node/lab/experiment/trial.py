@@ -54,18 +54,12 @@ MAX_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class FinalEvaluation:
-    """Tasks to evaluate, and the modes of the ensemble. `max_tokens` bounds prompt and completion together.
-
-    The mode `gate` learns from prompts of `gate_task`, or of the evaluated task if it is None.
-    """
+    """Tasks to evaluate, and the modes of the ensemble. `max_tokens` bounds prompt and completion together."""
 
     tasks: tuple[str, ...]
     modes: tuple[str, ...] = MODES
     limit: int = 256
     max_tokens: int = 96
-    dev_prompts: int = 32
-    gate_prompts: int = 256
-    gate_task: str | None = None
 
 
 async def run_final_evaluation(
@@ -86,9 +80,6 @@ async def run_final_evaluation(
             limit=exam.limit,
             max_tokens=exam.max_tokens,
             engine="torch",
-            dev_prompts=exam.dev_prompts,
-            gate_prompts=exam.gate_prompts,
-            gate_task=exam.gate_task,
         )
         results += [
             FinalEvaluationResult(
