@@ -68,12 +68,6 @@ TABLES: Final = {
         " --methods alone,alone:own,ftis,ftis:floor=0.5,f-nois",
         quick="--methods alone:own,f-nois",
     ),
-    "division": Table(
-        "Does it help to generate for the problems at which a node is better than its peers?",
-        f"--pair blind --run {RUNS}/blind.toml --task arithmetic:add+arithmetic:sub --share vertical,divided"
-        " --steps 60 --methods f-nois",
-        model_seeds=3,
-    ),
     "pairs": Table(
         "Which correction is best between experts?",
         "--pair expertise --methods alone,alone:own,alone:own:updates=2,nois,vis,tis,ftis,f-nois",

@@ -4,86 +4,17 @@ A node discards groups without a signal: all rewards are equal, so every advanta
 from its own and J from the others'. The paper's best is 4 of each. Departures: own and foreign groups are treated
 alike. If fewer groups remain than requested, all of them are taken. The other side does not fill the gap, because the
 share of foreign data would then differ from the setting.
-
-The parts of a task mixture are divided among nodes: a node generates more where it has a comparative advantage.
-
-    rate(part)  = (PRIOR_SIGNALS + groups with a signal) / (PRIOR_GROUPS + groups)
-    share(part) ~ proportion in the mixture x own rate / max(peers' rate, LEAST_PEER_RATE)
-
-Own rate over peers' rate is Ricardo's comparative advantage (Principles of Political Economy and Taxation, 1817,
-chapter 7). A node that is better than its peers at every part still generates most for the part of its largest lead.
-
-Groups of peers can change the proportion of two parts by at most 1 / LEAST_PEER_RATE, whatever their rewards are. Of
-two equal parts with equal own rates each keeps at least 23 %. Only own groups without a signal reduce a part to its
-minimum, LEAST_OF_EVEN of its proportion. There a node still notices when its groups begin to have a signal.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
 from dataclasses import dataclass
-from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-HALF_LIFE_VERSIONS = 4  # updates after which an own group has half its weight in the pass rate
-PRIOR_SIGNALS, PRIOR_GROUPS = 1.0, 2.0
-DECAY = 0.9  # factor of the counts, each step
-LEAST_PEER_RATE = 0.25
-LEAST_OF_EVEN = 0.1
-MIN_PEER_GROUPS = 1.0  # sum of the decayed counts of all parts; below it the shares are the proportions
-
-
-class SignalCount(NamedTuple):
-    """Counts of groups of one part, and of those that had a signal. Both decay, so they are not integers."""
-
-    signals: float = 0.0
-    groups: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Return the smoothed share of groups with a signal, in (0, 1); 1/2 without groups."""
-        return (PRIOR_SIGNALS + self.signals) / (PRIOR_GROUPS + self.groups)
-
-    def with_group(self, *, has_signal: bool) -> SignalCount:
-        return SignalCount(self.signals + has_signal, self.groups + 1)
-
-    def faded(self) -> SignalCount:
-        return SignalCount(self.signals * DECAY, self.groups * DECAY)
-
-
-def division_shares(
-    proportions: Mapping[str, float], own: Mapping[str, SignalCount], peers: Mapping[str, SignalCount]
-) -> dict[str, float]:
-    """Return the share of each part in a node's generation; the shares sum to 1.
-
-    `proportions` are the mixture's and sum to 1; `own` and `peers` hold the counts of the same parts. Without peers'
-    groups the shares are the proportions.
-    """
-    if sum(peers[part].groups for part in proportions) < MIN_PEER_GROUPS:
-        return dict(proportions)
-    advantages = {
-        part: even * own[part].rate / max(peers[part].rate, LEAST_PEER_RATE) for part, even in proportions.items()
-    }
-    total = sum(advantages.values())
-    return {
-        part: LEAST_OF_EVEN * even + (1 - LEAST_OF_EVEN) * advantages[part] / total
-        for part, even in proportions.items()
-    }
-
-
-def keep_chances(shares: Mapping[str, float], proportions: Mapping[str, float]) -> dict[str, float]:
-    """Return the probability of keeping a problem of each part that turns draws in `proportions` into `shares`.
-
-    The largest probability is 1, so the fewest possible problems are skipped.
-    """
-    ratios = {part: share / proportions[part] for part, share in shares.items()}
-    largest = max(ratios.values())
-    return {part: ratio / largest for part, ratio in ratios.items()}
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,37 +66,9 @@ def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float
     return min(num_foreign - far, num_near), far
 
 
-def usefulness(rewards: Sequence[float], pass_rate: float | None) -> float:
-    """Return the usefulness of a group: the variance of its rewards x (1 - pass rate), at most 1/4.
-
-    `pass_rate` is the node's own for this kind of prompt; None: not yet measured. Equal rewards give exactly 0.
-    """
-    if not has_signal(rewards):
-        return 0.0
-    mean = fmean(rewards)
-    return fmean((reward - mean) ** 2 for reward in rewards) * (1.0 - (pass_rate or 0.0))
-
-
 def has_signal(rewards: Sequence[float]) -> bool:
     """Return whether a group gives a gradient: if all rewards are equal, every advantage is 0."""
     return len(set(rewards)) > 1
-
-
-def pass_rates(groups: Iterable[tuple[str, int, Sequence[float]]]) -> dict[str, float]:
-    """Return the exponential moving average of the groups' mean rewards, by kind of prompt, in any input order.
-
-    Each group has its kind, the policy version that sampled it, and its rewards. A group weighs half as much as one
-    that is HALF_LIFE_VERSIONS newer.
-    """
-    means: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for kind, version, rewards in groups:
-        means[kind].append((version, fmean(rewards)))
-    rates = {}
-    for kind, of_kind in means.items():
-        ordered = sorted(of_kind)
-        weights = [0.5 ** ((ordered[-1][0] - version) / HALF_LIFE_VERSIONS) for version, _ in ordered]
-        rates[kind] = fmean([mean for _, mean in ordered], weights)
-    return rates
 
 
 def _teaching(groups: Sequence[Sequence[float]]) -> list[int]:

@@ -34,7 +34,6 @@ from ftis_node.files import parse_toml, read_text
 
 PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "sums-ftis", "gsm8k-ftis", "rg-swarm")
 RUN_ID_HEX = 32
-SCHEMA_VERSION = 1
 MAX_TASK_CHARS = 512
 
 Codec = Literal["exact", "lossless", "lossy"]
@@ -138,7 +137,7 @@ class WireSection(Section):
 class RunManifest(Section):
     """Settings on which all nodes of one swarm agree."""
 
-    schema_version: Literal[2] = Field(default=2, description="Schema version of the manifest.")
+    schema_version: Literal[1] = Field(default=1, description="Schema version of the manifest.")
     prompt_date: date | None = Field(
         default=None,
         description="Date that chat templates see, YYYY-MM-DD, such as the day on which the run begins. Unset: "

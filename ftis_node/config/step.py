@@ -26,8 +26,7 @@ from pydantic import Field, model_validator
 from ftis_node.config.section import MOST, Section
 
 Share = Literal["vertical", "horizontal"]
-Choice = Literal["newest", "sapo", "useful"]
-Divide = Literal["even", "advantage"]
+Choice = Literal["newest", "sapo"]
 ScheduleName = Literal["constant", "linear", "cosine"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 DEFAULT_FINAL_SHARE = 0.1  # not 0: a swarm's run has no end
@@ -127,9 +126,7 @@ class StepSection(Section):
     group_selection: Choice = Field(
         default="newest",
         description="`newest`: ready own groups and the newest of each peer. `sapo`: groups with equal rewards are "
-        "discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). `useful`: ready own groups, and the "
-        "foreign ones with the largest expected use (ftis-node docs get-started/concepts); the other foreign ones are "
-        "discarded.",
+        "discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721).",
     )
     foreign_wait_s: float = Field(
         default=120.0, ge=0, le=86400,
@@ -178,19 +175,12 @@ class StepSection(Section):
         "domain (ftis-node docs train/domains). If one side has too few, the other fills the gap. Unset: no "
         "preference.",
     )
-    task_allocation: Divide = Field(
-        default="even",
-        description="How a node divides its own groups over the parts of a mixture. `even`: in the mixture's "
-        "proportions. `advantage`: more for those in which its groups have a signal and its peers' have none "
-        "(ftis-node docs get-started/concepts). With one task they are the same.",
-    )
 
     @model_validator(mode="after")
     def _settings_agree(self) -> StepSection:
         given = {
             "backfill_with_own": self.backfill_with_own,
             "own_domain_fraction": self.own_domain_fraction is not None,
-            "task_allocation": self.task_allocation != "even",
         }
         for name, is_given in given.items():
             if is_given and self.prompt_sharing == "horizontal":
@@ -198,8 +188,6 @@ class StepSection(Section):
                     f'{name} has no effect with prompt_sharing = "horizontal", where all nodes answer the same '
                     "prompts: remove it"
                 )
-        if self.group_selection == "useful" and (self.prompt_sharing == "horizontal" or self.backfill_with_own):
-            raise ValueError('group_selection = "useful" needs prompt_sharing = "vertical", and no backfill_with_own')
         if self.generated_groups is not None:
             if self.group_selection != "sapo" or self.backfill_with_own:
                 raise ValueError('generated_groups needs group_selection = "sapo", and no backfill_with_own')

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.group_limits import SlotPool
-    from ftis_node.node.training.step_shares import Division
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.tasks.base import Task
@@ -69,4 +68,3 @@ class NodeComponents:
     budget: GenerateBudget = field(default_factory=GenerateBudget)
     tracking: Tracking = field(default_factory=Tracking)
     failures: FailureBoard = field(default_factory=FailureBoard)
-    division: Division | None = None

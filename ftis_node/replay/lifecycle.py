@@ -13,16 +13,14 @@ crash loses no acknowledged group.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
-from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-from ftis_node.algorithms.group_choice import choose_groups, has_signal, split_foreign, usefulness
+from ftis_node.algorithms.group_choice import choose_groups, split_foreign
 
 if TYPE_CHECKING:
     from ftis_node.swarm.demand import OwnDomain
@@ -143,84 +141,6 @@ def choose_sapo(
     taken = [mine[position] for position in choice.own] + [theirs[position] for position in choice.foreign]
     ids = {candidate.id for candidate in taken}
     return Selection(tuple(taken), tuple(c for c in ordered if c.id not in ids))
-
-
-def choose_useful(
-    candidates: Sequence[Candidate],
-    own: int,
-    foreign: int,
-    *,
-    pass_rates: Mapping[str, float],
-    neighbor: Callable[[str], str] = str,
-    domain: OwnDomain | None = None,
-    turn: int = 0,
-) -> Selection:
-    """Select the own groups that arrived first, and the most useful foreign ones (`algorithms.usefulness`).
-
-    All other foreign groups are discarded, because a group loses its use while it waits.
-
-    `pass_rates` are this node's, by task name. Groups without a learning signal come last. `domain` works as in
-    `choose_newest`: its share of the groups counts before their scores. `turn` counts the steps.
-    """
-    theirs = [c for c in candidates if not c.own]
-    useful = _one_per_problem([c for c in theirs if has_signal(c.rewards)])
-    sides = _split(useful, foreign, domain=domain, turn=turn)
-    scores = {c.id: usefulness(c.rewards, pass_rates.get(c.task)) for c in theirs}
-    chosen = [c for side, num in sides for c in _best(side, num, scores=scores, neighbor=neighbor, turn=turn)]
-    without_signal = [c for c in theirs if not has_signal(c.rewards)]
-    chosen += choose_foreign(without_signal, foreign - len(chosen), neighbor=neighbor)
-    ids = {candidate.id for candidate in chosen}
-    return Selection((*choose_own(candidates, own), *chosen), tuple(c for c in theirs if c.id not in ids))
-
-
-def _best(
-    candidates: Sequence[Candidate],
-    count: int,
-    *,
-    scores: Mapping[bytes, float],
-    neighbor: Callable[[str], str],
-    turn: int,
-) -> list[Candidate]:
-    """Select the `count` highest scores, with at most an even share for each neighbor while others have groups left.
-
-    The share is rounded up. If a neighbor has too few groups, the others divide its places evenly. Two groups about one
-    problem are selected only if there are no other problems. The loop needs few rounds, because most halve the free
-    places or the neighbors with groups.
-    """
-    chosen: list[Candidate] = []
-    left, problems = _ranked(candidates, scores=scores, turn=turn), set[bytes]()
-    while left and len(chosen) < count:
-        share = math.ceil((count - len(chosen)) / len({neighbor(c.sender) for c in left}))
-        held, passed_over = Counter[str](), []
-        for candidate in left:
-            name = neighbor(candidate.sender)
-            if len(chosen) < count and held[name] < share and candidate.problem not in problems:
-                held[name] += 1
-                problems.add(candidate.problem)
-                chosen.append(candidate)
-            else:
-                passed_over.append(candidate)
-        if not held:  # only groups about the problems of others are left
-            problems.clear()
-        left = passed_over
-    return chosen
-
-
-def _ranked(candidates: Sequence[Candidate], *, scores: Mapping[bytes, float], turn: int) -> list[Candidate]:
-    """Sort by score. Groups with equal scores alternate among senders, each sender's newest weights first.
-
-    The first sender changes with `turn`. Times of creation are ignored, because their order between two peers is
-    chance.
-    """
-    senders = sorted({c.sender for c in candidates})
-    places = {sender: (index - turn) % len(senders) for index, sender in enumerate(senders)}
-    num_before = Counter[tuple[str, float]]()
-    ranked = []
-    for candidate in sorted(candidates, key=lambda c: (-c.policy_version, c.task, c.problem, c.arrival)):
-        alike = candidate.sender, scores[candidate.id]
-        ranked.append((-scores[candidate.id], num_before[alike], places[candidate.sender], candidate))
-        num_before[alike] += 1
-    return [candidate for *_, candidate in sorted(ranked, key=itemgetter(0, 1, 2))]
 
 
 def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

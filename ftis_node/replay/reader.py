@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
 USABLE_REASONS = [ReleaseReason.TRAINED, ReleaseReason.STALE, ReleaseReason.EVICTED, ReleaseReason.DELIVERED]
-MOST_OWN_REWARDS = 1024  # the newest own groups, for this node's pass rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +180,6 @@ class ReplayReader:
         """Return the ids of own groups that are READY, oldest first."""
         rows = self._db.execute("SELECT id FROM groups WHERE own = 1 AND state = 'ready' ORDER BY arrival")
         return [row["id"] for row in rows]
-
-    def own_rewards(self) -> list[tuple[str, int, list[float]]]:
-        """Return task, policy version and rewards of the newest own groups in any state, without damaged ones."""
-        by_state = (
-            "SELECT * FROM (SELECT arrival, task, policy_version, rewards FROM groups WHERE state = ? AND own = 1"
-            " AND reason IS NOT 'damaged' AND json_valid(rewards) ORDER BY arrival DESC LIMIT ?)"
-        )
-        query = " UNION ALL ".join([by_state] * len(State)) + " ORDER BY arrival DESC LIMIT ?"
-        most = MOST_OWN_REWARDS
-        rows = self._db.execute(query, [*(value for state in State for value in (state, most)), most])
-        return [(row["task"], row["policy_version"], json.loads(row["rewards"])) for row in rows]
 
     def ready_counts(self) -> tuple[int, int]:
         """Return the numbers of READY groups: (own, foreign)."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.algorithms.group_choice import GroupChoice, choose_groups, pass_rates, split_foreign, usefulness
+from ftis_node.algorithms.group_choice import GroupChoice, choose_groups, split_foreign
 
 NO_SIGNAL, SIGNAL = (1.0, 1.0), (0.0, 1.0)
 
@@ -89,35 +89,3 @@ def test_the_domain_share_counts_only_groups_with_a_signal() -> None:
     choice = choose_groups([SIGNAL], foreign, num_foreign=6, seed=5, is_near=is_near, near_share=1.0)
     assert [is_near[position] for position in choice.foreign].count(True) == 4
     assert len(choice.foreign) == 6
-
-
-@pytest.mark.parametrize(
-    ("rewards", "pass_rate", "expected"),
-    [
-        ((1.0, 0.0), None, 0.25),
-        ((1.0, 0.0), 0.0, 0.25),
-        ((1.0, 0.0, 0.0, 0.0), 0.5, 0.1875 * 0.5),
-        ((1.0, 1.0, 1.0, 0.0), 0.75, 0.1875 * 0.25),
-        ((1.0, 0.0), 1.0, 0.0),
-        ((0.6, 0.4), None, 0.01),
-        ((0.1, 0.1, 0.1), None, 0.0),
-        ((1.0, 1.0), None, 0.0),
-    ],
-)
-def test_usefulness_is_the_variance_of_rewards_times_the_failure_rate(
-    rewards: tuple[float, ...], pass_rate: float | None, expected: float
-) -> None:
-    assert usefulness(rewards, pass_rate) == pytest.approx(expected, abs=1e-15)
-
-
-def test_equal_rewards_have_a_usefulness_of_exactly_zero() -> None:
-    assert usefulness((0.1, 0.1, 0.1), None) == 0.0  # the mean of these is not 0.1
-
-
-def test_a_group_counts_half_as_much_as_one_four_versions_newer() -> None:
-    groups = [("add", 8, (1.0, 1.0)), ("sub", 0, (0.0, 0.0, 0.0, 1.0)), ("add", 4, (0.0, 0.0)), ("add", 0, (0.0, 1.0))]
-    expected = {"add": (1.0 + 0.25 * 0.5) / 1.75, "sub": 0.25}
-    assert pass_rates(groups) == pytest.approx(expected)
-    assert pass_rates(groups[::-1]) == pass_rates(groups)
-    assert pass_rates([("add", 100_000, (0.0, 1.0)), ("add", 0, (1.0, 1.0))]) == {"add": 0.5}
-    assert pass_rates([]) == {}

@@ -32,20 +32,19 @@ def test_the_run_id_depends_on_every_value() -> None:
         RunManifest(name="a", task="gsm8k", method={"cap": 3.0}),
         RunManifest(name="a", task="gsm8k", step={"foreign_groups": 4}),
         RunManifest(name="a", task="gsm8k", step={"backfill_with_own": True}),
-        RunManifest(name="a", task="gsm8k", step={"task_allocation": "advantage"}),
         RunManifest(name="a", task="gsm8k", method={"floor": 0.0}),
         RunManifest(name="a", task="gsm8k", method={"filter": "ess"}),
         RunManifest(name="a", task="gsm8k", method={"filter": "quantile"}),
         RunManifest(name="a", task="gsm8k", method={"filter": "quantile", "keep_share": 0.5}),
     ]
-    assert len({manifest.run_id for manifest in [base, *changed]}) == 11
+    assert len({manifest.run_id for manifest in [base, *changed]}) == 10
 
 
 def test_an_explicit_default_does_not_change_the_run_id() -> None:
     step = RunManifest(name="a", task="gsm8k", step={"backfill_with_own": False, "own_domain_fraction": None})
     assert step.run_id == RunManifest(name="a", task="gsm8k").run_id
     given = {"floor": 0.0, "filter": "quantile", "keep_share": 0.0}
-    manifest = RunManifest(name="a", task="gsm8k", method=given, step={"task_allocation": "advantage"})
+    manifest = RunManifest(name="a", task="gsm8k", method=given)
     assert manifest.method.given() == given
     assert parse_manifest(manifest.to_toml(), source="run.toml") == manifest
 
@@ -53,12 +52,12 @@ def test_an_explicit_default_does_not_change_the_run_id() -> None:
 def test_the_run_ids_of_the_presets_do_not_change() -> None:
     """With another run id, new nodes would not find the nodes that already run a preset."""
     assert {preset: load_manifest(preset).run_id for preset in PRESETS} == {
-        "arithmetic-ftis": "0d7c5198c419822151f0050a4925c1d2",
-        "arithmetic-compare": "5c93a40c1d824e1044e8c86b7856c7ab",
-        "arithmetic-hdee": "7fa918d0f485075bf6a3fee2509f5b70",
-        "sums-ftis": "fb67854e11046f95db04f6206d5bb169",
-        "gsm8k-ftis": "b635953f5b6f2f8ea8df3ad38762643e",
-        "rg-swarm": "9ca98af059cccbea7b5cd031879d12ed",
+        "arithmetic-ftis": "bf6163bb8c79486e93a20e2628bff008",
+        "arithmetic-compare": "c576e048ffe6498eb1e61a4204d906fd",
+        "arithmetic-hdee": "7ed9c5c6c19701a94adb1f1f83a5f368",
+        "sums-ftis": "6249dc96f450b0cd4777817989252a19",
+        "gsm8k-ftis": "e83ca1507bd05c5db52621f31810ddc5",
+        "rg-swarm": "953d5534b41ccff463af69596861a5c9",
     }
 
 
@@ -107,10 +106,6 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[method]\nname = "ppo"', "method.name"),
         ('name = "a"\ntask = "x"\n[step]\nown_groups = 0\nforeign_groups = 0', "a step would take nothing"),
         (STEP + 'backfill_with_own = true\nprompt_sharing = "horizontal"', "backfill_with_own has no effect"),
-        (STEP + 'task_allocation = "advantage"\nprompt_sharing = "horizontal"', "task_allocation has no effect"),
-        ('name = "a"\ntask = "x"\n[step]\ntask_allocation = "fairly"', "step.task_allocation"),
-        (STEP + 'group_selection = "useful"\nbackfill_with_own = true', '"vertical", and no backfill'),
-        (STEP + 'group_selection = "useful"\nprompt_sharing = "horizontal"', 'needs prompt_sharing = "vertical"'),
         ('name = "a"\ntask = "x"\n[sampling]\nmax_prompt_tokens = 760', "no completion fits"),
         ('name = "a"\ntask = "x"\n' + TOO_LARGE, "max_envelope_bytes"),
         ('name = "a"\ntask = "x"\n[method]\nkl_threshold = 5.0', "go together"),

@@ -16,7 +16,6 @@ from tests.replay.test_buffer import ANN, BOB, ME, accepted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
 BY_ROWS = (
     "SELECT sum(state = 'ready'), sum(state = 'taken'), sum(length(envelope)), sum(num_tokens * (state != 'released'))"
@@ -59,24 +58,3 @@ def test_figures_count_every_group_once(tmp_path: Path) -> None:
             counted = db.execute(BY_ROWS).fetchone()
         assert (figures.ready, figures.taken, figures.envelope_bytes, figures.tokens) == counted
         assert all((*trained, counted[0], counted[2]))
-
-
-def test_own_rewards_are_of_the_newest_own_groups_in_any_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "replay.sqlite"
-    buffer = ReplayBuffer(path)
-    for version in range(1, 6):
-        for one in (ME, ANN):
-            assert buffer.admit(accepted(one, version, versions=(version, version)), own=one is ME)
-        buffer.take(version, own=int(version < 4), foreign=0)  # versions 4 and 5 stay READY
-        if version < 3:
-            buffer.release_step(version, ReleaseReason.TRAINED)
-    reader = ReplayReader(path)
-    assert reader.own_rewards() == [("arithmetic", version, [1.0, 0.0]) for version in (5, 4, 3, 2, 1)]
-    monkeypatch.setattr("ftis_node.replay.reader.MOST_OWN_REWARDS", 3)
-    assert [version for _, version, _ in reader.own_rewards()] == [5, 4, 3]
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE groups SET rewards = '[1.0, 0.0' WHERE own = 1 AND number = 4")
-        db.execute("UPDATE groups SET state = 'released', reason = 'damaged' WHERE own = 1 AND number = 5")
-    assert [version for _, version, _ in reader.own_rewards()] == [3, 2, 1]
-    reader.close()
-    buffer.close()

@@ -11,7 +11,7 @@ import pytest
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.group import PromptRef
 from ftis_node.replay.eviction import MAX_PER_PROBLEM
-from ftis_node.replay.lifecycle import choose_newest, choose_same_prompts, choose_useful
+from ftis_node.replay.lifecycle import choose_newest, choose_same_prompts
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests.conftest import problem_hash
 from tests.replay.test_buffer import ANN, BOB, ME, accepted
@@ -32,15 +32,11 @@ def admit(buffer: ReplayBuffer, identity: Identity, *indices: int) -> None:
         assert buffer.admit(accepted(identity, 10 + at, **changes), own=identity is ME)
 
 
-def useful(*args: object) -> object:
-    return choose_useful(*args, pass_rates={})  # type: ignore[arg-type]
-
-
 def test_the_indices_have_one_text() -> None:
     assert {ArithmeticTask()[index].prompt[-1]["content"] for index in INDICES} == {"45+20="}
 
 
-@pytest.mark.parametrize("rule", [choose_newest, choose_same_prompts, useful])
+@pytest.mark.parametrize("rule", [choose_newest, choose_same_prompts])
 def test_other_indices_of_one_text_get_one_place_in_a_step(buffer: ReplayBuffer, rule: ChoiceRule) -> None:
     admit(buffer, ANN, *INDICES)
     assert [group.number for group in buffer.take(1, own=0, foreign=8, rule=rule).groups] == [14]

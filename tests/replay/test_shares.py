@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 from dataclasses import replace
 
@@ -15,9 +14,7 @@ from ftis_node.replay.lifecycle import (
     choose_own,
     choose_same_prompts,
     choose_sapo,
-    choose_useful,
 )
-from ftis_node.swarm.demand import OwnDomain
 from ftis_node.swarm.rate_limits import ShareCap
 
 PROBLEMS = itertools.count()  # each group is about another one
@@ -99,64 +96,12 @@ def scored(sender: str, *num_right: int, task: str = "add", start: int = 0) -> l
     ]
 
 
-def test_the_most_useful_groups_are_taken_and_the_others_discarded() -> None:
-    mine = scored("me", 4, 2, 0)
-    ann, bob, cat = scored("ann", 2), scored("bob", 1, task="sub"), scored("cat", 1)
-    dan = scored("dan", 4, task="sub", start=9)
-    ready = [*dan, *mine[::-1], *cat, *ann, *bob]  # 0, own, 0.1875 / 4, 0.25 / 4, 0.1875
-    for num, taken in ((0, []), (1, bob), (2, [*bob, *ann]), (3, [*bob, *ann, *cat]), (9, [*bob, *ann, *cat, *dan])):
-        selection = choose_useful(ready, 2, num, pass_rates={"add": 0.75})
-        assert selection.taken == (*mine[:2], *taken)
-        assert {c.sender for c in selection.discarded} == {"ann", "bob", "cat", "dan"} - {c.sender for c in taken}
-    assert choose_useful(ready, 0, 1, pass_rates={"add": 0.2, "sub": 0.5}).taken == (*ann,), "0.2 and 0.09375"
-    assert choose_useful([], 2, 2, pass_rates={}).taken == ()
-
-
-def test_a_sender_of_the_most_useful_groups_gets_an_even_share_while_others_have_some() -> None:
-    ready = scored("useful", *[2] * 10, start=1000) + scored("ann", 1, 1, 1) + scored("bob", 3) + scored("cat", 0, 4)
-
-    def of(num: int) -> Counter[str]:
-        return Counter(c.sender for c in choose_useful(ready, 0, num, pass_rates={}).taken)
-
-    assert of(1) == {"useful": 1}
-    assert of(3) == {"useful": 1, "ann": 1, "bob": 1}
-    assert of(4) == {"useful": 2, "ann": 1, "bob": 1}
-    assert of(6) == {"useful": 3, "ann": 2, "bob": 1}, "the best of the others replaces what bob lacks"
-    assert of(14) == {"useful": 10, "ann": 3, "bob": 1}, "cat's groups have no signal"
-    assert of(15) == {"useful": 10, "ann": 3, "bob": 1, "cat": 1}
-
-
 def test_identities_in_one_network_get_one_even_share_together() -> None:
     fakes = [f"fake{i}" for i in range(20)]
     cap = ShareCap(networks=dict.fromkeys(fakes, "8.8.8.0/24"))
     ready = [c for name in fakes for c in scored(name, 2)] + scored("ann", 1, 1, 1) + scored("bob", 1, 1, 1)
-    chosen = choose_useful(ready, 0, 6, pass_rates={}, neighbor=cap.neighbor).taken
+    chosen = choose_newest(ready, 0, 6, neighbor=cap.neighbor).taken
     assert Counter(c.sender[:4] for c in chosen) == {"fake": 2, "ann": 2, "bob": 2}
-
-
-def test_equally_useful_groups_are_ordered_by_weights_and_the_first_sender_rotates() -> None:
-    ready = scored("ann", 2, 2, start=100) + scored("bob", 2, 2) + scored("cat", 1, 2) + scored("dan", 3, 2)
-    ready = [replace(c, created_at=-c.created_at) for c in ready]  # clocks of peers do not count
-    for turn in range(8):
-        chosen = choose_useful(ready, 0, 5, pass_rates={}, turn=turn).taken
-        counts = Counter(c.sender for c in chosen)
-        assert sorted(counts.values()) == [1, 1, 1, 2]
-        assert {(c.sender, c.arrival) for c in chosen} >= {(name, 1) for name in counts}
-        random.Random(turn).shuffle(ready)
-        assert choose_useful(ready, 0, 5, pass_rates={}, turn=turn).taken == chosen
-    left_out = [
-        {"ann", "bob", "cat", "dan"} - {c.sender for c in choose_useful(ready, 0, 3, pass_rates={}, turn=turn).taken}
-        for turn in range(4)
-    ]
-    assert sorted(left_out, key=str) == [{"ann"}, {"bob"}, {"cat"}, {"dan"}]
-
-
-def test_a_domain_ranks_above_usefulness_but_below_a_signal() -> None:
-    near, far = scored("ann", 1, 4, 4), scored("bob", 2, 2, 2, task="sub")
-    for share, expected in ((1.0, {"ann": 1, "bob": 1}), (0.5, {"ann": 1, "bob": 1}), (0.0, {"bob": 2})):
-        domain = OwnDomain(frozenset({"add"}), share)
-        chosen = choose_useful(near + far, 0, 2, pass_rates={"add": 0.9}, domain=domain, turn=1).taken
-        assert Counter(c.sender for c in chosen) == expected
 
 
 def test_senders_take_turns_and_their_newest_groups_come_first() -> None:
@@ -175,17 +120,16 @@ def about(problem: int, ready: list[Candidate]) -> list[Candidate]:
 def test_a_sender_has_one_place_per_problem_in_a_step_and_two_in_the_buffer() -> None:
     own = about(7, groups("me", 5))
     ready = own + about(7, groups("one", 40, start=100)) + about(7, groups("ann", 1)) + about(8, groups("ann", 1))
-    useful = choose_useful(ready, 0, 8, pass_rates={}).taken
     for chosen in (
         choose_newest(ready, 0, 8).taken,
         choose_same_prompts(ready, 0, 8).taken,
         choose_sapo(ready, 0, 8, seed=1).taken,
-        useful,
     ):
         assert Counter((c.sender, c.problem[3:]) for c in chosen) == {
             **{("one", b"7"): 1, ("ann", b"7"): 1, ("ann", b"8"): 1}
         }
-    assert [c.arrival for c in useful if c.sender == "one"] == [39], "the newest"
+    newest = choose_newest(ready, 0, 8).taken
+    assert [c.arrival for c in newest if c.sender == "one"] == [39]
     evicted = choose_evicted(ready, keep=100, cap=ShareCap())
     assert kept(ready, evicted) == {"me": 5, "one": 2, "ann": 2}
     assert {c.arrival for c in ready if c.sender == "one"} - {c.arrival for c in evicted} == {38, 39}
@@ -195,8 +139,8 @@ def test_groups_of_two_senders_about_one_problem_share_a_step_only_if_there_are_
     """A copy of a likely answer cannot be detected; it replaces the original, and both are not used together."""
     honest = [c for problem in range(4) for c in about(problem, groups("ann", 1, start=problem))]
     copies = [replace(c, sender="thief", id=b"copy" + c.id) for c in honest]
-    for chosen in (choose_newest(honest + copies, 0, 4), choose_useful(honest + copies, 0, 4, pass_rates={})):
-        assert sorted(c.problem for c in chosen.taken) == [b"of 0", b"of 1", b"of 2", b"of 3"]
+    chosen = choose_newest(honest + copies, 0, 4)
+    assert sorted(c.problem for c in chosen.taken) == [b"of 0", b"of 1", b"of 2", b"of 3"]
     assert len(choose_newest(honest + copies, 0, 8).taken) == 8, "no other problems are left"
     own = about(2, groups("me", 1))
     together = choose_same_prompts(own + honest + copies, 1, 2).taken

@@ -51,9 +51,7 @@ MethodsOption = Annotated[
 ]
 ShareOption = Annotated[
     str,
-    typer.Option(
-        "--share", help="vertical, filled, divided, horizontal, sapo:I/J[/G], newest:J, useful:J; comma-separated."
-    ),
+    typer.Option("--share", help="vertical, filled, horizontal, sapo:I/J[/G], newest:J; comma-separated."),
 ]
 DelayOption = Annotated[
     str,
@@ -287,8 +285,8 @@ def _fairness(experiment: Experiment) -> str:
     )
     if "sapo" in shares:
         rule += " A SAPO split I/J takes I + J groups, of which I are its own."
-    if shares & {"newest", "useful"}:
-        rule += " newest:J and useful:J take J of the peers' groups."
+    if "newest" in shares:
+        rule += " newest:J takes J of the peers' groups."
     return rule
 
 

@@ -1,6 +1,6 @@
 """Trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, attack and seed.
 
-Fairness: an update takes the same number of completions in every trial, except with `sapo`, `newest:J` and `useful:J`.
+Fairness: an update takes the same number of completions in every trial, except with `sapo` and `newest:J`.
 `alone` generates all of them itself. In a swarm of n nodes each generates 1/n and receives the others. The controls
 (`specs.py`) generate as much as a node of the swarm and have no peers.
 """
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.pairs import Pair, TrialMember
 
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
-CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; the number of remote groups to take
+CHOICE = re.compile(r"(newest)(?::(\d+))?")  # vertical; the number of remote groups to take
 FILLED = "filled"  # vertical, and own groups replace rejected remote ones
-DIVIDED = "divided"  # vertical, and each node generates more of the parts where it has an advantage
 NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # parameters of every method, besides those of the loss
 FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share", "rank_own")
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
@@ -66,7 +65,7 @@ class Experiment:
 
     @property
     def completions_per_update(self) -> int:
-        """Return the completions per update of one learner; `sapo`, `newest:J` and `useful:J` set other numbers."""
+        """Return the completions per update of one learner; `sapo` and `newest:J` set other numbers."""
         step = self.base.step
         return (step.own_groups + step.foreign_groups) * self.base.sampling.group_size
 
@@ -203,7 +202,6 @@ class TrialSetting:
                 prompt_sharing="vertical",
                 group_selection="newest",
                 backfill_with_own=False,
-                task_allocation="even",
             )
             optimizer["updates_per_batch"] = parse_alone(self.method).updates or base.optimizer.updates_per_batch
         document = base.model_dump() | {
@@ -241,12 +239,11 @@ class TrialSetting:
                 raise UsageError(f"{nodes} nodes cannot share groups of {sampling['group_size']} completions evenly")
             sampling["group_size"] //= nodes
             step.update(own_groups=total, foreign_groups=total * (nodes - 1), prompt_sharing="horizontal")
-        elif self.share in ("vertical", FILLED, DIVIDED):
+        elif self.share in ("vertical", FILLED):
             self._share_evenly(step)
-            divide = "advantage" if self.share == DIVIDED else base.step.task_allocation
-            step.update(backfill_with_own=base.step.backfill_with_own or self.share == FILLED, task_allocation=divide)
+            step.update(backfill_with_own=base.step.backfill_with_own or self.share == FILLED)
         else:
-            known = f"vertical, {FILLED}, {DIVIDED}, horizontal, newest:J, useful:J or sapo:I/J[/G]"
+            known = f"vertical, {FILLED}, horizontal, newest:J or sapo:I/J[/G]"
             raise UsageError(f"no sharing {self.share!r}: use {known}")
 
     def _share_evenly(self, step: dict[str, Any]) -> None:

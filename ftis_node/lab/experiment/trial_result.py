@@ -78,7 +78,6 @@ class MemberResult(msgspec.Struct, frozen=True):
     """Result of one node. `steps` maps each name in STEP_FIGURES and SENDER_FIGURES to one value per step.
 
     `peer_weights` has the weights of the other members by name, one dict per step, if the method weights peers.
-    `division` has the share of each task part in the node's generation, if the run has `step.task_allocation`.
     `refused` counts rejections by reason. `log_ratios` has the first, the middle and the last step. `tokens_generated`
     and `tokens_trained` count completion tokens of all steps. `domain` is None if the member generated for the whole
     task.
@@ -99,7 +98,6 @@ class MemberResult(msgspec.Struct, frozen=True):
     tokens_trained: int = 0
     log_ratios: list[LogRatios] = []
     peer_weights: list[dict[str, float]] = []
-    division: list[dict[str, float]] = []
 
     @property
     def compute(self) -> float:
@@ -194,7 +192,6 @@ def read_member(
             for event in events
             if event["event"] == "peer_weights"
         ],
-        division=[event["shares"] for event in events if event["event"] == "division"],
     )
 
 

@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
-    from ftis_node.node.training.step_shares import Division
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.tasks.scorer import IsolatedScorer
 
 log = logging.getLogger(__name__)
 LARGEST_SHUFFLED = 1 << 20
 MAX_TRIES = 1 << 14  # problems in a row without one to generate for
-MIN_TRIES_OF_DIVISION = 1 << 12  # it passes over problems at random
 MAX_ATTEMPTS = 6  # of one prompt: over half a minute
 RETRY_PAUSE = ExponentialBackoff(first_s=1.0, ceiling_s=30.0)
 GENERATION, SCORING = "generation", "scoring of own groups"
@@ -61,10 +59,6 @@ class PromptOrder:
             return self._number("draw", k) % self.num_items
         epoch, position = divmod(k, self.num_items)
         return _shuffled(self.num_items, self._number("epoch", epoch))[position]
-
-    def draw(self, k: int) -> float:
-        """Return a number in [0, 1) for the k-th problem, which decides whether it is skipped."""
-        return (self._number("keep", k) >> 11) / 2**53
 
     def _number(self, kind: str, k: int) -> int:
         text = f"{kind}/{self.seed}/{self.peer_id}/{k}"
@@ -96,7 +90,6 @@ class GenerateLoop:
     slots: SlotPool
     budget: GenerateBudget
     space: DiskSpace
-    division: Division | None
     failures: FailureBoard
 
     def __post_init__(self) -> None:
@@ -137,33 +130,27 @@ class GenerateLoop:
     async def _next_prompt(self) -> tuple[TaskItem, list[int]]:
         """Return the next problem in the node's order whose prompt is short enough, and the prompt's token ids.
 
-        If the shares of the task's parts are uneven, skip problems to match them (`training/step_shares.py`). A restart
-        continues at the position given by the number of own groups, so some problems repeat. Raise TaskError after one
-        round of the order without such a problem.
+        A restart continues at the position given by the number of own groups, so some problems repeat. Raise TaskError
+        after one round of the order without such a problem.
         """
-        max_tokens, division = self.context.manifest.sampling.max_prompt_tokens, self.division
-        round_size = self._order.num_items if division is None else max(self._order.num_items, MIN_TRIES_OF_DIVISION)
-        num_tries = min(round_size, MAX_TRIES)
+        max_tokens = self.context.manifest.sampling.max_prompt_tokens
+        num_tries = min(self._order.num_items, MAX_TRIES)
         for _ in range(num_tries):
             item = self.domain[self._order.index(self.position)]
-            draw = self._order.draw(self.position)
             self.position += 1
-            if division is None or division.keeps(item.ref.task, draw):
-                try:
-                    token_ids = self.tokenizer.encode_prompt(item.prompt)
-                    if len(token_ids) <= max_tokens:
-                        return item, token_ids
-                    self._note_skipped(item, len(token_ids))
-                    self._shortest = min(len(token_ids), self._shortest or len(token_ids))
-                except ModelError as error:
-                    self._note_skipped(item, 0)
-                    self._unreadable = error
+            try:
+                token_ids = self.tokenizer.encode_prompt(item.prompt)
+                if len(token_ids) <= max_tokens:
+                    return item, token_ids
+                self._note_skipped(item, len(token_ids))
+                self._shortest = min(len(token_ids), self._shortest or len(token_ids))
+            except ModelError as error:
+                self._note_skipped(item, 0)
+                self._unreadable = error
             await asyncio.sleep(0)
         what = f"none of the {num_tries:,} problems of {self.domain.name}"
-        if self._shortest is None and self._unreadable is not None:
-            raise TaskError(f"{what} can be read by the model: {self._unreadable}")
         if self._shortest is None:
-            raise TaskError(f'{what} is of a part that step.task_allocation = "advantage" keeps')
+            raise TaskError(f"{what} can be read by the model: {self._unreadable}")
         raise TaskError(
             f"{what} fits sampling.max_prompt_tokens = {max_tokens}; the shortest has {self._shortest}: raise it in "
             "the run, or give shorter problems"

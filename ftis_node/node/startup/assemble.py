@@ -33,7 +33,6 @@ from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
 from ftis_node.node.training.evaluation import EvaluationHistory, make_tracking
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
-from ftis_node.node.training.step_shares import division_of
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scorer import IsolatedScorer
@@ -182,7 +181,6 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         space=space,
         budget=GenerateBudget(settings.budget.generate_tokens, num_tokens=done.tokens_own, num_groups=done.groups_own),
         tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
-        division=division_of(manifest, inputs.domain.name),
     )
 
 

@@ -16,17 +16,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.algorithms.group_choice import pass_rates
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
     StepInputs,
     StepQuota,
     may_start,
     never_starts,
-    note_signals,
     substitute_foreign,
 )
-from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo, choose_useful
+from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
@@ -38,14 +36,13 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
-    from ftis_node.node.training.step_shares import Division, StepShares
+    from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.arrivals import AwaitedSenders
     from ftis_node.swarm.demand import OwnDomain
-    from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
@@ -207,8 +204,6 @@ class StepSelection:
     reader: ReplayReader
     disk: DiskThread
     peers: PeerManager
-    guard: PeerGuard
-    division: Division | None
     own_domain: OwnDomain | None
 
     async def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
@@ -218,7 +213,6 @@ class StepSelection:
         write_taken(events, groups, step=step)
         for passed_over in discarded:
             events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
-        note_signals(self.division, step, groups, discarded, guard=self.guard, events=events)
         return groups
 
     def _rule(self, step: int) -> ChoiceRule:
@@ -228,9 +222,6 @@ class StepSelection:
         neighbor = self.peers.share_cap().neighbor
         if section.prompt_sharing == "horizontal":
             return partial(choose_same_prompts, neighbor=neighbor)
-        if section.group_selection == "useful":
-            rates = pass_rates(self.reader.own_rewards())
-            return partial(choose_useful, pass_rates=rates, neighbor=neighbor, domain=domain, turn=step)
         return partial(choose_newest, neighbor=neighbor, domain=domain, turn=step)
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections import Counter
 from dataclasses import replace
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.algorithms.group_choice import has_signal
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError
@@ -27,7 +24,6 @@ from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.training import step_gate
 from ftis_node.node.training.evaluation import Evaluator
 
 if TYPE_CHECKING:
@@ -215,55 +211,6 @@ def test_a_sapo_split_takes_no_groups_without_a_signal(experiment: Experiment) -
     for member in result.members:
         assert member.own_groups <= 2 * STEPS
         assert 0 < member.foreign_groups <= 3 * STEPS
-
-
-def test_a_useful_choice_is_made_from_the_groups_of_the_round(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[Any, Any, dict[str, float]]] = []
-    choose = step_gate.choose_useful
-
-    def watched(candidates: Any, *numbers: int, pass_rates: dict[str, float], **how: Any) -> Any:
-        selection = choose(candidates, *numbers, pass_rates=pass_rates, **how)
-        seen.append((candidates, selection, pass_rates))
-        return selection
-
-    monkeypatch.setattr(step_gate, "choose_useful", watched)
-    result = run_trial(only(experiment, shares=("useful:3",), num_nodes=(4,)))
-    assert [member.foreign_groups for member in result.members] == [3 * STEPS] * 4
-    assert len(seen) == 4 * STEPS
-    for candidates, selection, rates in seen:
-        foreign = [c for c in candidates if not c.own]
-        assert len(foreign) == 6, "two of each other node, none of an earlier round"
-        assert len(selection.discarded) == 3
-        num_with_signal = sum(has_signal(c.rewards) for c in foreign)
-        assert sum(has_signal(c.rewards) for c in selection.taken[2:]) == min(3, num_with_signal)
-        assert set(rates) == {"arithmetic:add"}
-    of_first = [fmean(reward for c in candidates if c.own for reward in c.rewards) for candidates, *_ in seen[:4]]
-    assert [rates["arithmetic:add"] for *_, rates in seen[:4]] == pytest.approx(of_first)
-
-
-def test_a_divided_swarm_generates_less_of_a_part_without_a_signal(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eight tokens are too few for a sum with its working, so no group of `sums` has a signal."""
-    late = Counter[str]()
-    note = step_gate.note_signals
-
-    def watched(division: Any, step: int, groups: Any, discarded: Any, **others: Any) -> None:
-        late.update(each.prompt_ref.task for each in groups if each.own and step > 2)
-        note(division, step, groups, discarded, **others)
-
-    monkeypatch.setattr(step_gate, "note_signals", watched)
-    mixture, steps = "arithmetic:add+sums", 4
-    base = load_manifest("arithmetic-compare")
-    base = base.model_copy(update={"task": mixture, "eval": base.eval.model_copy(update={"every_steps": 0})})
-    divided = replace(experiment, base=base, task_spec=mixture, eval_specs=(), shares=("divided",), steps=steps)
-    for member in run_trial(only(divided)).members:
-        assert len(member.division) == steps
-        assert member.division[-1]["arithmetic:add"] > 0.6 > 0.4 > member.division[-1]["sums"] > 0.05
-    assert late.total() == 2 * 2 * base.step.own_groups
-    assert late["arithmetic:add"] > 0.6 * late.total()
 
 
 async def test_a_group_rejected_after_validation_is_counted_once() -> None:

@@ -54,24 +54,11 @@ def test_a_sapo_split_sets_own_and_foreign_groups() -> None:
     assert (step.own_groups, step.foreign_groups, step.group_selection) == (2, 6, "sapo")
 
 
-@pytest.mark.parametrize(("share", "foreign"), [("newest:4", 4), ("useful:4", 4), ("useful", 28), ("useful:28", 28)])
+@pytest.mark.parametrize(("share", "foreign"), [("newest:4", 4), ("newest", 28), ("newest:28", 28)])
 def test_a_choice_takes_some_of_the_groups_of_a_vertical_split(share: str, foreign: int) -> None:
     (trial,) = replace(EXPERIMENT, shares=(share,), num_nodes=(8,), seeds=range(1)).trials()
     step = trial.manifest.step
     assert (step.own_groups, step.foreign_groups, step.group_selection) == (4, foreign, share.partition(":")[0])
-
-
-def test_a_divided_swarm_is_vertical_and_its_controls_are_undivided() -> None:
-    experiment = replace(EXPERIMENT, shares=("vertical", "divided"), methods=("alone:own", "ftis"), seeds=range(1))
-    steps = {
-        (trial.labels["method"], trial.labels["share"]): trial.manifest.step.model_dump()
-        for trial in experiment.trials()
-    }
-    vertical = steps["ftis", "vertical"]
-    assert steps["ftis", "divided"] == vertical | {"task_allocation": "advantage"}
-    assert vertical["task_allocation"] == "even"
-    assert {share for method, share in steps if method == "alone:own"} == {"vertical"}, "one control for both"
-    assert steps["alone:own", "vertical"]["task_allocation"] == "even"
 
 
 def test_the_last_node_is_malicious() -> None:
@@ -182,9 +169,9 @@ def test_an_invalid_method_is_refused_in_one_line(text: str) -> None:
         {"shares": ("diagonal",)},
         {"shares": ("sapo:0/0",)},
         {"shares": ("sapo:0/8",)},
-        {"shares": ("useful:17",)},  # the other node generates 16
+        {"shares": ("newest:17",)},  # the other node generates 16
         {"shares": ("newest:4",), "num_nodes": (5,)},
-        {"shares": ("useful:",)},
+        {"shares": ("newest:",)},
         {"lies": ("murder",)},
         {"delays": ("later",)},
         {"delays": ("fixed:0@peer",)},

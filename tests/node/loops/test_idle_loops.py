@@ -94,11 +94,6 @@ class UnreadablePrompts(Tokenizer):
         raise ModelError("no template")
 
 
-class KeepsNothing:
-    def keeps(self, task: str, draw: float) -> bool:
-        return False
-
-
 @contextmanager
 def node_of(folder: Path, role: str = "full", **changes: Any) -> Iterator[NodeComponents]:
     """Yield a node with an engine and a learner that always fail."""
@@ -269,9 +264,8 @@ async def test_a_prompt_that_always_fails_frees_its_slot(tmp_path: Path, monkeyp
             "none of the 10 problems of stub fits sampling.max_prompt_tokens = 32; the shortest has 148: ",
         ),
         ({"tokenizer": UnreadablePrompts()}, "none of the 10 problems of stub can be read by the model: no template"),
-        ({"division": KeepsNothing()}, "none of the 4,096 problems of stub is of a part that step.task_allocation"),
     ],
-    ids=["too long", "unreadable", "division"],
+    ids=["too long", "unreadable"],
 )
 async def test_a_task_without_a_usable_problem_ends_the_node_after_one_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str

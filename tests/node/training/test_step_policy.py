@@ -90,17 +90,6 @@ def test_each_node_has_its_order_and_repeats_it() -> None:
     assert all(0 <= index < 2**31 for index in first)
 
 
-def test_draws_are_even_and_follow_from_the_position() -> None:
-    order = PromptOrder(2**31, seed=0, peer_id="a")
-    draws = [order.draw(k) for k in range(2000)]
-    assert draws == [order.draw(k) for k in range(2000)]
-    assert all(0 <= draw < 1 for draw in draws)
-    assert [sum(low <= draw < low + 0.25 for draw in draws) for low in (0, 0.25, 0.5, 0.75)] == pytest.approx(
-        [500] * 4, abs=60
-    )
-    assert draws != [PromptOrder(2**31, seed=0, peer_id="b").draw(k) for k in range(2000)]
-
-
 NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
 FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, awaits_sender=True)
 
