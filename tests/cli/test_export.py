@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 RUN = 'name = "a"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = 1e-2\nlora_learning_rate = 1e-2'
 
 
-def trained_home(root: Path, *, lora: bool) -> WeightProof:
+def trained_home(root: Path, *, lora: bool, run: str = RUN) -> WeightProof:
     """Create the home of a node that trained two steps; return the learner's log-probs of fixed tokens."""
     home = Home(root / "home")
     home.create()
     model = save_tiny(root / "tiny", seed=5)
     settings = NodeSettings(model=str(model), lora=lora, lora_adapter=LoraSection(rank=4, alpha=8), device="cpu")
-    manifest = parse_manifest(RUN, source="run.toml")
+    manifest = parse_manifest(run, source="run.toml")
     home.run_toml.write_text(manifest.to_toml())
     home.settings.write_text(settings.model_dump_json())
     source = resolve_model(settings.model)

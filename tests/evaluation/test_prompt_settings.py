@@ -10,7 +10,6 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import parse_manifest
 from ftis_node.errors import ModelError
 from ftis_node.evaluation import ensemble, evaluate
 from ftis_node.evaluation.members import swarm_members
@@ -148,12 +147,11 @@ def test_an_exported_model_is_prompted_as_by_its_node(
 ) -> None:
     from transformers import AutoTokenizer
 
-    trained_home(tmp_path, lora=lora)
+    trained_home(tmp_path, lora=lora, run=DATED_RUN)
     give_templates(tmp_path / "tiny")
     home, out = Home(tmp_path / "home"), tmp_path / "out"
     settings = json.loads(home.settings.read_text())
     home.settings.write_text(json.dumps(settings | {"prompts": PROMPTS}))
-    home.run_toml.write_text(parse_manifest(DATED_RUN, source="here").to_toml())
     assert run(["export", "--out", str(out), "--home", str(home.root), *flags]) == 0
     assert f"````text\n{RENDERED}\n````" in (out / "README.md").read_text()
     assert not (out / "additional_chat_templates").exists()
@@ -166,12 +164,11 @@ def test_an_exported_model_is_prompted_as_by_its_node(
 
 
 def test_a_member_of_a_swarm_is_prompted_by_its_own_home(tmp_path: Path) -> None:
-    trained_home(tmp_path, lora=False)
+    trained_home(tmp_path, lora=False, run=DATED_RUN)
     give_templates(tmp_path / "tiny")
     home = Home(tmp_path / "home")
     settings = json.loads(home.settings.read_text())
     home.settings.write_text(json.dumps(settings | {"prompts": PROMPTS}))
-    home.run_toml.write_text(parse_manifest(DATED_RUN, source="here").to_toml())
     (scratch := tmp_path / "scratch").mkdir()
     others = PromptSettings(arguments={"style": "other"})
     [expert] = ensemble._load_experts(swarm_members([home.root], scratch), others, lambda *_: None)
