@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NOTED = (
     *("id", "own", "sender", "number", "task", "prompt_index", "model", "policy_version", "created_at", "admitted_at"),
-    *("num_tokens", "rewards", "prompt_ids", "text_token_ids", "weights_of"),
+    *("num_tokens", "rewards", "prompt_ids", "text_token_ids", "weights_of", "problem"),
 )  # the columns that never change
 REASONS = frozenset(ReleaseReason)
 STATES = frozenset(State)
@@ -67,18 +67,7 @@ def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | b
 
 def checksum_of(row: Row) -> int:
     """Return the CRC-32 of the columns that never change, with the values that a query returns."""
-    noted = [row[name] for name in NOTED]
-    return zlib.crc32(msgspec.msgpack.encode(noted if _problem_hash(row) is None else [*noted, row["problem"]]))
-
-
-def _problem_hash(row: Row) -> bytes | None:
-    """Return the hash of the problem's messages; None for a row of an older version."""
-    return row["problem"] if "problem" in row.keys() else None
-
-
-def problem_of(row: Row) -> bytes:
-    """Return what identifies the problem of a group: the hash of its messages, or its index in an older row."""
-    return _problem_hash(row) or f"{row['task']}/{row['prompt_index']}".encode()
+    return zlib.crc32(msgspec.msgpack.encode([row[name] for name in NOTED]))
 
 
 def candidate_of(row: sqlite3.Row) -> Candidate:
@@ -90,7 +79,7 @@ def candidate_of(row: sqlite3.Row) -> Candidate:
         arrival=row["arrival"],
         created_at=row["created_at"],
         policy_version=row["policy_version"],
-        problem=problem_of(row),
+        problem=row["problem"],
         task=row["task"],
         rewards=tuple(json.loads(row["rewards"])),
         weights_of=row["weights_of"],
@@ -148,7 +137,7 @@ class StoredGroup:
             sender=row["sender"],
             number=row["number"],
             prompt_ref=PromptRef(row["task"], "train", row["prompt_index"]),
-            problem=problem_of(row),
+            problem=row["problem"],
             weights_of=row["weights_of"],
             rewards=tuple(json.loads(row["rewards"])),
             prompt_ids=row["prompt_ids"],

@@ -134,7 +134,5 @@ def test_another_schema_is_refused(path: Path, buffer: ReplayBuffer) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(
-        ConfigError, match="another version of ftis-node .schema 99, this one reads 1.: use that"
-    ):
+    with pytest.raises(ConfigError, match="another version of ftis-node .schema 99, this one reads 1.: use that"):
         ReplayBuffer(path)

@@ -10,10 +10,8 @@ import pytest
 
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.group import PromptRef
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import MAX_PER_PROBLEM
 from ftis_node.replay.lifecycle import choose_newest, choose_same_prompts, choose_useful
-from ftis_node.replay.rows import checksum_of
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests.conftest import problem_hash
 from tests.replay.test_buffer import ANN, BOB, ME, accepted
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.records.identity import Identity
+    from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.lifecycle import ChoiceRule
 
 INDICES = (69, 382, 691, 754, 1641)
@@ -60,24 +59,6 @@ def test_answers_to_one_text_are_compared_in_the_horizontal_mode(buffer: ReplayB
     taken = buffer.take(1, own=1, foreign=1, rule=choose_same_prompts).groups
     assert [group.prompt_ref.index for group in taken] == [69, 382]
     assert len({train_group(group, share="horizontal").advantage_key for group in taken}) == 1
-
-
-def test_a_row_of_an_older_version_is_identified_by_its_index(path: Path, buffer: ReplayBuffer) -> None:
-    buffer.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE groups DROP COLUMN problem")
-    connection.close()
-    buffer = ReplayBuffer(path)
-    admit(buffer, ANN, 5, 5, 6)
-    with sqlite3.connect(path) as connection:
-        connection.row_factory = sqlite3.Row
-        for row in connection.execute("SELECT * FROM groups").fetchall():
-            checksum = checksum_of(dict(row) | {"problem": None})
-            connection.execute("UPDATE groups SET problem = NULL, checksum = ? WHERE id = ?", (checksum, row["id"]))
-    connection.close()
-    assert buffer.release_damaged() == []
-    assert len({group.problem for group in buffer.take(1, own=0, foreign=8).groups}) == 2
-    buffer.close()
 
 
 def test_a_changed_problem_is_damage(path: Path, buffer: ReplayBuffer) -> None:
