@@ -100,7 +100,7 @@ class _Kept(NamedTuple):
 
     @property
     def has_surprise(self) -> bool:
-        """Return whether a copy of the text can be told from chance."""
+        """Return whether a copy of the text is unlikely to occur by chance."""
         return bool(self.text.completion.nats.sum() >= MIN_EVIDENCE_NATS)
 
 

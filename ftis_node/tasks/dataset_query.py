@@ -36,6 +36,7 @@ MAX_VALUE_CHARS: Final = 256
 MAX_REWARDS: Final = 8
 _LABEL = re.compile(r"[A-Za-z0-9_][\w-]{0,63}", re.ASCII)
 _REWARD = re.compile(r"(?P<name>[A-Za-z][\w-]{0,63})(?::(?P<weight>[^:]*))?", re.ASCII)
+_PART_NAME = re.compile(r"(?!.*\.\.)(?!.*//)\w[\w./\[\]:%+-]{0,95}", re.ASCII)  # no path, no address
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)  # and no path such as ../x
 _SAFE = "/,:#^$()[]{}|*\\!;@<>'"
 MAX_TOTAL_WEIGHT: Final = 1000  # after reduction; bounds the length of a mixture's pattern
@@ -208,6 +209,9 @@ def _checked(values: dict[str, str], text: str) -> DatasetQuery:
         raise TaskError("the reward format looks for think and answer blocks: omit it, or style=plain")
     if query.hub and not _REPOSITORY.fullmatch(query.hub):
         raise TaskError(f"hub={query.hub} is no repository of the hub: write OWNER/NAME")
+    for name in ("config", "revision", "split"):
+        if (value := getattr(query, name)) and not _PART_NAME.fullmatch(value):
+            raise TaskError(f"{name}={value:.80} is no {name} of a data set")
     if query.sha256 and not re.fullmatch(rf"[0-9a-f]{{{DIGEST_HEX}}}", query.sha256):
         raise TaskError(f"sha256 must have {DIGEST_HEX} hex digits: the start of a run writes it")
     return query

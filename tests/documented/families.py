@@ -8,7 +8,7 @@ from __future__ import annotations
 from ftis_node.config.manifest import load_manifest
 from ftis_node.learner.model.policy_loading import padded_share
 from tests.documented.pages import ROOT
-from tests.learner.families import CPU_FAILS, DIFFERS, FAMILIES, Family
+from tests.learner.families import CPU_FAILS, DIFFERS, FAMILIES, UPDATE_FAILS, Family
 
 PAGE = ROOT / "docs/train/models.md"
 PRESET = "gsm8k-ftis"  # the run by whose limits the page gives the cost of padded rows
@@ -19,6 +19,7 @@ VLLM = {
     "": "yes",
     DIFFERS: "refused: its log-probs differ from the learner's",
     CPU_FAILS: "refused: it fails at the start",
+    UPDATE_FAILS: "no: it fails at the first new weights",
 }
 
 

@@ -37,6 +37,7 @@ CONVOLUTIONS = {  # the last six are in the hub's files, and only vLLM reads the
     **{"block_ff_dim": 128, "block_multiple_of": 64, "block_ffn_dim_multiplier": 1.0},
 }
 CPU_FAILS = "^vLLM's CPU build fails on model: use --engine torch "
+UPDATE_FAILS = "the engine was closed, or failed"  # vLLM's CPU build cannot take new weights of these experts
 DIFFERS = "differs from the learner"
 OWN_HEADS = {"head_dim": HEAD_SIZE}
 GEMMA = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True, **OWN_HEADS, **WINDOWED}
@@ -107,7 +108,7 @@ FAMILIES = (
         "GptOss",
         {"num_local_experts": 4, "num_experts_per_tok": 2} | WINDOWED | OWN_HEADS,
         packs=False,
-        vllm=DIFFERS,
+        vllm=UPDATE_FAILS,
         notes="attention sinks; mixture of experts; unquantized weights only",
     ),
 )
