@@ -15,7 +15,7 @@ from ftis_node.models.decoder import Decoder
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.report import html_page
-from ftis_node.report.formatting import ticks
+from ftis_node.report.formatting import clean, ticks
 from ftis_node.report.html_page import mean
 from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
 from ftis_node.swarm.reasons import REFUSALS, full_sentence
@@ -248,3 +248,7 @@ def test_the_page_shows_the_special_tokens_inside_an_answer(tmp_path: Path) -> N
     text = Decoder(home).text([10, 0, 11], with_special_tokens=True)
     assert text is not None and "<|endoftext|>" in text and "<|im_end|>" not in text
     assert text.strip() in [shown for _, shown in Page(tmp_path / "page.html").texts]
+
+
+def test_letters_that_look_like_a_space_are_replaced() -> None:
+    assert clean("a\u3164\u2800b\x1b") == "a\ufffd\ufffdb\ufffd"
