@@ -132,7 +132,6 @@ POINTS: dict[Place, tuple[str, ...]] = {
     Place.RECORD: (
         "node/loops/directory.py:DirectoryLoop._note_releases",
         "node/loops/directory.py:DirectoryLoop._read_record",
-        "node/peers/releases.py:release_differences",
     ),
     Place.SERVE: (
         "gossip/wire_format.py:unpack_ids",
@@ -226,7 +225,6 @@ EXCEPTIONS: dict[str, str] = {
     "node/startup/bootstrap.py:BootstrapApi.*": "a request of local users: aiohttp answers with an error",
     "node/startup/bootstrap.py:show_nothing": "a request of local users: aiohttp answers with an error",
     "node/http_api/exchange_api.py:*": "a request of local users: aiohttp answers with an error",
-    "node/exchange/group_exchange.py:GroupExchange._compare_prompt": "the trainer's own group",
     "node/http_api/connection_limits.py:*": "a connection to an HTTP port, without a peer: closed and counted",
     "node/storage/identity_backup.py:*": "the operator's file",
     "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error `_admit_one` admits each alone",
@@ -254,6 +252,7 @@ EXCEPTIONS: dict[str, str] = {
 
 UNREACHED: dict[str, str] = {
     "gossip/p2pd/hivemind_bindings.py:address_texts*": "`Control.connected_peers`, guarded there",
+    "node/peers/releases.py:release_differences": "`DirectoryLoop._note_releases`, guarded in `_read_record`",
     "gossip/wire_format.py:outcome_of": "`Session.pull`, guarded in `Gossip._counted_pull`",
     "gossip/interface.py:Gossip._pull": "abstract",
     "gossip/interface.py:Gossip.announce": "abstract",
