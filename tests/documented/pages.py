@@ -23,7 +23,7 @@ PAGES = [
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent != ROOT / "docs/results"),
 ]
 PROGRAMS = frozenset(
-    """apt-get bash cd chmod chown cp crontab curl docker export for ftis-node git helm journalctl kubectl kustomize ln
+    """apt-get bash cd chmod chown cp crontab curl docker export for ftis-node git helm journalctl kubectl ln
     loginctl make mkdir mv nvidia-smi openssl pip podman prometheus promtool python python3 rm scp source ssh sudo
     systemctl tensorboard tmux unshare useradd wget""".split()
 )

@@ -78,7 +78,6 @@ NOT_RUN = {
     "podman *": "needs a container engine; tests/deploy reads the files",
     "kubectl *": "needs a cluster; tests/deploy reads the files",
     "helm *": "needs a cluster; tests/deploy/test_helm.py renders the chart",
-    "kustomize *": "tests/deploy reads the files",
     "prometheus *": "another project's program; tests/node/http_api checks this configuration with promtool",
     "promtool *": "another project's program; tests/deploy reads the rules",
     "systemctl *": "needs systemd; tests/deploy reads the units",
