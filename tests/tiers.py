@@ -71,7 +71,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/node/test_siblings.py::test_every_sibling_trains_on_groups_of_every_other[vllm]",
         "tests/node/test_vllm_node.py",
     ),
-    "root": ("tests/network", "tests/learner/distributed/test_learner_hosts.py"),
+    "root": ("tests/network",),
     "node": ("tests/conformance/test_node_peer.py",),
     "gpu": (
         "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_tensors_of_another_process",

@@ -33,7 +33,6 @@ from ftis_node.cli.commands import (
     export,
     identity,
     join,
-    learner_host,
     peers,
     replay,
     report,
@@ -67,7 +66,6 @@ app = typer.Typer(
 )
 app.command("join", short_help="Generate, share and learn: run a node.")(join.join)
 app.command("bootstrap", short_help="Run a bootstrap and relay node.")(bootstrap.bootstrap)
-app.command("learner-host", short_help="Run this host's part of a learner of several hosts.")(learner_host.learner_host)
 app.command("status")(status.status)
 app.command("dashboard")(dashboard.dashboard)
 app.command("swarm", short_help="Show the peers of a run, and who learns from whom.")(swarm.swarm)
@@ -89,7 +87,7 @@ PROGRAM = "ftis-node"
 MACHINE_CANNOT = 3
 INTERRUPTED = 130
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-LASTING = ("join", "bootstrap", "learner-host")  # commands that run until a signal, and must end soon after it
+LASTING = ("join", "bootstrap")  # commands that run until a signal, and must end soon after it
 EXIT_LIMIT_S = 5.0  # limit for the exit handlers of libraries
 _debug = False
 

@@ -14,24 +14,8 @@ MAX_SERVED_RANK = 512  # vLLM's limit
 EXECUTOR_BACKEND = "distributed_executor_backend"
 EXECUTOR_BACKENDS = ("mp", "ray")  # vLLM has others, for launchers
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs; product: GPUs
-WILDCARDS = ("", "*", "0.0.0.0", "::")  # nosec B104: refused below
-MAX_PORT = 65535
 RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 SAVE_LIMIT_S = 600.0  # most time for checkpoints after a stop; those in deploy/ are a minute longer
-
-
-def parse_endpoint(text: str, *, name: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`. Raises ValueError with `name` for anything else.
-
-    The address of all interfaces is refused, because other hosts cannot connect to it.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= MAX_PORT) or (":" in host and "[" not in text):
-        raise ValueError(f"{name} is {text!r}: give HOST:PORT, such as 10.0.0.1:29400")
-    if host in WILDCARDS:
-        raise ValueError(f"{name} is {text!r}: name one address of this host, not all interfaces")
-    return host, int(port)
 
 
 class LoraSection(Section):
@@ -164,26 +148,6 @@ class LearnerSection(Section):
         description="Processes that share the learner's model, each on one GPU or on `threads` CPU cores; 0: one "
         "for each of `gpus`, else one.",
     )
-    hosts: int = Field(
-        default=1, ge=1, le=64,
-        description="Hosts that share the learner's model, this node's included. Each runs the learner's `processes`; "
-        "the others run `ftis-node learner-host`.",
-    )  # fmt: skip
-    rendezvous: str = Field(
-        default="",
-        max_length=256,
-        description="HOST:PORT at which the other hosts find this node: an address of this host in a private network.",
-    )
-    rendezvous_secret_file: str = Field(
-        default="",
-        description="File with the secret of all hosts (`openssl rand -hex 32`), readable by its owner only.",
-    )
-    rendezvous_timeout_s: float = Field(
-        default=600.0, gt=0, le=86400, description="Longest wait for the other hosts. After it the node ends."
-    )
-    host_timeout_s: float = Field(
-        default=30.0, ge=3, le=3600, description="A host that is silent for so long is lost. The learner then restarts."
-    )
     recompute_activations: bool | None = Field(
         default=None,
         description="Gradient checkpointing: far less memory for about a third more time. Unset: used on a GPU if "
@@ -213,22 +177,12 @@ class LearnerSection(Section):
             raise ValueError(
                 f"learner.processes is {self.processes} and learner.gpus names {len(self.gpus)}: remove one of them"
             )
-        if self.hosts > 1:
-            for name in ("rendezvous", "rendezvous_secret_file"):
-                if not getattr(self, name):
-                    raise ValueError(f"learner.hosts is {self.hosts}, which needs learner.{name}: set it, or hosts = 1")
-            parse_endpoint(self.rendezvous, name="learner.rendezvous")
         return self
 
     @property
-    def num_processes(self) -> int:
-        """Number of processes on each host."""
-        return self.processes or len(self.gpus) or 1
-
-    @property
     def num_ranks(self) -> int:
-        """Number of processes that share the model, on all hosts."""
-        return self.hosts * self.num_processes
+        """Number of processes that share the model."""
+        return self.processes or len(self.gpus) or 1
 
 
 class MemorySection(Section):

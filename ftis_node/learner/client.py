@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
 EVENT_TYPES = (
-    *(messages.CheckpointSkipped, messages.CheckpointInProgress, messages.HostsConnected),
+    *(messages.CheckpointSkipped, messages.CheckpointInProgress),
     *(PublishedWeights, WeightProof),
 )
 MODULE = "ftis_node.learner.worker"
@@ -64,7 +64,7 @@ class LearnerClient(WorkerClient):
         timing: Timing | None = None,
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
-        on_event: Callable[[CheckpointEvent | messages.HostsConnected], None] | None = None,
+        on_event: Callable[[CheckpointEvent], None] | None = None,
         on_slow_stop: Callable[[], object] | None = None,
         preloading: PreloadingProcess | None = None,
         worker_module: str = MODULE,
@@ -174,5 +174,4 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
     # Otherwise it starts a process for each core, up to 32, each with torch in it, for a layer's few kernels.
     compiler = {} if boot.settings.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
-    is_on_one_host = boot.settings.num_ranks > 1 and boot.settings.hosts == 1
-    return compiler | threads | blocks | segments | (COMMUNICATION if is_on_one_host else {})
+    return compiler | threads | blocks | segments | (COMMUNICATION if boot.settings.num_ranks > 1 else {})

@@ -1,7 +1,7 @@
 """The messages between the daemon and the learner's worker.
 
 The daemon starts a worker with `LearnerBoot`. Each request has one reply, after the step in progress. Three events come
-without a request: `HostsConnected`, `CheckpointSkipped` and `CheckpointInProgress`. During a step the new
+without a request: `CheckpointSkipped` and `CheckpointInProgress`. During a step the new
 `PublishedWeights` and their `WeightProof` are events too.
 
 Token ids are little-endian int32 and log-probs little-endian float32, as on the wire.
@@ -253,14 +253,6 @@ class Saved(Message, frozen=True):
     """The newest checkpoint on disk is that of `step`."""
 
     step: int
-
-
-class HostsConnected(Message, frozen=True):
-    """One more host is connected: the learner waits at `rendezvous` until `num_hosts` are, this one included."""
-
-    num_connected: int
-    num_hosts: int
-    rendezvous: str
 
 
 class CheckpointSkipped(Message, frozen=True):

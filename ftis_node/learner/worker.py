@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
 from ftis_node.learner import messages
-from ftis_node.learner.distributed.hosts import connect_hosts
 from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import skip_unused_packages
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.distributed.launch import Hosts, RankAddress
+    from ftis_node.learner.distributed.launch import RankAddress
     from ftis_node.learner.distributed.ranks import StepCallback
     from ftis_node.workers.wire import Message
     from ftis_node.workers.worker import Emitter, Handler, Handlers
@@ -71,12 +70,9 @@ class ModelThread:
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """Build a learner from `boot`, with its handlers. On exit, save its newest step if it is not on disk."""
     async with AsyncExitStack() as stack:
-        hosts = await stack.enter_async_context(connect_hosts(boot, emit))
-        address = stack.enter_context(start_ranks(boot, hosts))
+        address = stack.enter_context(start_ranks(boot))
         thread = stack.enter_context(closing(ModelThread()))
-        if address is not None:
-            hosts.assign(address)
-        learner = await thread.work(lambda between: _open(boot, address, hosts, emit), emit)
+        learner = await thread.work(lambda between: _open(boot, address, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
         try:
             yield _handlers(boot, thread, learner)
@@ -101,7 +97,7 @@ async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Lear
             await asyncio.sleep(RETRY_S)
 
 
-def _open(boot: LearnerBoot, address: RankAddress | None, hosts: Hosts, emit: Emitter) -> Learner:
+def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
     skip_unused_packages()
     from ftis_node.learner.core import Learner
@@ -109,7 +105,7 @@ def _open(boot: LearnerBoot, address: RankAddress | None, hosts: Hosts, emit: Em
     from ftis_node.learner.step.oom_retry import keep_to_share
 
     keep_to_share(boot.memory_share)
-    ranks = ALONE if address is None else RankGroup(address, boot, on_broken=hosts.await_blame)
+    ranks = ALONE if address is None else RankGroup(address, boot)
     learner = Learner(boot, ranks=ranks, on_event=emit)
     learner.give_memory_back()
     return learner

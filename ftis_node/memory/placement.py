@@ -187,7 +187,7 @@ def assign_gpus(num_gpus: int, settings: NodeSettings) -> GpuAssignment:
     if len(set(generator)) != num_parts:
         has = f"generation.gpus names {len(set(generator))}" if by_generator else f"this node sees {num_gpus}"
         raise ConfigError(f"generation.engine_options ask for {num_parts} GPUs: {has}")
-    num_ranks = settings.learner.num_processes
+    num_ranks = settings.learner.num_ranks
     learner = by_learner or _first(num_ranks, num_gpus, but_for=generator)
     if len(learner) != num_ranks:
         raise ConfigError(f"learner.processes asks for {num_ranks} GPUs: this node sees {num_gpus}")

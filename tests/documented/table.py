@@ -62,8 +62,6 @@ NOT_RUN = {
     "ftis-node ensemble*": OTHERWISE + "; tests/evaluation/test_ensemble.py",
     "ftis-node swarm*": "tests/gossip/directory/test_survey.py surveys a swarm of three",
     "ftis-node docs*": "tests/cli/test_docs.py",
-    "torchrun *": "tests/learner/distributed/test_learner_hosts.py runs torchrun in two network namespaces",
-    "ftis-node learner-host*": "tests/learner/distributed/test_learner_hosts.py runs it in a network namespace",
     "ftis-node dashboard*": "needs a terminal; tests/dashboard runs it in one",
     "ftis-node report*": "tests/report reads the page",
     "ftis-node identity*": "tests/cli/test_identity.py backs up and restores a key",

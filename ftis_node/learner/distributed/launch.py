@@ -6,8 +6,7 @@
 
 Each rank reads its address as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. Rank 0 starts the
 other ranks itself: torchrun puts each rank into its own session, which the daemon's kill would miss, and listens on
-every network interface. If the learner has several hosts, `hosts.py` connects them, and an agent (`host_agent.py`)
-starts the ranks of each other host.
+every network interface.
 
 All ranks end together: the others end with rank 0 (`liveness.py`), and rank 0 ends as soon as another rank does.
 """
@@ -24,7 +23,6 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,7 +30,7 @@ import msgspec
 from ftis_node.workers.wire import enc_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ftis_node.learner.messages import LearnerBoot
 
@@ -60,7 +58,7 @@ class RankAddress:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> RankAddress | None:
-        """Return the address that rank 0, an agent or torchrun set for this process, None without one."""
+        """Return the address that rank 0 or torchrun set for this process, None without one."""
         if "RANK" not in environment:
             return None
         return cls(
@@ -71,48 +69,33 @@ class RankAddress:
             port=int(environment["MASTER_PORT"]),
         )
 
-    def environment_of(self, rank: int, *, local_rank: int, num_local: int) -> dict[str, str]:
+    def environment_of(self, rank: int) -> dict[str, str]:
+        """Return the variables of torchrun for a rank on this host."""
         return {
             "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
+            "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.size),
-            "LOCAL_WORLD_SIZE": str(num_local),
+            "LOCAL_WORLD_SIZE": str(self.size),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
         }
 
 
-class Hosts:
-    """The null object for a learner on one host."""
-
-    listen_on = LOOPBACK
-
-    def assign(self, address: RankAddress) -> None:
-        """Give each host its ranks and the address of rank 0."""
-
-    def await_blame(self) -> None:
-        """Block a thread that lost a rank, until the watch has ended this process or found nothing."""
-
-
-ONE_HOST = Hosts()
-
-
 @contextmanager
-def start_ranks(boot: LearnerBoot, hosts: Hosts = ONE_HOST) -> Iterator[RankAddress | None]:
-    """Start the other ranks of this host and yield rank 0's address, None if there are no others.
+def start_ranks(boot: LearnerBoot) -> Iterator[RankAddress | None]:
+    """Start the other ranks and yield rank 0's address, None if there are no others.
 
     Call it in the main thread: on Linux a rank dies with the thread that started it. Send the other ranks the task
     "end" before the context ends. They get END_GRACE_S seconds to end, and none after an error.
     """
-    num_ranks, num_local = boot.settings.num_ranks, boot.settings.num_processes
+    num_ranks = boot.settings.num_ranks
     if num_ranks == 1:
         yield None
         return
-    family = socket.AF_INET6 if ":" in hosts.listen_on else socket.AF_INET
-    with socket.create_server((hosts.listen_on, 0), family=family) as listener:
-        address = RankAddress(0, num_ranks, 0, hosts.listen_on, listener.getsockname()[1], listener)
-        others = LocalRanks(boot, on_lost=partial(_end_process, hosts))
-        others.start(address, {rank: rank for rank in range(1, num_local)}, num_local=num_local)
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        address = RankAddress(0, num_ranks, 0, LOOPBACK, listener.getsockname()[1], listener)
+        others = OtherRanks(boot)
+        others.start(address)
         try:
             yield address
         except BaseException:
@@ -121,23 +104,22 @@ def start_ranks(boot: LearnerBoot, hosts: Hosts = ONE_HOST) -> Iterator[RankAddr
         others.end(within_s=END_GRACE_S)
 
 
-class LocalRanks:
-    """Rank processes on this host, which get `boot` on their standard input.
+class OtherRanks:
+    """Processes of the ranks above 0, which get `boot` on their standard input.
 
-    If one ends with an error before `end`, a thread calls `on_lost(rank, how)`.
+    If one ends with an error before `end`, this process ends, too.
     """
 
-    def __init__(self, boot: LearnerBoot, *, on_lost: Callable[[int, str], None]) -> None:
+    def __init__(self, boot: LearnerBoot) -> None:
         self._boot = msgspec.msgpack.encode(boot, enc_hook=enc_hook)
-        self._on_lost = on_lost
         self._are_ending = threading.Event()
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, address: RankAddress, local_ranks: Mapping[int, int], *, num_local: int) -> None:
-        """Start the ranks that are the keys of `local_ranks`; the values are their numbers on this host."""
+    def start(self, address: RankAddress) -> None:
+        """Start all ranks above 0."""
         command = [sys.executable, "-m", MODULE, "--owner-pid", str(os.getpid())]
-        for rank, local_rank in local_ranks.items():
-            environment = address.environment_of(rank, local_rank=local_rank, num_local=num_local)
+        for rank in range(1, address.size):
+            environment = address.environment_of(rank)
             process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **environment})
             self._processes.append(process)
             watch = threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}-watch", daemon=True)
@@ -162,11 +144,6 @@ class LocalRanks:
         if code == 0 or self._are_ending.is_set():
             return
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        self._on_lost(rank, how)
-
-
-def _end_process(hosts: Hosts, rank: int, how: str) -> None:
-    log.critical("rank %d of the learner %s; all other ranks end", rank, how)
-    hosts.await_blame()
-    logging.shutdown()
-    os._exit(LOST_RANK_EXIT_CODE)
+        log.critical("rank %d of the learner %s; all other ranks end", rank, how)
+        logging.shutdown()
+        os._exit(LOST_RANK_EXIT_CODE)

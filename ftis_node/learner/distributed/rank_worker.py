@@ -1,4 +1,4 @@
-"""A rank above 0: `python -m ftis_node.learner.distributed.rank_worker`, started by rank 0 or by its host's agent.
+"""A rank above 0: `python -m ftis_node.learner.distributed.rank_worker`, started by rank 0.
 
 It reads from its standard input how to build the learner (`launch.py`). It builds the same learner as rank 0 with its
 shard of every weight, and executes the commands of rank 0 until the end. It writes no file and connects only to the

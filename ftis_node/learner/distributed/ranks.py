@@ -102,16 +102,10 @@ ALONE = Ranks()
 class RankGroup(Ranks):
     """Several processes connected by torch.distributed."""
 
-    def __init__(
-        self, address: RankAddress, boot: LearnerBoot, *, on_broken: Callable[[], None] = lambda: None
-    ) -> None:
-        """Wait until all ranks are connected, which have the same `boot`.
-
-        `on_broken` is called before a failure ends this process.
-        """
+    def __init__(self, address: RankAddress, boot: LearnerBoot) -> None:
+        """Wait until all ranks are connected, which have the same `boot`."""
         self.rank, self.size = address.rank, address.size
         on_gpu = pick_device(boot.device) != "cpu"
-        self._on_broken = on_broken
         if on_gpu:
             torch.cuda.set_device(address.local_rank)
         distributed.init_process_group(
@@ -200,7 +194,6 @@ class RankGroup(Ranks):
             raise
         except Exception:
             log.critical("rank %d of the learner failed; all other ranks end", self.rank, exc_info=True)
-            self._on_broken()
             logging.shutdown()
             os._exit(BROKEN_EXIT_CODE)
 

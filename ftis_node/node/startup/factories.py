@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +21,7 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import CheckpointInProgress, HostsConnected, LearnerBoot
+from ftis_node.learner.messages import CheckpointInProgress, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
@@ -285,7 +285,7 @@ def learner_boot(
         dtype=dtype_of(settings),
         device=pick_device(settings.device),
         seed=settings.seed,
-        num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_processes),
+        num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_ranks),
         takes_turns=arrangement.takes_turns,
         hand_over="file" if adapters else arrangement.hand_over,
         memory_share=arrangement.learner_share,
@@ -296,22 +296,13 @@ def learner_boot(
 
 
 def learner_timing(settings: LearnerSection) -> Timing:
-    """Return the time limits of the learner's worker, whose start includes the wait for other hosts."""
-    timing = Timing(stall_timeout_s=settings.stall_timeout_s, save_limit_s=SAVE_LIMIT_S)
-    wait_s = settings.rendezvous_timeout_s if settings.hosts > 1 else 0.0
-    return replace(timing, start_grace_s=timing.start_grace_s + wait_s)
+    """Return the time limits of the learner's worker."""
+    return Timing(stall_timeout_s=settings.stall_timeout_s, save_limit_s=SAVE_LIMIT_S)
 
 
-def _report_learner_event(events: EventLog, event: CheckpointEvent | HostsConnected) -> None:
+def _report_learner_event(events: EventLog, event: CheckpointEvent) -> None:
     if isinstance(event, CheckpointInProgress):
         delay_forced_end(f"the checkpoint of step {event.step}, which is being written")
-        return
-    if isinstance(event, HostsConnected):
-        if event.num_connected < event.num_hosts:
-            line = "learner: waiting for %d of %d hosts at %s (ftis-node learner-host)"
-            log.info(line, event.num_hosts - event.num_connected, event.num_hosts, event.rendezvous)
-        else:
-            log.info("learner: all %d hosts are connected", event.num_hosts)
         return
     log.warning("checkpoint %s is skipped: %s", event.name, event.reason)
     events.write("checkpoint_skipped", name=event.name, reason=event.reason)

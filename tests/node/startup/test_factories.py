@@ -133,7 +133,7 @@ def test_processes_of_a_learner_divide_its_threads(
     boot = factories.learner_boot(
         settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
     )
-    assert (boot.settings.num_processes, boot.num_threads) == expected
+    assert (boot.settings.num_ranks, boot.num_threads) == expected
 
 
 def test_an_announced_address_is_checked_before_the_start(tmp_path: Path) -> None:
