@@ -142,7 +142,12 @@ def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
     other_run.run_toml.write_text(load_manifest("gsm8k-ftis").to_toml())
     checkpoint = other_model.checkpoints / "step-00000012"
     checkpoint.mkdir(parents=True)
-    owner = {"run_id": "0", "model": "Qwen2.5-3B", "model_fingerprint": "0" * 32, "trains": "full"}
+    owner = {
+        "run_id": load_manifest("arithmetic-ftis").run_id,
+        "model": "Qwen2.5-3B",
+        "model_fingerprint": "0" * 32,
+        "trains": "full",
+    }
     (checkpoint / "state.json").write_text(json.dumps({"owner": owner}))
     (checkpoint / "COMPLETE").touch()
     with socket.socket() as taken, hub_without_models() as hub:
