@@ -164,10 +164,10 @@ def test_the_generator_has_its_parallel_gpus_and_the_learner_the_others(
     source = ModelSource("m", tmp_path)
     made = arrange(given, RUN, source)
     assert (made.generator_gpus, made.learner_gpus) == (generator, learner)
-    assert given.learner.num_processes == max(1, len(learner))
+    assert given.learner.num_ranks == max(1, len(learner))
     if len(learner) > 1:
         boot = learner_boot(given, RUN, ModelSource("m", tmp_path), Home(tmp_path), made, weights=tmp_path)
-        assert boot.settings.num_processes == len(learner)
+        assert boot.settings.num_ranks == len(learner)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_an_impossible_number_of_gpus_is_a_config_error(
 def test_a_single_worker_has_all_gpus_of_the_node(tmp_path: Path, gpus_of_torch: list[float]) -> None:
     gpus_of_torch[:] = [80] * 4
     given = flags(tmp_path, 3, role="learner")
-    assert (place_single_worker(given).learner_gpus, given.learner.num_processes) == ((0, 1, 2), 3)
+    assert (place_single_worker(given).learner_gpus, given.learner.num_ranks) == ((0, 1, 2), 3)
     given = flags(tmp_path, 2, 2, role="generator", roles={"follow": PEER_ID})
     assert (place_single_worker(given).generator_gpus, given.num_generator_gpus) == ((0, 1), 2)
     assert place_single_worker(flags(tmp_path, role="learner")) == WorkerPlacement()
