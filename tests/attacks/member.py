@@ -9,6 +9,7 @@ import os
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -147,7 +148,7 @@ class Member:
             tokens_per_s=1.0,
             created_at=time.time(),
             software="0",
-            releases=Releases(grader=grader),
+            releases=Releases(grader=grader, transformers=metadata.version("transformers")),
         )
 
         async def is_read() -> bool:
