@@ -18,7 +18,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from ftis_node.errors import MachineError
 from ftis_node.learner.core import Learner
-from ftis_node.learner.distributed.launch import Hosts
 from ftis_node.learner.messages import StepReport
 from ftis_node.learner.step.oom_retry import OomRetry, one_out_of_memory_error
 from ftis_node.learner.worker import _open
@@ -100,7 +99,7 @@ def test_a_learner_limits_itself_to_its_share_of_a_gpu(monkeypatch, model_folder
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", kept.append)
     for share in (None, 0.625):
         boot = make_boot(model_folder, tmp_path / str(share), memory_share=share)
-        _open(boot, None, Hosts(), lambda event: None).close()
+        _open(boot, None, lambda event: None).close()
     assert kept == [0.625]
 
 
