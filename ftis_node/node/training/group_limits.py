@@ -45,7 +45,7 @@ class SlotPool:
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _busy_s: float = field(default=0.0, init=False)
     _busy_since: float = field(default=0.0, init=False)
-    _num_filled: int = field(default=0, init=False)
+    _num_filled: float = field(default=0.0, init=False)
 
     @property
     def seconds_per_group(self) -> float:
@@ -72,7 +72,7 @@ class SlotPool:
         self.held += 1
         self._num_filled += 1
         if self._num_filled > MEASURED_GROUPS:
-            self._num_filled, self._busy_s = self._num_filled // 2, self._busy_s / 2
+            self._num_filled, self._busy_s = self._num_filled / 2, self._busy_s / 2
 
     def cancel(self) -> None:
         """Free a charged slot without a group. WAITING -> (nothing)."""

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.records.envelope import seal_group
 from ftis_node.swarm.arrivals import FULL_PATIENCE_SHARE, SLOW_SHARE, TRIAL_SHARE, AwaitedSenders
+from ftis_node.validation import Accepted
+from tests.conftest import EOS, make_completion, make_group
+from tests.node.loops.test_intake import node_on, open_disk, running
+from tests.validation.test_pipeline import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from ftis_node.records.identity import Identity
 
 PATIENCE_S = 30.0
+OTHER = make_completion(12, 13)
 OWN_S = 5.0  # of a step without a wait
 LOOK_S = 0.5
 HOUR_S = 3600.0
@@ -177,3 +187,17 @@ def test_no_patience_is_no_wait() -> None:
     policy.arrived("a", now=1.0)
     policy.arrived("a", now=2.0)
     assert policy.awaited(["a", "b"], now=100.0, work_s=1.0, quota=1) == []
+
+
+@pytest.mark.parametrize("has_signal", [True, False])
+async def test_only_a_group_with_a_signal_makes_its_sender_awaited(
+    tmp_path: Path, identity: Identity, has_signal: bool
+) -> None:
+    completions = (make_completion(10, 11, EOS, reward=1.0) if has_signal else make_completion(14, 15), OTHER)
+    group = make_group(identity, run_id=MANIFEST.run_id, completions=completions)
+    with node_on(tmp_path, open_disk()) as node:
+        async with running(node) as intake:
+            verdict = await intake.submit(seal_group(group, identity).to_bytes(), origin=identity.peer_id)
+        assert isinstance(verdict, Accepted)
+        awaited = intake.arrivals.awaited([], now=time.monotonic(), work_s=math.inf, quota=1)
+    assert awaited == [identity.peer_id] * has_signal

@@ -66,6 +66,24 @@ async def test_a_cancelled_group_frees_its_slot() -> None:
     assert slots.waiting == 1
 
 
+async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slots = 100.0, SlotPool(2)
+    monkeypatch.setattr("ftis_node.node.training.group_limits.time.monotonic", lambda: now)
+    assert slots.seconds_per_group == 0.0
+    for _ in range(100):
+        await slots.charge()
+        assert slots.try_charge()
+        now += 6.0  # both groups are generated side by side
+        slots.fill()
+        slots.fill()
+        now += 1000.0  # the step waits
+        slots.set_held(0)
+    assert slots.seconds_per_group == pytest.approx(3.0, rel=0.05)
+    await slots.charge()
+    slots.cancel()
+    assert slots.seconds_per_group == pytest.approx(3.0, rel=0.05)
+
+
 async def test_additional_slots_are_used_at_once() -> None:
     slots = SlotPool(1, held=1)
     waiting = asyncio.create_task(slots.charge())
