@@ -123,11 +123,6 @@ class ReplayReader:
     def is_own(self, group_id: bytes) -> bool:
         return self._db.execute("SELECT 1 FROM groups WHERE id = ? AND own = 1", (group_id,)).fetchone() is not None
 
-    def taken_by(self, step: int) -> list[str]:
-        """Return the hex ids of the groups that optimizer step `step` has taken or was trained on."""
-        query = "SELECT id FROM groups WHERE step = ? AND (state = 'taken' OR reason = 'trained') ORDER BY arrival"
-        return [row["id"].hex() for row in self._db.execute(query, (step,))]
-
     def has_own_of(self, sender: str) -> bool:
         """Return whether the buffer stores groups that this node made under the peer id `sender`."""
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND own = 1 LIMIT 1", (sender,))

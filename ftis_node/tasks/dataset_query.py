@@ -209,9 +209,9 @@ def _checked(values: dict[str, str], text: str) -> DatasetQuery:
         raise TaskError("the reward format looks for think and answer blocks: omit it, or style=plain")
     if query.hub and not _REPOSITORY.fullmatch(query.hub):
         raise TaskError(f"hub={query.hub} is no repository of the hub: write OWNER/NAME")
-    for name in ("config", "revision", "split"):
+    for name in ("config", "revision", "split", "test"):
         if (value := getattr(query, name)) and not _PART_NAME.fullmatch(value):
-            raise TaskError(f"{name}={value:.80} is no {name} of a data set")
+            raise TaskError(f"{name}={value:.80} is no name of a part of a data set")
     if query.sha256 and not re.fullmatch(rf"[0-9a-f]{{{DIGEST_HEX}}}", query.sha256):
         raise TaskError(f"sha256 must have {DIGEST_HEX} hex digits: the start of a run writes it")
     return query

@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from math import log
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs
+from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs, uniform_prior
 from ftis_node.errors import EngineError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, forward, use_grouped_attention
@@ -140,7 +139,7 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
 
 def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:
     """Return a uniform prior; without `learns` the mixture is the plain mean of probabilities."""
-    return MixtureWeights((-log(num_experts),) * num_experts, learns=learns, reads_prompt=reads_prompt)
+    return MixtureWeights(tuple(uniform_prior(num_experts).tolist()), learns=learns, reads_prompt=reads_prompt)
 
 
 def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: MixtureWeights) -> float:
