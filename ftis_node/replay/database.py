@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS groups (
     text_token_ids TEXT,
     weights_of     TEXT,
     problem        BLOB NOT NULL,
-    checksum       INTEGER,
+    checksum       INTEGER NOT NULL,
     failed_steps   INTEGER NOT NULL DEFAULT 0,
     num_bytes      INTEGER NOT NULL,
     UNIQUE (sender, number)

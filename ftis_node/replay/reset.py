@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 RESET_AT = "reset_at"  # in `totals`
 COLUMNS = {  # of the current schema, by table
-    "groups": {*NOTED, "arrival", "state", "reason", "step", "envelope"},
+    "groups": {*NOTED, "arrival", "state", "reason", "step", "envelope", "checksum", "failed_steps", "num_bytes"},
     "forgotten": {"sender", "first", "last", "touched"},
     "totals": {"name", "value"},
 }

@@ -90,8 +90,7 @@ def candidate_of(row: sqlite3.Row) -> Candidate:
 def is_sound(row: sqlite3.Row) -> bool:
     """Return whether a row still holds the stored values.
 
-    The envelope must hash to the row's id. The other columns must match the checksum. A row of an older version has no
-    checksum; its columns must be valid.
+    The envelope must hash to the row's id, and the columns that never change must match the checksum.
     """
     try:
         envelope = open_envelope(row["envelope"])
@@ -105,7 +104,7 @@ def is_sound(row: sqlite3.Row) -> bool:
         and isinstance(rewards, list)
         and all(isinstance(reward, int | float) for reward in rewards)
         and len(row["prompt_ids"]) % 4 == 0
-        and ("checksum" not in row.keys() or row["checksum"] in (None, checksum_of(row)))
+        and row["checksum"] == checksum_of(row)
     )
 
 
