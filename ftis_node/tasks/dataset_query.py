@@ -170,7 +170,9 @@ def _source(source: str, *, label: str) -> DatasetSource:
     label = label or re.sub(r"[^\w-]", "-", stem, flags=re.ASCII).strip("-")[:64]
     if not _LABEL.fullmatch(label):
         raise TaskError(f"dataset:{source} gives no name for peers: add &name=NAME of letters, digits, _ and -")
-    return DatasetSource(label, path=source) if is_path else DatasetSource(label, hub=source)
+    if not is_path:
+        return DatasetSource(label, hub=source)
+    return DatasetSource(label, path=source if "/" in source else f"./{source}")
 
 
 def _values(text: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftis_node.cli.app import run
@@ -293,6 +293,7 @@ def test_equal_queries_have_one_canonical_form(text: str, canonical: str) -> Non
 
 
 @given(st.text(alphabet="datse:?&=%prom,answ/.+ 01j", max_size=40), st.text(max_size=20))
+@example("", ".csv")
 def test_any_text_is_a_spec_that_can_be_parsed_again_or_a_task_error(text: str, value: str) -> None:
     for query in (text, f"prompt={value}&answer=a", f"prompt=q&reward={value}&answer=a", f"prompt=q&answer=a={value}"):
         try:

@@ -181,9 +181,7 @@ def test_an_error_of_one_rank_ends_its_process_and_an_error_of_all_does_not(monk
 
 def test_a_rank_address_is_read_from_the_environment_of_torchrun():
     address = RankAddress(0, 3, 0, "127.0.0.1", 4711)
-    assert RankAddress.from_environment(address.environment_of(2, local_rank=1, num_local=2)) == RankAddress(
-        2, 3, 1, "127.0.0.1", 4711
-    )
+    assert RankAddress.from_environment(address.environment_of(2)) == RankAddress(2, 3, 2, "127.0.0.1", 4711)
     assert RankAddress.from_environment({}) is None
 
 
