@@ -25,7 +25,7 @@ FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
-.PHONY: help setup setup-vllm kubernetes-tools demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs pictures site packages check-packages clean
+.PHONY: help setup setup-vllm kubernetes-tools demo test test-all test-long coverage breaks lint scan bench results fuzz chaos hostile proto docs pictures site packages check-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -65,12 +65,16 @@ demo: $(if $(filter torch,$(ENGINE)),$(STAMP),$(VLLM_STAMP))
 
 ## make test           the tests to run before a commit; PACKAGE=replay: of one package; FAILED=1: those that failed last
 test: $(STAMP)
-	$(PYTEST) -m "not scenario" $(TESTS)
+	$(PYTEST) -m "not scenario and not long" $(TESTS)
 
 # The smoke test of vLLM is of both: `make test` skips it where vLLM is not installed.
-## make test-all       all other tests (tests/tiers.py): vLLM, attacks, chaos, networks, experiments
+## make test-all       vLLM, attacks, power loss, networks, experiments (tests/tiers.py)
 test-all: $(VLLM_STAMP)
-	$(PYTEST) -m "scenario or vllm" $(TESTS)
+	$(PYTEST) -m "(scenario or vllm) and not long" $(TESTS)
+
+## make test-long      tests of many minutes: a swarm under faults, the order of the methods
+test-long: $(VLLM_STAMP)
+	$(PYTEST) -m long $(TESTS)
 
 # Lines and branches per package that each tier runs, workers and other child processes included.
 ## make coverage       both, and the lines and branches of each package that they run

@@ -12,7 +12,7 @@ import pytest
 from tests import trained_models
 from tests.scheduling import group_of, longest_first
 from tests.summary import make_sendable, package_of
-from tests.tiers import ALL_SCENARIOS, LONGEST_FIRST, MISSING, NEEDS, SHARED, SMOKE, mark
+from tests.tiers import ALL_SCENARIOS, LONG, LONGEST_FIRST, MISSING, NEEDS, SHARED, SMOKE, mark
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def marked(*nodeids: str) -> dict[str, list[str]]:
 
 
 def test_every_path_of_the_table_is_a_test() -> None:
-    paths = [*ALL_SCENARIOS, *SMOKE, *(path for paths in NEEDS.values() for path in paths)]
+    paths = [*ALL_SCENARIOS, *LONG, *SMOKE, *(path for paths in NEEDS.values() for path in paths)]
     missing = [path for path in paths if not _exists(path)]
     assert missing == []
     assert [path for group in SHARED.values() for path in group if not _exists(path)] == []
@@ -55,8 +55,9 @@ def _exists(path: str) -> bool:
 def test_scenarios_and_tests_that_need_vllm_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MISSING, "vllm", lambda: "")
     engine = "tests/generation/test_generation_vllm_engine.py::test_x"
-    markers = marked("tests/attacks/test_http.py::test_x", "tests/replay/test_buffer.py::test_x", engine, *SMOKE)
-    assert list(markers.values()) == [["scenario"], [], ["scenario", "vllm"], ["vllm"]]
+    attack, long = "tests/attacks/test_http.py::test_x", f"{LONG[0]}::test_x"
+    markers = marked(attack, "tests/replay/test_buffer.py::test_x", engine, *SMOKE, long)
+    assert list(markers.values()) == [["scenario"], [], ["scenario", "vllm"], ["vllm"], ["long"]]
 
 
 def test_a_test_whose_need_is_missing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

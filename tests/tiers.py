@@ -1,4 +1,4 @@
-"""Tests that only `make test-all` runs, and tests that need more than a machine with Python.
+"""Tests that only `make test-all` or `make test-long` runs, and tests that need more than a machine with Python.
 
 Paths are folders, files or test functions. A path marks all tests below it. `python -m tests.tiers` prints the table.
 """
@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+LONG: Final = (
+    "tests/chaos/test_chaos.py",
+    "tests/lab/experiment/test_order_of_methods.py",
+)
+"""Tests of many minutes, which `.ci/run` leaves out: `make test-long` runs them, each week and before a release."""
 SCENARIOS: Final = (
     "tests/attacks",
-    "tests/chaos/test_chaos.py",
     "tests/chaos/test_observation.py",
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
@@ -30,7 +34,6 @@ SCENARIOS: Final = (
     "tests/lab/experiment/test_compare_command.py",
     "tests/bench/test_gpu_check.py::test_hand_over_runs_without_vllm_and_hivemind",
     "tests/lab/test_hdee.py",
-    "tests/lab/experiment/test_order_of_methods.py",
     "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
     "tests/learner/model/test_learner_kernels.py::test_compiled_layers_give_the_same_step",
     "tests/learner/distributed/test_learner_shards.py::test_each_rank_loads_only_its_rows",
@@ -95,9 +98,7 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
 """Files that share running nodes: one worker of pytest-xdist runs them all."""
 LONGEST_FIRST: Final = (
     "attacks",
-    "tests/chaos/test_chaos.py",
     "swarm",
-    "tests/lab/experiment/test_order_of_methods.py",
 )
 """Groups that take minutes. They run first, so that no worker waits for another at the end."""
 
@@ -105,7 +106,9 @@ LONGEST_FIRST: Final = (
 def mark(items: Iterable[pytest.Item]) -> None:
     """Give each test the markers of this table, and a skip if the machine lacks a need."""
     for item in items:
-        if _is_in(item.nodeid, ALL_SCENARIOS) and not _is_in(item.nodeid, SMOKE):
+        if _is_in(item.nodeid, LONG):
+            item.add_marker(pytest.mark.long)
+        elif _is_in(item.nodeid, ALL_SCENARIOS) and not _is_in(item.nodeid, SMOKE):
             item.add_marker(pytest.mark.scenario)
         for need, paths in NEEDS.items():
             if _is_in(item.nodeid, paths):
@@ -150,7 +153,8 @@ MISSING: Final[dict[str, Callable[[], str]]] = {"vllm": _no_vllm, "root": _no_ro
 
 def main() -> int:
     """Print the table."""
-    lines = ["left to `make test-all`:", *(f"    {path}" for path in SCENARIOS)]
+    lines = ["left to `make test-long`:", *(f"    {path}" for path in LONG)]
+    lines += ["left to `make test-all`:", *(f"    {path}" for path in SCENARIOS)]
     for name, paths in NEEDS.items():
         lines += [f"need {name}:", *(f"    {path}" for path in paths)]
     sys.stdout.write("\n".join(lines) + "\n")

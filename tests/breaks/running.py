@@ -21,7 +21,7 @@ MAX_DETAIL = 200  # characters
 FAILED, PASSED, NONE_CHOSEN = 1, 0, 5  # pytest's exit codes
 TEST = r"(?:[\w.-]+/)*[\w.-]+\.py(?:::\w+)*(?:\[.*?\])?"  # matches no line of a captured log
 SUMMARY = re.compile(rf"^(FAILED|ERROR|PASSED) ({TEST})(?: - .*)?$", re.MULTILINE)
-IN_MAKE_TEST, SCENARIOS = "not scenario", "scenario"
+IN_MAKE_TEST, SCENARIOS = "not scenario and not long", "scenario or long"
 
 
 class Result(StrEnum):
