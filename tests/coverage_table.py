@@ -17,7 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / ".cache" / "coverage"
-TIERS = {"test": "not scenario and not long", "test-all": "(scenario or vllm) and not long"}  # by `make` target, as in the Makefile
+# by `make` target, as in the Makefile
+TIERS = {"test": "not scenario and not long", "test-all": "(scenario or vllm) and not long"}
 
 
 @dataclass
