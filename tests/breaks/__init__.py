@@ -1,1 +1,1 @@
-"""Known faults as patches, applied one by one to a copy of the tree to see whether a test fails."""
+"""Known faults as text substitutions, applied one by one to a copy of the tree to see whether a test fails."""

@@ -1,138 +1,124 @@
-"""`make breaks`, `python -m tests.breaks [NAME ...]` applies each known fault and reports the test that catches it.
+"""`make breaks`, `python -m tests.breaks [NAME ...]` applies known faults one by one and names the test that finds it.
 
-A fault is a patch in `tests/breaks/PACKAGE/`, applied to one copy of the working tree. Of the tests that it names,
-those of `make test` run. With `--all` scenarios run too, if the others do not catch it. The last line has the counts.
-The exit code is 1 if a fault is not caught, its patch does not apply, or its tests do not run. It is 2 for an unknown
-name.
+A fault is applied to a copy of the working tree, and its tests run there. The tests that found faults then run without
+them. The exit code is 1 if a fault is not found, or if a test fails without its fault. It is 2 for an unknown name.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from tests.breaks.patches import ROOT, all_breaks, chosen
-from tests.breaks.running import IN_MAKE_TEST, SCENARIOS, Outcome, Result, failing, run_tests
-from tests.breaks.tree import Tree
+from tests.breaks.faults import ROOT, all_faults, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from tests.breaks.patches import Break
+    from tests.breaks.faults import Fault
 
+LIMIT_S = 1800.0  # of one run; the suite limits each test
 INTERRUPTED = 130
-Outcomes = dict[str, dict[str, Outcome]]  # by a break's name: by marker expression
+TESTS_FAILED = 1  # exit code of pytest
+TEST = r"(?:[\w.-]+/)*[\w.-]+\.py::\w+(?:\[.*?\])?"  # without a function, a file could not be imported
+FAILED = re.compile(rf"^(?:FAILED|ERROR) ({TEST})(?: - .*)?$", re.MULTILINE)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    options = parse(arguments)
+    parser = argparse.ArgumentParser(prog="python -m tests.breaks", description="Name the test that finds each fault.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a fault, or security, exactly_once or mathematics")
+    parser.add_argument("--list", action="store_true", help="list the faults and exit")
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # removes the copy, as ctrl-C does
     try:
-        breaks = chosen(all_breaks(), options.names)
+        faults = chosen(all_faults(), options.names)
         if options.list:
-            write_line("\n".join(f"{one.name}: {one.sentence}" for one in breaks))
+            write_line("\n".join(f"{one.topic} {one.name}: {one.why}" for one in faults))
             return 0
         with tempfile.TemporaryDirectory(prefix="breaks-") as folder:
-            tree = Tree(ROOT, Path(folder).resolve())
-            tree.check_imports()
-            outcomes = run_all(tree, breaks, with_scenarios=options.all)
+            return run_all(copy_of_tree(Path(folder).resolve()), faults)
     except KeyboardInterrupt:
         return INTERRUPTED
     except FtisError as error:
         sys.stderr.write(f"breaks: {error}\n")
         return error.exit_code
-    if options.json:
-        options.json.write_text(json.dumps(document(breaks, outcomes), indent=2) + "\n")
-    write_line(summary(outcomes, with_scenarios=options.all))
-    return 0 if all(map(is_caught, outcomes.values())) else 1
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.breaks", description="Report which known faults the tests catch."
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="package/name or a package; default: all")
-    parser.add_argument(
-        "--all", action="store_true", help="also run scenarios for faults that `make test` does not catch"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to FILE")
-    parser.add_argument("--list", action="store_true", help="list the faults and exit")
-    return parser.parse_args(arguments)
+def copy_of_tree(folder: Path) -> Path:
+    """Copy the files that git tracks or would add. Raises FtisError if tests would import another `ftis_node`."""
+    listing = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if (ROOT / name).is_file():  # else it is removed, but not committed yet
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    found = run_python(folder, "-c", "import ftis_node; print(ftis_node.__file__)").stdout.strip()
+    if found != str(folder / "ftis_node" / "__init__.py"):
+        raise FtisError(f"the tests in {folder} would import {found}")
+    return folder
 
 
-def run_all(tree: Tree, breaks: Sequence[Break], *, with_scenarios: bool) -> Outcomes:
-    """Apply each fault and run its tests. A test that caught one must pass without it."""
-    outcomes: Outcomes = {}
-    for number, one in enumerate(breaks, start=1):
-        outcomes[one.name] = run_one(tree, one, with_scenarios=with_scenarios)
-        write_line(f"[{number} of {len(breaks)}] {one.name}: {'; '.join(map(line_of, outcomes[one.name].values()))}")
-    for marked in (IN_MAKE_TEST, SCENARIOS):
-        caught = [each[marked].test for each in outcomes.values() if is_caught(each, marked)]
-        fails_anyway = failing(tree, caught, marked=marked) if caught else set()
-        for name, each in outcomes.items():
-            if is_caught(each, marked) and each[marked].test in fails_anyway:
-                each[marked] = each[marked]._replace(result=Result.FAILS_ANYWAY)
-                write_line(f"{name}: {line_of(each[marked])}")
-    return outcomes
+def run_all(tree: Path, faults: Sequence[Fault]) -> int:
+    """Apply each fault and run its tests, then run the tests that found faults without them. Return the exit code."""
+    found_by = {}
+    for number, one in enumerate(faults, start=1):
+        if test := first_failure_with(one, tree):
+            found_by[one.name] = test
+        write_line(f"[{number} of {len(faults)}] {one.name}: {f'found by {test}' if test else 'NOT FOUND'}")
+    always_failing = failures(tree, sorted(set(found_by.values()))) if found_by else []
+    for name, test in found_by.items():
+        if test in always_failing:
+            write_line(f"{name}: NOT FOUND, because {test} fails without it, too")
+    num_found = sum(test not in always_failing for test in found_by.values())
+    write_line(f"{num_found} of {len(faults)} faults found")
+    return int(num_found < len(faults))
 
 
-def run_one(tree: Tree, one: Break, *, with_scenarios: bool) -> dict[str, Outcome]:
-    """Return the outcome of the tests of one fault, by marker expression."""
-    if not tree.apply(one):
-        return {IN_MAKE_TEST: Outcome(Result.DOES_NOT_APPLY)}
+def first_failure_with(fault: Fault, tree: Path) -> str | None:
+    """Return the first of a fault's tests that fails, None if all pass."""
+    path = tree / fault.file
+    text = path.read_text()
     try:
-        found = {IN_MAKE_TEST: run_tests(tree, one.tests, marked=IN_MAKE_TEST)}
-        if with_scenarios and not is_caught(found):
-            found[SCENARIOS] = run_tests(tree, one.tests, marked=SCENARIOS)
+        path.write_text(fault.applied_to(text))
+    except ValueError as error:
+        raise FtisError(str(error)) from None
+    bytecode = Path(cache_from_source(str(path)))
+    bytecode.unlink(missing_ok=True)  # Python compares size and time in seconds, and a fault may change neither
+    try:
+        return next(iter(failures(tree, fault.tests, "--exitfirst")), None)
     finally:
-        tree.revert(one)
-    return found
+        path.write_text(text)
+        bytecode.unlink(missing_ok=True)
 
 
-def is_caught(found: dict[str, Outcome], marked: str | None = None) -> bool:
-    """Return whether a test with this marker, or any for None, caught the fault."""
-    return any(each.result is Result.CAUGHT for key, each in found.items() if marked in (None, key))
+def failures(tree: Path, tests: Iterable[str], *options: str) -> list[str]:
+    """Run tests in the tree and return those that fail. Raises FtisError if they cannot run."""
+    done = run_python(tree, "-m", "pytest", *tests, "-q", "-n0", "-p", "no:cacheprovider", *options)
+    failed = FAILED.findall(done.stdout)
+    if done.returncode not in (0, TESTS_FAILED) or (done.returncode and not failed):
+        raise FtisError(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-500:].strip()}")
+    return failed
 
 
-def line_of(outcome: Outcome) -> str:
-    """Return an outcome as text."""
-    match outcome.result:
-        case Result.CAUGHT:
-            return f"caught by {outcome.test} ({outcome.seconds:.1f} s)"
-        case Result.SURVIVED:
-            return f"SURVIVED ({outcome.seconds:.1f} s)"
-        case Result.FAILS_ANYWAY:
-            return f"NOT CAUGHT: {outcome.test} fails without it"
-        case _:
-            return f"{outcome.result.value.upper()}{f': {outcome.detail}' if outcome.detail else ''}"
-
-
-def summary(outcomes: Outcomes, *, with_scenarios: bool) -> str:
-    """Return the last line: how many faults were caught."""
-    by_make_test = sum(is_caught(found, IN_MAKE_TEST) for found in outcomes.values())
-    whole = f", {sum(map(is_caught, outcomes.values()))} by the whole suite" if with_scenarios else ""
-    return f"{by_make_test} of {len(outcomes)} caught by make test{whole}"
-
-
-def document(breaks: Sequence[Break], outcomes: Outcomes) -> list[dict[str, object]]:
-    """Return the outcomes as JSON objects, one per fault."""
-    return [
-        {
-            "name": one.name,
-            "break": one.sentence,
-            "tests": one.tests,
-            "outcomes": [{"marked": marked, **found._asdict()} for marked, found in outcomes[one.name].items()],
-        }
-        for one in breaks
-    ]
+def run_python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the tree, with the tree's packages. Raises FtisError after `LIMIT_S`."""
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, *arguments]
+    try:
+        return subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise FtisError(f"{' '.join(command)} still ran after {LIMIT_S:.0f} s") from None
 
 
 def write_line(text: str) -> None:

@@ -75,8 +75,8 @@ class Objective:
 
     def excluded(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
         """Return `[N]` bool: all completions of groups with an understated one, because the others may be false too."""
-        liars = batch.group_ids[self.understated(learner_logprobs, batch)]
-        return torch.isin(batch.group_ids, liars)
+        rejected_ids = batch.group_ids[self.understated(learner_logprobs, batch)]
+        return torch.isin(batch.group_ids, rejected_ids)
 
     def loss(
         self,
