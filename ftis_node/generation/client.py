@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftis_node.errors import EngineError, FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation import messages
+from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.time_limits import Throughput, TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, known
 from ftis_node.workers.preload import WorkerSpec
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+    from ftis_node.generation.engines.base import GenerateRequest
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.generation.weight_loader import CallWorker, ProofToCome
     from ftis_node.workers.liveness import RestartPolicy
@@ -167,7 +168,7 @@ class GenerationClient(WorkerClient):
         """
         try:
             async with self._time_limits.of_a_call():
-                return (await self._supervisor.call(request, messages.Generated)).to_result()
+                return await self._supervisor.call(request, GenerationResult)
         except TimeoutError:
             message = f"the generation worker did not answer the generation request within {self._request_timeout_s} s"
             raise WorkerTaskError(message) from None

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from functools import lru_cache, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
+import numpy as np
 
 from ftis_node import errors
 from ftis_node.config.section import Section
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """The base class of all messages. Arrays are fields of type `bytes`, little-endian.
+    """The base class of all messages. A field `NDArray[...]` crosses as its bytes, in the byte order of this machine.
 
     A subclass repeats `frozen=True`, which the type checker needs.
     """
@@ -107,14 +108,22 @@ HEARTBEAT_IDENTITY = b"heartbeat"
 
 
 def enc_hook(value: Any) -> Any:
-    """Return the fields of a configuration section, which messages contain as a map."""
+    """Return the bytes of a flat array, or the fields of a configuration section, which messages contain as a map."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).data
     if isinstance(value, Section):
         return value.model_dump()
     raise NotImplementedError(f"a {type(value).__name__} cannot be serialized")
 
 
 def dec_hook(expected: type[Any], value: Any) -> Any:
-    """Return the configuration section with these fields. Raises ValueError if they are not its fields."""
+    """Return a read-only array of these bytes, or the configuration section with these fields.
+
+    Raises ValueError for bytes that are no whole values, and for other fields.
+    """
+    if get_origin(expected) is np.ndarray:
+        (value_type,) = get_args(get_args(expected)[1])
+        return np.frombuffer(value, value_type)
     if issubclass(expected, Section):
         return expected.model_validate(value)
     raise NotImplementedError(f"a {expected.__name__} cannot be serialized")
