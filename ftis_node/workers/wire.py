@@ -18,8 +18,10 @@ into declared types only, so no received bytes can name code to run.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache, reduce
 from operator import or_
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
@@ -27,7 +29,7 @@ import numpy as np
 
 from ftis_node import errors
 from ftis_node.config.section import Section
-from ftis_node.errors import FtisError, WorkerTaskError
+from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +107,28 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 WORKER_IDENTITY = b"worker"
 HEARTBEAT_IDENTITY = b"heartbeat"
+SCHEME = "ipc://"
+MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with the final zero; zmq's error does not name the path
+
+
+def endpoint_in(sockets_dir: Path, *, name: str) -> str:
+    """Return a zmq endpoint in `sockets_dir`, and create that folder if missing. Raises ConfigError for a path that is
+    too long.
+    """
+    path = Path(sockets_dir).absolute() / f"{name}.sock"
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"socket path {path} is {num_bytes} bytes long, the system's limit is {MAX_SOCKET_PATH_BYTES}: "
+            "choose a home with a shorter path"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return f"{SCHEME}{path}"
+
+
+def remove_socket(endpoint: str) -> None:
+    """Remove an endpoint's socket file, which zmq does not remove."""
+    Path(endpoint.removeprefix(SCHEME)).unlink(missing_ok=True)
 
 
 def enc_hook(value: Any) -> Any:

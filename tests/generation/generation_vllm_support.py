@@ -29,8 +29,8 @@ from ftis_node.generation.messages import (
 )
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.models import resolve_model
-from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.preload import Timing, WorkerSpec
+from ftis_node.workers.liveness import RestartPolicy, Timing
+from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 from ftis_node.workers.weight_store import find_difference
 from ftis_node.workers.wire import Message

@@ -41,7 +41,8 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
 )
 from ftis_node.generation.time_limits import TimeLimits
-from ftis_node.workers.preload import Timing, WorkerSpec
+from ftis_node.workers.liveness import Timing
+from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
 from ftis_node.workers.wire import Done
