@@ -161,7 +161,7 @@ def rate(seconds: float, options: argparse.Namespace) -> float:
 async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[int]], tokens: int) -> float:
     began = time.perf_counter()
     results = await asyncio.gather(*(sample(client, prompt, num=GROUP_SIZE, tokens=tokens) for prompt in groups))
-    assert all(len(each.token_ids) == tokens for result in results for each in result.completions)
+    assert all(length == tokens for result in results for length in result.tokens.lengths)
     return time.perf_counter() - began
 
 

@@ -182,7 +182,7 @@ async def one_round(
         await generation.update_weights(reply.weights, reply.proof)
     elif arrangement.takes_turns:
         await generation.wake()
-    num_tokens = sum(len(each.token_ids) for result in results for each in result.completions)
+    num_tokens = sum(result.tokens.num_tokens for result in results)
     return {
         "generate_s": generated - began,
         "step_s": reply.report.duration_s,

@@ -105,7 +105,7 @@ async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
     await client.wake()
     found = await sample(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
     woken_s = time.monotonic() - began
-    if not np.array_equal(found.completions[0].token_ids, expected.completions[0].token_ids):
+    if not np.array_equal(found.tokens.ids_of_each()[0], expected.tokens.ids_of_each()[0]):
         raise RuntimeError("after sleep and wake the same prompt is answered by other tokens")
     return {"sleep_s": round(slept_s, 3), "wake_s": round(woken_s, 3), "freed_gib": gib(freed)}
 
@@ -192,7 +192,7 @@ async def _tokens_per_s(client: GenerationClient, sizes: Sizes) -> float:
     results = await asyncio.gather(
         *(sample(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in _prompts(sizes.groups))
     )
-    made = sum(len(each.token_ids) for result in results for each in result.completions)
+    made = sum(result.tokens.num_tokens for result in results)
     return round(made / (time.monotonic() - began), 1)
 
 

@@ -17,12 +17,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ftis_node.generation.engines.base import GenerateRequest
-from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
+from ftis_node.learner.groups import unpack_train_group
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import MEMORY_DISK
-from stubs.random_models import pack_train_group
+from stubs.random_models import own_group, pack_train_group
 from stubs.random_models import with_logprobs as filled
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.client import GenerationClient
     from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.learner.groups import UnpackedGroup
     from ftis_node.learner.messages import TrainGroup
 
 PROMPT_TOKENS = (64, 160)
@@ -83,16 +84,9 @@ def _group(
     number: int, prompt_tokens: int, lengths: list[int], random: np.random.Generator, vocab: int
 ) -> UnpackedGroup:
     right = random.permutation(len(lengths)) < random.integers(len(lengths) // 3, 2 * len(lengths) // 3 + 1)
-    return UnpackedGroup(
-        group_id=str(number),
-        advantage_key=str(number),
-        own=True,
-        policy_version=0,
-        policy_version_newest=0,
-        prompt_ids=random.integers(FIRST_WORD, vocab, prompt_tokens).astype("<i4"),
-        tokens=TokenBatch.from_parts([random.integers(FIRST_WORD, vocab, length) for length in lengths]),
-        rewards=tuple(map(float, right)),
-    )
+    prompt = random.integers(FIRST_WORD, vocab, prompt_tokens)
+    tokens = TokenBatch.from_parts([random.integers(FIRST_WORD, vocab, length) for length in lengths])
+    return own_group(str(number), prompt, tokens, map(float, right))
 
 
 @torch.no_grad()
@@ -142,16 +136,8 @@ async def sample(
 
 def of_result(name: str, prompt: Sequence[int], result: GenerationResult, rewards: Sequence[float]) -> UnpackedGroup:
     """Return the group of a sampled result."""
-    return UnpackedGroup(
-        group_id=name,
-        advantage_key=name,
-        own=True,
-        policy_version=result.policy_version,
-        policy_version_newest=result.policy_version_newest,
-        prompt_ids=np.asarray(prompt, dtype="<i4"),
-        tokens=result.tokens,
-        rewards=tuple(rewards),
-    )
+    versions = result.policy_version, result.policy_version_newest
+    return own_group(name, prompt, result.tokens, rewards, versions=versions)
 
 
 def memory_folder() -> tempfile.TemporaryDirectory[str]:

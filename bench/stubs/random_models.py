@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
+from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.records.codec import hash_prompt, pack_group, pack_text_group
@@ -30,11 +32,12 @@ from ftis_node.records.group import (
 from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from ftis_node.learner.groups import UnpackedGroup
+    from ftis_node.records.token_batch import TokenBatch
 
 SHARD_SIZE: Final = "2GB"
 SENDER = Identity.from_seed(bytes(32)).peer_id
@@ -54,18 +57,25 @@ HEADER = {
 
 def pack_train_group(group: UnpackedGroup) -> TrainGroup:
     """Return the message that unpacks to `group`. The header of its body has placeholder values."""
-    return TrainGroup(
-        group_id=group.group_id,
-        advantage_key=group.advantage_key,
-        own=group.own,
+    return msgspec.structs.replace(
+        group.sent,
         body=_text_body(group) if group.mean_logprobs else _token_body(group),
-        prompt_ids=group.prompt_ids.astype("<i4").tobytes(),
-        rewards=group.rewards,
         text_token_ids=tuple(tuple(ids.tolist()) for ids in group.tokens.ids_of_each()) if group.mean_logprobs else (),
-        of_own_weights=group.of_own_weights,
-        sender=group.sender,
-        weight=group.weight,
     )
+
+
+def own_group(
+    name: str,
+    prompt_ids: Sequence[int] | NDArray[Any],
+    tokens: TokenBatch,
+    rewards: Iterable[float],
+    *,
+    versions: tuple[int, int] = (0, 0),
+) -> UnpackedGroup:
+    """Return an own group of these tokens, which `versions` sampled: its first and its last token."""
+    prompt = np.asarray(prompt_ids, dtype="<i4").tobytes()
+    sent = TrainGroup(name, name, own=True, body=b"", prompt_ids=prompt, rewards=tuple(rewards))
+    return UnpackedGroup(sent, tokens, *versions)
 
 
 def with_logprobs(group: UnpackedGroup, logprobs: NDArray[Any]) -> UnpackedGroup:
@@ -79,7 +89,7 @@ def _token_body(group: UnpackedGroup) -> bytes:
         **HEADER | {"prompt_hash": hash_prompt(group.prompt_ids)},  # type: ignore[arg-type]
         tokens=group.tokens,
         finish_reasons=(FinishReason.LENGTH,) * num_completions,
-        rewards=group.rewards,
+        rewards=group.sent.rewards,
         statuses=(CompletionStatus.SCORED,) * num_completions,
         policy_versions=(group.policy_version,) * num_completions,
         policy_versions_newest=(group.policy_version_newest,) * num_completions,
@@ -90,7 +100,7 @@ def _token_body(group: UnpackedGroup) -> bytes:
 def _text_body(group: UnpackedGroup) -> bytes:
     completions = tuple(
         TextCompletion("", mean, int(length), FinishReason.LENGTH, reward)
-        for mean, length, reward in zip(group.mean_logprobs, group.tokens.lengths, group.rewards, strict=True)
+        for mean, length, reward in zip(group.mean_logprobs, group.tokens.lengths, group.sent.rewards, strict=True)
     )
     packed = TextGroup(
         **HEADER | {"prompt_hash": hash_prompt(group.prompt_ids)},  # type: ignore[arg-type]

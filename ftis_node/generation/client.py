@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftis_node.errors import EngineError, FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation import messages
+from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.time_limits import Throughput, TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, known
-from ftis_node.workers.preload import WorkerSpec
+from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerClient, WorkerState
 from ftis_node.workers.wire import Done
 
@@ -34,11 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+    from ftis_node.generation.engines.base import GenerateRequest
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.generation.weight_loader import CallWorker, ProofToCome
-    from ftis_node.workers.liveness import RestartPolicy
-    from ftis_node.workers.preload import PreloadingProcess, Timing
+    from ftis_node.workers.liveness import RestartPolicy, Timing
     from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
@@ -70,7 +70,6 @@ class GenerationClient(WorkerClient):
         write_weights: WriteWeights | None = None,
         on_fall_back: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,
-        preloading: PreloadingProcess | None = None,
     ) -> None:
         """Store the worker's settings and the callbacks.
 
@@ -88,7 +87,6 @@ class GenerationClient(WorkerClient):
             event_types=(messages.TokensMade, messages.EngineBroken),
             environment=({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
             | dict(environment or {}),
-            preloading=preloading,
         )
         self._awake = asyncio.Event()
         self._awake.set()
@@ -167,7 +165,7 @@ class GenerationClient(WorkerClient):
         """
         try:
             async with self._time_limits.of_a_call():
-                return (await self._supervisor.call(request, messages.Generated)).to_result()
+                return await self._supervisor.call(request, GenerationResult)
         except TimeoutError:
             message = f"the generation worker did not answer the generation request within {self._request_timeout_s} s"
             raise WorkerTaskError(message) from None

@@ -25,9 +25,11 @@ from ftis_node.tasks.scorer import score_answers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.models import PromptTokenizer
-    from ftis_node.records.group import Completion
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.tasks.scorer import Scorer
 
@@ -158,7 +160,7 @@ async def answer_problems(
         opening = tokenizer.render_prompt(item.prompt).opening
         texts = tokenizer.answer_texts(result.tokens, result.finish_reasons, opening=opening)
         scores = await score_answers(scorer, item, texts)
-        return tuple(map(_as_answer, result.completions, texts, scores))
+        return tuple(map(_as_answer, result.tokens.logprobs_of_each(), result.finish_reasons, texts, scores))
 
     num_done, num_problems = 0, min(limit, len(task))
 
@@ -206,8 +208,8 @@ def _pass_at_k(problem: Answered, k: int) -> float:
     return estimate_pass_at_k(num_samples=len(problem.samples), num_right=num_right, k=k)
 
 
-def _as_answer(completion: Completion, text: str | None, score: tuple[float, CompletionStatus]) -> ScoredAnswer:
-    reward, status = score
-    num_tokens = len(completion.token_ids)
-    mean_logprob = float(completion.logprobs.mean()) if num_tokens else -inf
-    return ScoredAnswer(text or "", num_tokens, mean_logprob, completion.finish_reason, reward, status)
+def _as_answer(
+    logprobs: NDArray[np.float32], reason: FinishReason, text: str | None, score: tuple[float, CompletionStatus]
+) -> ScoredAnswer:
+    mean_logprob = float(logprobs.mean()) if len(logprobs) else -inf
+    return ScoredAnswer(text or "", len(logprobs), mean_logprob, reason, *score)

@@ -1,12 +1,10 @@
-"""The messages of the generation worker. Arrays are little-endian: int32 ids, float32 log-probs."""
+"""The messages of the generation worker. A `GenerateRequest` and its reply, a `GenerationResult`, are the engines'."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from ftis_node.generation.engines.base import EngineSettings, GenerationResult
-from ftis_node.records.group import FinishReason  # noqa: TC001  msgspec reads the annotations
-from ftis_node.records.token_batch import TokenBatch
+from ftis_node.generation.engines.base import EngineSettings  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
 
@@ -17,38 +15,6 @@ class GenerationBoot(Message, frozen=True):
     model: str
     settings: EngineSettings
     engine: Literal["auto", "vllm", "torch"] = "auto"
-
-
-class Generated(Message, frozen=True):
-    """The reply to a `GenerateRequest`: a `TokenBatch` as bytes, and the other fields of a `GenerationResult`."""
-
-    token_ids: bytes
-    logprobs: bytes
-    lengths: tuple[int, ...]
-    finish_reasons: tuple[FinishReason, ...]
-    policy_versions: tuple[int, ...]
-    policy_versions_newest: tuple[int, ...]
-
-    @classmethod
-    def from_result(cls, result: GenerationResult) -> Generated:
-        tokens = result.tokens
-        return cls(
-            token_ids=tokens.token_ids.astype("<i4", copy=False).tobytes(),
-            logprobs=tokens.logprobs.astype("<f4", copy=False).tobytes(),
-            lengths=tuple(tokens.lengths.tolist()),
-            finish_reasons=result.finish_reasons,
-            policy_versions=result.policy_versions,
-            policy_versions_newest=result.policy_versions_newest,
-        )
-
-    def to_result(self) -> GenerationResult:
-        """Return the result; its arrays are read-only views of the message. Raises RecordError for wrong sizes."""
-        return GenerationResult(
-            TokenBatch.from_bytes(self.token_ids, self.logprobs, self.lengths),
-            self.finish_reasons,
-            self.policy_versions,
-            self.policy_versions_newest,
-        )
 
 
 class LoadWeights(Message, frozen=True):

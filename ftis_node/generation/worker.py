@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation import messages
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import GenerateRequest
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
@@ -42,8 +42,8 @@ class Service:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def generate(self, request: GenerateRequest, emit: Emitter) -> messages.Generated:
-        return messages.Generated.from_result(await self._engine.generate(request))
+    async def generate(self, request: GenerateRequest, emit: Emitter) -> GenerationResult:
+        return await self._engine.generate(request)
 
     async def load_weights(self, request: messages.LoadWeights, emit: Emitter) -> messages.WeightsLoaded:
         """Load new weights and return the version that the engine reports.

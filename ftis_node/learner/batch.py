@@ -136,27 +136,28 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     rows = [(number, group) for number, group in enumerate(groups) for _ in range(len(group.tokens))]
     completions = [ids for group in groups for ids in group.tokens.ids_of_each()]
     means = [mean for group in groups for mean in group.mean_logprobs or (None,) * len(group.tokens)]
-    keys = {key: number for number, key in enumerate(dict.fromkeys(group.advantage_key for group in groups))}
-    names = [group.sender or group.group_id for group in groups]
-    peers = dict.fromkeys(name for name, group in zip(names, groups, strict=True) if not group.own)
+    keys = {key: number for number, key in enumerate(dict.fromkeys(group.sent.advantage_key for group in groups))}
+    names = [group.sent.sender or group.sent.group_id for group in groups]
+    peers = dict.fromkeys(name for name, group in zip(names, groups, strict=True) if not group.sent.own)
     senders = {name: number for number, name in enumerate(peers, start=1)}
-    num_own_groups = sum(group.own for group in groups)
+    num_own_groups = sum(group.sent.own for group in groups)
+    of_own_weights = [group.sent.own or group.sent.of_own_weights for _, group in rows]
     logprobs = [values for group in groups for values in group.tokens.logprobs_of_each()]
     return TrainBatch(
         prompts=tuple(group.prompt_ids for _, group in rows),
         completions=tuple(completions),
         behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
         mask=_mask([len(ids) for ids in completions]),
-        rewards=torch.tensor([reward for group in groups for reward in group.rewards], dtype=torch.float64),
+        rewards=torch.tensor([reward for group in groups for reward in group.sent.rewards], dtype=torch.float64),
         group_ids=torch.tensor([number for number, _ in rows], dtype=torch.int64),
-        advantage_ids=torch.tensor([keys[group.advantage_key] for _, group in rows], dtype=torch.int64),
+        advantage_ids=torch.tensor([keys[group.sent.advantage_key] for _, group in rows], dtype=torch.int64),
         sender_ids=torch.tensor(
-            [0 if group.own else senders[names[number]] for number, group in rows], dtype=torch.int64
+            [0 if group.sent.own else senders[names[number]] for number, group in rows], dtype=torch.int64
         ),
-        weights=torch.tensor([group.weight for _, group in rows], dtype=torch.float64),
-        senders=(next((group.sender for group in groups if group.own), ""), *peers),
-        is_own=torch.tensor([group.own for _, group in rows], dtype=torch.bool),
-        of_own_weights=torch.tensor([group.own or group.of_own_weights for _, group in rows], dtype=torch.bool),
+        weights=torch.tensor([group.sent.weight for _, group in rows], dtype=torch.float64),
+        senders=(next((group.sent.sender for group in groups if group.sent.own), ""), *peers),
+        is_own=torch.tensor([group.sent.own for _, group in rows], dtype=torch.bool),
+        of_own_weights=torch.tensor(of_own_weights, dtype=torch.bool),
         policy_versions=torch.tensor([group.policy_version for _, group in rows], dtype=torch.int64),
         policy_versions_newest=torch.tensor([group.policy_version_newest for _, group in rows], dtype=torch.int64),
         is_text=torch.tensor([mean is not None for mean in means], dtype=torch.bool),

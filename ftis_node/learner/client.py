@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import COMMUNICATION
-from ftis_node.workers.preload import WorkerSpec
+from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Done
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
         TrainGroup,
         TrainReply,
     )
-    from ftis_node.workers.liveness import RestartPolicy
-    from ftis_node.workers.preload import PreloadingProcess, Timing
+    from ftis_node.workers.liveness import RestartPolicy, Timing
     from ftis_node.workers.process import WorkerProcess
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
@@ -66,7 +65,6 @@ class LearnerClient(WorkerClient):
         environment: Mapping[str, str] | None = None,
         on_event: Callable[[CheckpointEvent], None] | None = None,
         on_slow_stop: Callable[[], object] | None = None,
-        preloading: PreloadingProcess | None = None,
         worker_module: str = MODULE,
     ) -> None:
         spec = WorkerSpec(
@@ -77,7 +75,6 @@ class LearnerClient(WorkerClient):
             log_path=log_path,
             event_types=EVENT_TYPES,
             environment=worker_environment(boot) | dict(environment or {}),
-            preloading=preloading,
         )
         super().__init__(
             Supervisor(

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from ftis_node.errors import RecordError
@@ -28,24 +29,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UnpackedGroup:
-    """A `TrainGroup` with its tokens. `prompt_ids` int32 `[P]`; `rewards` one per completion.
+    """A `TrainGroup` with the tokens and versions of its body.
 
     `mean_logprobs` is empty, unless a peer with another tokenizer sent the group as text. Then it has one mean per
     completion, in nats a token of that peer, and `tokens` has no log-probs.
     """
 
-    group_id: str
-    advantage_key: str
-    own: bool
-    policy_version: int
-    policy_version_newest: int
-    prompt_ids: NDArray[np.int32]
+    sent: TrainGroup
     tokens: TokenBatch
-    rewards: tuple[float, ...]
+    policy_version: int = 0
+    policy_version_newest: int = 0
     mean_logprobs: tuple[float, ...] = ()
-    of_own_weights: bool = False
-    sender: str = ""
-    weight: float = 1.0
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int32]:
+        """Return the prompt `[P]`, a view."""
+        return np.frombuffer(self.sent.prompt_ids, "<i4")
 
 
 def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
@@ -64,20 +63,14 @@ def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
         sizes = f"{num_prompt_bytes} prompt bytes, {num_completions} completions, {num_texts} texts, {counts} for them"
         raise ValueError(f"group {group.group_id} cannot be trained on: {sizes}")
     unpacked = record.in_tokens(group.text_token_ids) if isinstance(record, TextGroup) else record
-    prompt_ids = np.frombuffer(group.prompt_ids, "<i4")
+    tokens = unpacked.tokens if isinstance(record, TextGroup) else record.tokens_ending_with(group.end_ids)
+    of_own_weights = group.of_own_weights and record.prompt_hash == hash_prompt(np.frombuffer(group.prompt_ids, "<i4"))
     return UnpackedGroup(
-        group_id=group.group_id,
-        advantage_key=group.advantage_key,
-        own=group.own,
-        policy_version=unpacked.policy_version,
-        policy_version_newest=unpacked.policy_version_newest,
-        prompt_ids=prompt_ids,
-        tokens=unpacked.tokens if isinstance(record, TextGroup) else record.tokens_ending_with(group.end_ids),
-        rewards=group.rewards,
-        mean_logprobs=unpacked.mean_logprobs,
-        of_own_weights=group.of_own_weights and record.prompt_hash == hash_prompt(prompt_ids),
-        sender=group.sender,
-        weight=group.weight,
+        msgspec.structs.replace(group, of_own_weights=of_own_weights),
+        tokens,
+        unpacked.policy_version,
+        unpacked.policy_version_newest,
+        unpacked.mean_logprobs,
     )
 
 

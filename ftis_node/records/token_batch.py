@@ -1,6 +1,7 @@
 """The tokens of several completions as flat arrays, the single representation from the sampler to the loss.
 
-A completion is a slice of the flat arrays. Tokens are copied only when they leave the process.
+A completion is a slice of the flat arrays. Tokens are copied only when they leave the process: a message of a worker
+contains the batch itself (`workers/wire.py`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray  # noqa: TC002  msgspec reads the annotations
 
 from ftis_node.errors import RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 Value = TypeVar("Value", np.int32, np.float32)
 Ids: TypeAlias = "Sequence[int] | NDArray[Any]"

@@ -13,7 +13,7 @@ from ftis_node.replay.database import give_back_pages, open_writer, transaction
 from ftis_node.replay.eviction import Freshness, choose_evicted
 from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State, choose_newest
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
-from ftis_node.replay.rows import StoredGroup, candidate_of, is_sound, new_row
+from ftis_node.replay.rows import StoredGroup, candidate_of, new_row, sound_envelope
 from ftis_node.swarm.rate_limits import ShareCap
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class ReplayBuffer:
         query = "UPDATE groups SET state = ?, reason = ? WHERE arrival = ? RETURNING id"
         with transaction(self._db):
             rows = self._db.execute("SELECT * FROM groups WHERE state != ? ORDER BY arrival", (State.RELEASED,))
-            damaged = [row["arrival"] for row in rows if not is_sound(row)]
+            damaged = [row["arrival"] for row in rows if sound_envelope(row) is None]
             found = [
                 self._db.execute(query, (State.RELEASED, ReleaseReason.DAMAGED, arrival)).fetchone()["id"]
                 for arrival in damaged
@@ -287,9 +287,10 @@ class ReplayBuffer:
 
     def _load(self, group_id: bytes) -> StoredGroup:
         row = self._db.execute("SELECT * FROM groups WHERE id = ?", (group_id,)).fetchone()
-        if not is_sound(row):
+        envelope = sound_envelope(row)
+        if envelope is None:
             raise FtisError(f"group {group_id.hex()[:12]} changed on disk: start again, and the node omits it")
-        return StoredGroup.from_row(row)
+        return StoredGroup.from_row(row, envelope)
 
     def _add(self, name: str, amount: int) -> None:
         self._db.execute(

@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS groups (
     created_at     REAL NOT NULL,
     admitted_at    REAL NOT NULL,
     num_tokens     INTEGER NOT NULL,
-    rewards        TEXT NOT NULL,
+    rewards        BLOB NOT NULL,
     prompt_ids     BLOB NOT NULL,
     envelope       BLOB NOT NULL,
     text_token_ids TEXT,

@@ -17,7 +17,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.database import open_reader
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.reset import read_reset_at
-from ftis_node.replay.rows import StoredGroup, is_sound
+from ftis_node.replay.rows import StoredGroup, rewards_of, sound_envelope
 from ftis_node.replay.side_tables import is_forgotten, read_total
 
 if TYPE_CHECKING:
@@ -265,7 +265,8 @@ class ReplayReader:
             "SELECT * FROM groups WHERE own = 0 AND created_at > ? AND text_token_ids IS NULL"
             " AND (reason IS NULL OR reason IN (SELECT value FROM json_each(?))) ORDER BY arrival DESC"
         )
-        return (StoredGroup.from_row(row) for row in self._db.execute(query, (since, reasons)) if is_sound(row))
+        rows = ((row, sound_envelope(row)) for row in self._db.execute(query, (since, reasons)))
+        return (StoredGroup.from_row(row, envelope) for row, envelope in rows if envelope is not None)
 
     def kept_bytes(self) -> int:
         return self._db.execute("SELECT sum(num_bytes) FROM groups").fetchone()[0] or 0
@@ -310,5 +311,5 @@ def _is_of(envelope: bytes, group_id: bytes) -> bool:
 
 def _summary(row: sqlite3.Row) -> GroupSummary:
     fields: dict[str, Any] = {key: row[key] for key in GroupSummary.__slots__}
-    fields.update(id=row["id"].hex(), own=bool(row["own"]), rewards=json.loads(row["rewards"]))
+    fields.update(id=row["id"].hex(), own=bool(row["own"]), rewards=list(rewards_of(row)))
     return GroupSummary(**fields)

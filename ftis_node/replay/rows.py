@@ -18,13 +18,14 @@ import numpy as np
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import PromptRef
+from ftis_node.records.parsing import settle
 from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Mapping
 
-    from ftis_node.records.envelope import Accepted
+    from ftis_node.records.envelope import Accepted, Envelope
 
     Row = Mapping[str, Any] | sqlite3.Row
 
@@ -54,7 +55,7 @@ def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | b
         "created_at": float(group.created_at),
         "admitted_at": time.time(),
         "num_tokens": group.num_tokens,
-        "rewards": json.dumps(group.rewards),
+        "rewards": np.asarray(group.rewards, dtype="<f4").tobytes(),
         "prompt_ids": np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
         "text_token_ids": text_token_ids,
         "weights_of": group.weights_of,
@@ -81,31 +82,33 @@ def candidate_of(row: sqlite3.Row) -> Candidate:
         policy_version=row["policy_version"],
         problem=row["problem"],
         task=row["task"],
-        rewards=tuple(json.loads(row["rewards"])),
+        rewards=tuple(np.frombuffer(row["rewards"], "<f4").tolist()),
         weights_of=row["weights_of"],
         num_bytes=row["num_bytes"],
     )
 
 
-def is_sound(row: sqlite3.Row) -> bool:
-    """Return whether a row still holds the stored values.
+def rewards_of(row: Row) -> tuple[float, ...]:
+    """Return the rewards as the short decimals that they were."""
+    return tuple(map(settle, np.frombuffer(row["rewards"], "<f4")))
+
+
+def sound_envelope(row: sqlite3.Row) -> Envelope | None:
+    """Return the envelope of a row that still holds the stored values; None if a value has changed.
 
     The envelope must hash to the row's id, and the columns that never change must match the checksum.
     """
     try:
         envelope = open_envelope(row["envelope"])
-        rewards = json.loads(row["rewards"])
-    except (RecordError, ValueError, TypeError):
-        return False
-    return (
+    except (RecordError, TypeError):
+        return None
+    is_sound = (
         envelope.id == row["id"]
         and row["state"] in STATES
         and (row["reason"] is None or row["reason"] in REASONS)
-        and isinstance(rewards, list)
-        and all(isinstance(reward, int | float) for reward in rewards)
-        and len(row["prompt_ids"]) % 4 == 0
         and row["checksum"] == checksum_of(row)
     )
+    return envelope if is_sound else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ class StoredGroup:
     text_token_ids: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def from_row(cls, row: Row) -> StoredGroup:
+    def from_row(cls, row: Row, envelope: Envelope) -> StoredGroup:
         return cls(
             id=row["id"],
             own=bool(row["own"]),
@@ -138,13 +141,13 @@ class StoredGroup:
             prompt_ref=PromptRef(row["task"], "train", row["prompt_index"]),
             problem=row["problem"],
             weights_of=row["weights_of"],
-            rewards=tuple(json.loads(row["rewards"])),
+            rewards=rewards_of(row),
             prompt_ids=row["prompt_ids"],
-            body=open_envelope(row["envelope"]).body,
+            body=envelope.body,
             text_token_ids=tuple(map(tuple, json.loads(row["text_token_ids"] or "[]"))),
         )
 
     @classmethod
     def from_accepted(cls, accepted: Accepted, *, own: bool) -> StoredGroup:
         """Return an accepted group in the form in which `ReplayBuffer.take` returns it."""
-        return cls.from_row(new_row(accepted, own=own))
+        return cls.from_row(new_row(accepted, own=own), accepted.envelope)

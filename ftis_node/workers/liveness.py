@@ -192,3 +192,30 @@ class Liveness:
         if self.max_stalled_ticks is not None and self.is_busy and self.num_stalled_ticks > self.max_stalled_ticks:
             return LivenessVerdict.STALLED
         return LivenessVerdict.ALIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time limits in seconds. With `stall_timeout_s` None a request may take any time.
+
+    After `Stop` a worker has `stop_grace_s` to end, or `stop_grace_factor` times its longest time without progress if
+    that is more. Each progress that it reports begins this time again, up to `save_limit_s` in all.
+    """
+
+    start_grace_s: float = 900.0
+    heartbeat_every_s: float = 1.0
+    heartbeat_timeout_s: float = 30.0
+    stall_timeout_s: float | None = None
+    stop_grace_s: float = 4.0
+    stop_grace_factor: float = 2.0
+    save_limit_s: float = 0.0
+    terminate_grace_s: float = 1.0
+
+    def liveness(self) -> Liveness:
+        stall_timeout_s = self.stall_timeout_s
+        return Liveness(
+            max_silent_ticks=max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)),
+            max_stalled_ticks=None
+            if stall_timeout_s is None
+            else max(1, round(stall_timeout_s / self.heartbeat_every_s)),
+        )

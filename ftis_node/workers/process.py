@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import zmq
@@ -27,17 +27,35 @@ from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.workers import wire
 from ftis_node.workers.liveness import LivenessVerdict
-from ftis_node.workers.preload import endpoint_in, remove_socket
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import msgspec
 
-    from ftis_node.workers.preload import ProcessHandle, Timing, WorkerSpec
+    from ftis_node.workers.liveness import Timing
+    from ftis_node.workers.wire import Message
 
 logger = logging.getLogger(__name__)
 
 OnEvent: TypeAlias = Callable[[Any], None]
 OnSlowStop: TypeAlias = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """The process to spawn: `python -m module`. `boot` is the first message that it receives.
+
+    `environment` is added to the daemon's environment.
+    """
+
+    name: str
+    module: str
+    boot: Message
+    sockets_dir: Path
+    log_path: Path
+    event_types: tuple[type[Message], ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -71,7 +89,7 @@ class WorkerProcess:
         self._spec = spec
         self._timing = timing
         self._on_event = on_event
-        self._endpoint = endpoint_in(spec.sockets_dir, name=f"{spec.name}-{number}")
+        self._endpoint = wire.endpoint_in(spec.sockets_dir, name=f"{spec.name}-{number}")
         self._liveness = timing.liveness()
         self._event_types = wire.union_of(spec.event_types) if spec.event_types else None
         self._calls: dict[int, _PendingCall] = {}
@@ -80,8 +98,7 @@ class WorkerProcess:
         self._death: asyncio.Future[FtisError] = asyncio.get_running_loop().create_future()
         self._resources = AsyncExitStack()
         self._socket: zmq.asyncio.Socket
-        self._process: ProcessHandle
-        self._preloading = spec.preloading if number == 0 else None
+        self._process: asyncio.subprocess.Process
 
     @property
     def pid(self) -> int:
@@ -99,9 +116,7 @@ class WorkerProcess:
             self._socket.setsockopt(zmq.LINGER, 0)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.bind(self._endpoint)
-            stack.callback(remove_socket, self._endpoint)
-            if self._preloading is not None:
-                await self._preloading.until_loaded()
+            stack.callback(wire.remove_socket, self._endpoint)
             spawning = asyncio.create_task(self._spawn(), name=f"{self._spec.name}-spawn")
             try:
                 self._process = await asyncio.shield(spawning)  # a spawn that is canceled halfway may never return
@@ -163,17 +178,13 @@ class WorkerProcess:
         self._die(self._died(how))
         self._kill()
 
-    async def _spawn(self) -> ProcessHandle:
+    async def _spawn(self) -> asyncio.subprocess.Process:
         """Start the process in a new session, so that ctrl-C does not reach it while it imports."""
         spec = self._spec
         command = [sys.executable, "-m", spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid())]
         command += ["--heartbeat-every-s", str(self._timing.heartbeat_every_s)]
         environment = {**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment}
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if self._preloading is not None:
-            forked = await self._preloading.fork(command, environment, spec.log_path)
-            if forked is not None:
-                return forked
         with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
             return await asyncio.create_subprocess_exec(
                 *command,

@@ -38,12 +38,11 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.liveness import RestartCounter, RestartPolicy
-from ftis_node.workers.preload import Timing
+from ftis_node.workers.liveness import RestartCounter, RestartPolicy, Timing
 from ftis_node.workers.process import OnEvent, OnSlowStop, WorkerProcess
 
 if TYPE_CHECKING:
-    from ftis_node.workers.preload import WorkerSpec
+    from ftis_node.workers.process import WorkerSpec
     from ftis_node.workers.wire import Body, Message
 
 logger = logging.getLogger(__name__)

@@ -18,22 +18,25 @@ into declared types only, so no received bytes can name code to run.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
+import numpy as np
 
 from ftis_node import errors
 from ftis_node.config.section import Section
-from ftis_node.errors import FtisError, WorkerTaskError
+from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """The base class of all messages. Arrays are fields of type `bytes`, little-endian.
+    """The base class of all messages. A field `NDArray[...]` crosses as its bytes, in the byte order of this machine.
 
     A subclass repeats `frozen=True`, which the type checker needs.
     """
@@ -104,17 +107,47 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 WORKER_IDENTITY = b"worker"
 HEARTBEAT_IDENTITY = b"heartbeat"
+SCHEME = "ipc://"
+MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with the final zero; zmq's error does not name the path
+
+
+def endpoint_in(sockets_dir: Path, *, name: str) -> str:
+    """Return a zmq endpoint in `sockets_dir`, and create that folder if missing. Raises ConfigError for a path that is
+    too long.
+    """
+    path = Path(sockets_dir).absolute() / f"{name}.sock"
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"socket path {path} is {num_bytes} bytes long, the system's limit is {MAX_SOCKET_PATH_BYTES}: "
+            "choose a home with a shorter path"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return f"{SCHEME}{path}"
+
+
+def remove_socket(endpoint: str) -> None:
+    """Remove an endpoint's socket file, which zmq does not remove."""
+    Path(endpoint.removeprefix(SCHEME)).unlink(missing_ok=True)
 
 
 def enc_hook(value: Any) -> Any:
-    """Return the fields of a configuration section, which messages contain as a map."""
+    """Return the bytes of a flat array, or the fields of a configuration section, which messages contain as a map."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).data
     if isinstance(value, Section):
         return value.model_dump()
     raise NotImplementedError(f"a {type(value).__name__} cannot be serialized")
 
 
 def dec_hook(expected: type[Any], value: Any) -> Any:
-    """Return the configuration section with these fields. Raises ValueError if they are not its fields."""
+    """Return a read-only array of these bytes, or the configuration section with these fields.
+
+    Raises ValueError for bytes that are no whole values, and for other fields.
+    """
+    if get_origin(expected) is np.ndarray:
+        (value_type,) = get_args(get_args(expected)[1])
+        return np.frombuffer(value, value_type)
     if issubclass(expected, Section):
         return expected.model_validate(value)
     raise NotImplementedError(f"a {expected.__name__} cannot be serialized")

@@ -10,8 +10,7 @@ from generation_support import PYTHON_PATH, SETTINGS, MakeClient
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.preload import Timing
+from ftis_node.workers.liveness import RestartPolicy, Timing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

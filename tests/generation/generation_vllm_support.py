@@ -19,9 +19,8 @@ import ftis_node
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.messages import (
-    Generated,
     GenerationBoot,
     LoadWeights,
     Probe,
@@ -30,8 +29,8 @@ from ftis_node.generation.messages import (
 )
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.models import resolve_model
-from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.preload import Timing, WorkerSpec
+from ftis_node.workers.liveness import RestartPolicy, Timing
+from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 from ftis_node.workers.weight_store import find_difference
 from ftis_node.workers.wire import Message
@@ -40,7 +39,6 @@ from ftis_node.workers.worker import Emitter, Handlers, run_worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.generation.engines.vllm_engine import VllmEngine
 
 # vLLM's attention on a CPU takes no smaller heads. With weights of 0.1, float32 rounds by up to 1.1e-5.
@@ -120,8 +118,8 @@ class EngineHost:
             engine, self._engine = self._engine, None
             await engine.close()
 
-    async def generate(self, request: GenerateRequest, emit: Emitter) -> Generated:
-        return Generated.from_result(await self.engine.generate(request))
+    async def generate(self, request: GenerateRequest, emit: Emitter) -> GenerationResult:
+        return await self.engine.generate(request)
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         held = await self.engine.load_weights(Path(request.path), request.version)
@@ -199,7 +197,7 @@ class RemoteEngine:
             self._opened = (str(model), settings)
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        return (await self._supervisor.call(request, Generated)).to_result()
+        return await self._supervisor.call(request, GenerationResult)
 
     async def load_weights(self, path: Path, version: int, *, checksums: Mapping[str, int] | None = None) -> str | None:
         """Load weights. Returns how the loaded tensors differ from the checksums, or None."""

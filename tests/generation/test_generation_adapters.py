@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from generation_support import SETTINGS, fresh_logprobs, save_model
+from generation_support import SETTINGS, completions_of, fresh_logprobs, save_model
 from safetensors.torch import load_file, save_file
 
 from ftis_node.backoff import ExponentialBackoff
@@ -92,13 +92,13 @@ class Versions:
 
     def logprobs(self, result: GenerationResult, index: int) -> Any:
         """Return the expected log-probs of a completion under the one version that sampled it."""
-        completion = result.completions[index]
+        completion = completions_of(result)[index]
         assert completion.policy_version == completion.policy_version_newest
         return fresh_logprobs(self.model_of(completion.policy_version), PROMPT, completion)
 
     def check(self, result: GenerationResult, version: int) -> None:
         """Assert that each token of the group is of that version, by its log-probs within 1e-5."""
-        for index, completion in enumerate(result.completions):
+        for index, completion in enumerate(completions_of(result)):
             assert completion.policy_version == version
             np.testing.assert_allclose(completion.logprobs, self.logprobs(result, index), atol=1e-5, rtol=0)
 
@@ -167,7 +167,7 @@ async def test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_new
     versions.check(await make_group(client), before + 1)
     assert not under_way.done()
     result = await under_way
-    assert {completion.finish_reason for completion in result.completions} == {FinishReason.LENGTH}
+    assert {completion.finish_reason for completion in completions_of(result)} == {FinishReason.LENGTH}
     versions.check(result, before)
 
 
@@ -182,7 +182,7 @@ async def test_completions_are_aborted_when_too_old_or_without_an_adapter_slot(
     assert not oldest.done()
     await client.update_weights(versions.publish())  # the fourth: vLLM has three slots
     result = await asyncio.wait_for(oldest, 10)
-    assert result.completions[0].finish_reason is FinishReason.ABORT
+    assert completions_of(result)[0].finish_reason is FinishReason.ABORT
     versions.check(result, first)
     for _ in range(MAX_VERSION_SPAN - 1):
         await client.update_weights(versions.publish())

@@ -7,19 +7,23 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
 from generation_fake_worker import UNANSWERED
-from generation_support import EOS_ID, PYTHON_PATH, MakeClient, generate_group, proof, publish
+from generation_support import EOS_ID, PYTHON_PATH, MakeClient, completions_of, generate_group, proof, publish
 
 from ftis_node.errors import EngineError, ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerationResult
-from ftis_node.generation.messages import Generated, Probe, Probed
+from ftis_node.generation.messages import Probe, Probed
 from ftis_node.generation.time_limits import Throughput
 from ftis_node.records.group import Completion, FinishReason
+from ftis_node.records.token_batch import TokenBatch
+from ftis_node.workers import wire
 from ftis_node.workers.supervisor import WorkerState
 from tests.waiting import eventually
 
@@ -31,10 +35,10 @@ async def test_a_client_returns_the_completions_of_a_group(make_client: MakeClie
     assert client.engine == "fake"
     assert client.state is WorkerState.READY
     result = await generate_group(client)
-    assert [completion.token_ids.tolist() for completion in result.completions] == [[4, 5, EOS_ID]] * 3
-    assert result.completions[0].token_ids.dtype == np.int32
-    assert result.completions[0].logprobs.tolist() == [-0.5] * 3
-    assert result.completions[0].finish_reason is FinishReason.STOP
+    assert [completion.token_ids.tolist() for completion in completions_of(result)] == [[4, 5, EOS_ID]] * 3
+    assert completions_of(result)[0].token_ids.dtype == np.int32
+    assert completions_of(result)[0].logprobs.tolist() == [-0.5] * 3
+    assert completions_of(result)[0].finish_reason is FinishReason.STOP
     assert client.restarts == 0
 
     async def has_token_rate() -> bool:
@@ -42,6 +46,17 @@ async def test_a_client_returns_the_completions_of_a_group(make_client: MakeClie
         return client.tokens_per_s > 0
 
     await eventually(has_token_rate)  # the worker reports its tokens
+
+
+def test_a_reply_of_inconsistent_sizes_is_refused() -> None:
+    tokens = TokenBatch.from_parts([[1, 2], [3]], [[-0.5, -0.5], [-1.0]])
+    valid = GenerationResult(tokens, (FinishReason.STOP,) * 2, (0, 0), (0, 0))
+    for changes in ({"policy_versions": (0,)}, {"tokens": replace(tokens, logprobs=tokens.logprobs[1:])}):
+        with pytest.raises(ValueError, match="inconsistent sizes"):
+            msgspec.structs.replace(valid, **changes)
+    (_, body) = wire.pack(wire.Reply(call_id=1), valid)
+    with pytest.raises(msgspec.ValidationError, match="multiple of element size"):
+        wire.unpack_body(body.replace(b"\xc4\x0c", b"\xc4\x0b", 1)[:-1], GenerationResult)
 
 
 def test_a_reply_keeps_the_versions_of_each_completion() -> None:
@@ -52,8 +67,10 @@ def test_a_reply_keeps_the_versions_of_each_completion() -> None:
             for first, last in ((4, 4), (3, 6), (5, 5))
         )
     )
-    again = Generated.from_result(mixed).to_result()
-    versions = [(completion.policy_version, completion.policy_version_newest) for completion in again.completions]
+    (_, body) = wire.pack(wire.Reply(call_id=1), mixed)
+    again = wire.unpack_body(body, GenerationResult)
+    assert again == mixed and again.tokens.logprobs.dtype == np.float32
+    versions = [(completion.policy_version, completion.policy_version_newest) for completion in completions_of(again)]
     assert versions == [(4, 4), (3, 6), (5, 5)]
     assert (again.policy_version, again.policy_version_newest) == (3, 6)
 

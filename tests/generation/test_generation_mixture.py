@@ -17,6 +17,7 @@ from generation_support import (
     PROMPTS,
     SETTINGS,
     VOCAB_SIZE,
+    completions_of,
     make_request,
     save_model,
     tiny_model,
@@ -105,7 +106,7 @@ async def test_log_probs_are_those_of_the_mixture(open_tiny: OpenMixture, learns
     results = await asyncio.gather(*map(engine.generate, requests))
     lengths = set()
     for request, result in zip(requests, results, strict=True):
-        for completion in result.completions:
+        for completion in completions_of(result):
             text = [*request.prompt_ids, *completion.token_ids.tolist()]
             expected = expected_logprobs(
                 models, PRIOR, text, learns=learns, num_ids=EMBEDDING_ROWS, temperature=temperature
@@ -135,7 +136,7 @@ async def test_greedy_takes_the_most_likely_id_of_the_mixture(open_tiny: OpenMix
         *(engine.generate(make_request(p, sampling=GREEDY, num_completions=1, max_tokens=12)) for p in PROMPTS)
     )
     for prompt, result in zip(PROMPTS, results, strict=True):
-        tokens = result.completions[0].token_ids.tolist()
+        tokens = completions_of(result)[0].token_ids.tolist()
         mixtures = expected_mixtures(models, EVEN, [*prompt, *tokens], learns=True, num_ids=EMBEDDING_ROWS)
         assert tokens == mixtures[len(prompt) - 1 : -1].argmax(axis=1).tolist()
 
@@ -149,7 +150,7 @@ async def test_an_unread_prompt_is_no_evidence(open_tiny: OpenMixture) -> None:
     farthest = 0.0
     for request, result in zip(requests, results, strict=True):
         num_unread = len(request.prompt_ids)
-        for completion in result.completions:
+        for completion in completions_of(result):
             text = [*request.prompt_ids, *completion.token_ids.tolist()]
             found = {
                 unread: expected_mixtures(models, PRIOR, text, learns=True, num_ids=EMBEDDING_ROWS, num_unread=unread)[
@@ -193,7 +194,7 @@ async def test_a_mixture_of_one_equals_the_torch_engine(open_tiny: OpenMixture) 
             alone = await asyncio.gather(*map(plain.generate, requests))
             mixed = await asyncio.gather(*map(mixture.generate, requests))
             for one, other in zip(alone, mixed, strict=True):
-                for mine, theirs in zip(one.completions, other.completions, strict=True):
+                for mine, theirs in zip(completions_of(one), completions_of(other), strict=True):
                     assert mine.token_ids.tolist() == theirs.token_ids.tolist()
                     assert mine.logprobs.tolist() == theirs.logprobs.tolist()
     finally:
@@ -208,8 +209,8 @@ async def test_experts_of_weight_zero_change_nothing(open_tiny: OpenMixture) -> 
     for prompt in PROMPTS:
         request = make_request(prompt, sampling=GREEDY, max_tokens=20)
         alone, mixed = await plain.generate(request), await mixture.generate(request)
-        assert alone.completions[0].token_ids.tolist() == mixed.completions[0].token_ids.tolist()
-        np.testing.assert_allclose(alone.completions[0].logprobs, mixed.completions[0].logprobs, atol=2e-5)
+        assert completions_of(alone)[0].token_ids.tolist() == completions_of(mixed)[0].token_ids.tolist()
+        np.testing.assert_allclose(completions_of(alone)[0].logprobs, completions_of(mixed)[0].logprobs, atol=2e-5)
 
 
 async def test_a_seed_gives_the_same_tokens(open_tiny: OpenMixture) -> None:
@@ -217,7 +218,7 @@ async def test_a_seed_gives_the_same_tokens(open_tiny: OpenMixture) -> None:
     tokens = []
     for seed in (1, 1, 2):
         result = await engine.generate(make_request(PROMPTS[0], seed=seed))
-        tokens.append([completion.token_ids.tolist() for completion in result.completions])
+        tokens.append([completion.token_ids.tolist() for completion in completions_of(result)])
     assert tokens[0] == tokens[1] != tokens[2]
 
 
@@ -231,7 +232,7 @@ async def test_padded_rows_of_different_numbers_are_cut(tmp_path: Path) -> None:
         result = await engine.generate(make_request(PROMPTS[0], num_completions=16, max_tokens=20))
     finally:
         await engine.close()
-    for completion in result.completions:
+    for completion in completions_of(result):
         assert completion.finish_reason is not FinishReason.ABORT
         text = [*PROMPTS[0], *completion.token_ids.tolist()]
         expected = expected_logprobs([narrow, wide], [0.5, 0.5], text, learns=True, num_ids=VOCAB_SIZE)
@@ -251,7 +252,7 @@ async def test_models_of_different_size_are_opened_from_folders(tmp_path: Path) 
             await engine.load_weights(tmp_path / "model.safetensors", 1)
     finally:
         await engine.close()
-    assert len(result.completions) == 2
+    assert len(result.tokens) == 2
     assert progress == ["loading a into the mixture", "loading b into the mixture"]
     too_many = msgspec.structs.replace(FIT, vocab_size=EMBEDDING_ROWS + 1)
     with pytest.raises(ModelError, match="a has 96 embeddings for the 97 ids"):

@@ -12,6 +12,7 @@ import torch
 from generation_support import (
     CLOSE,
     SETTINGS,
+    completions_of,
     file_tensors,
     fresh_logprobs,
     make_request,
@@ -160,7 +161,7 @@ async def test_completions_in_flight_keep_the_version_that_sampled_them(
     await load
     assert engine.policy_version == 1
     for result, model, version in zip(results, [old, old, old, new], [0, 0, 0, 1], strict=True):
-        for completion in result.completions:
+        for completion in completions_of(result):
             assert (completion.policy_version, completion.policy_version_newest) == (version, version)
             assert np.abs(completion.logprobs - fresh_logprobs(model, PROMPT, completion)).max() < CLOSE
     await engine.close()

@@ -28,9 +28,9 @@ from generation_support import (
 )
 
 from ftis_node.errors import ModelError, WorkerTaskError
+from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.messages import (
-    Generated,
     GenerationBoot,
     LoadWeights,
     Probe,
@@ -41,7 +41,8 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
 )
 from ftis_node.generation.time_limits import TimeLimits
-from ftis_node.workers.preload import Timing, WorkerSpec
+from ftis_node.workers.liveness import Timing
+from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
 from ftis_node.workers.wire import Done
@@ -160,9 +161,9 @@ async def test_a_vllm_worker_sleeps_and_wakes_by_request_and_by_new_weights(tmp_
         timing=Timing(heartbeat_every_s=0.1, stall_timeout_s=2.0),
     )
 
-    def make(*prompt_ids: int, max_tokens: int = 8) -> asyncio.Task[Generated]:
+    def make(*prompt_ids: int, max_tokens: int = 8) -> asyncio.Task[GenerationResult]:
         request = make_request(prompt_ids, max_tokens=max_tokens, seed=None, eos_ids=NEVER)
-        return asyncio.create_task(worker.call(request, Generated))
+        return asyncio.create_task(worker.call(request, GenerationResult))
 
     try:
         await worker.start()
@@ -170,7 +171,7 @@ async def test_a_vllm_worker_sleeps_and_wakes_by_request_and_by_new_weights(tmp_
         running = make(3, 1, 4, max_tokens=120)
         await worker.call(Probe(token_ids=(0, 1)), Probed)  # the reply shows that the group is admitted
         await worker.call(Sleep(), Done)
-        assert (await running).lengths == (120,) * 4
+        assert (await running).tokens.lengths.tolist() == [120] * 4
         waiting, given_up = make(1, 5), make(9, 2)
         await worker.call(Sleep(), Done)  # no-op: it sleeps
         with pytest.raises(WorkerTaskError, match="asleep"):

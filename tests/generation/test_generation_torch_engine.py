@@ -22,6 +22,7 @@ from generation_support import (
     PROMPTS,
     SETTINGS,
     VOCAB_SIZE,
+    completions_of,
     damage,
     file_tensors,
     fresh_logprobs,
@@ -63,22 +64,22 @@ async def test_log_probs_equal_a_fresh_forward_pass(open_tiny: OpenTiny, tied: b
     results = await asyncio.gather(*map(engine.generate, requests))
     lengths = set()
     for request, result in zip(requests, results, strict=True):
-        assert len(result.completions) == request.num_completions
-        for completion in result.completions:
+        assert len(result.tokens) == request.num_completions
+        for completion in completions_of(result):
             expected = fresh_logprobs(model, request.prompt_ids, completion)
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
             assert completion.token_ids.dtype == np.int32
             assert completion.logprobs.dtype == np.float32
             lengths.add(len(completion.token_ids))
     assert len(lengths) > 3
-    assert engine.tokens_made >= sum(len(c.token_ids) for result in results for c in result.completions)
+    assert engine.tokens_made >= sum(len(c.token_ids) for result in results for c in completions_of(result))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 async def test_log_probs_are_at_the_sampling_temperature(open_tiny: OpenTiny, temperature: float) -> None:
     model = tiny_model()
     result = await open_tiny(model).generate(make_request(PROMPTS[1], sampling=SamplingSettings(temperature)))
-    for completion in result.completions:
+    for completion in completions_of(result):
         expected = fresh_logprobs(model, PROMPTS[1], completion, temperature=temperature)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
@@ -89,7 +90,7 @@ async def test_a_cut_distribution_still_reports_the_full_softmax(
 ) -> None:
     model = tiny_model()
     result = await open_tiny(model).generate(make_request(PROMPTS[0], sampling=sampling))
-    for completion in result.completions:
+    for completion in completions_of(result):
         expected = fresh_logprobs(model, PROMPTS[0], completion)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
@@ -106,7 +107,7 @@ async def test_greedy_equals_transformers_generate(open_tiny: OpenTiny, tied: bo
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=EOS_ID,
             pad_token_id=EOS_ID,
         )  # fmt: skip
-        for completion in result.completions:
+        for completion in completions_of(result):
             assert completion.token_ids.tolist() == expected[0, len(prompt) :].tolist()
             np.testing.assert_allclose(completion.logprobs, fresh_logprobs(model, prompt, completion), atol=1e-5)
 
@@ -129,7 +130,7 @@ async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(o
 
 async def test_a_completion_may_have_one_token(open_tiny: OpenTiny) -> None:
     result = await open_tiny(tiny_model()).generate(make_request(PROMPTS[0], max_tokens=1))
-    assert [len(completion.token_ids) for completion in result.completions] == [1] * 4
+    assert [len(completion.token_ids) for completion in completions_of(result)] == [1] * 4
 
 
 async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny: OpenTiny) -> None:
@@ -152,7 +153,7 @@ async def test_samples_follow_the_models_distribution(open_tiny: OpenTiny) -> No
     result = await open_tiny(model).generate(request)
     with torch.no_grad():
         probabilities = model(torch.tensor([PROMPTS[3]])).logits[0, -1].softmax(-1).double().numpy()
-    counts = np.bincount([int(c.token_ids[0]) for c in result.completions], minlength=96)
+    counts = np.bincount([int(c.token_ids[0]) for c in completions_of(result)], minlength=96)
     common = probabilities * 4000 >= 5
     chi_square = ((counts - probabilities * 4000) ** 2 / (probabilities * 4000))[common].sum()
     degrees = common.sum() - 1
@@ -167,7 +168,7 @@ async def test_a_seed_gives_the_same_tokens_in_any_batch(open_tiny: OpenTiny) ->
     others = [make_request(p, max_tokens=9, seed=n, request_id=f"o{n}") for n, p in enumerate(PROMPTS[1:])]
     in_company, *_ = await asyncio.gather(*map(engine.generate, [request, *others]))
     other_seed = await engine.generate(msgspec.structs.replace(request, seed=6))
-    tokens = [[c.token_ids.tolist() for c in r.completions] for r in (alone, in_company, other_seed)]
+    tokens = [[c.token_ids.tolist() for c in completions_of(r)] for r in (alone, in_company, other_seed)]
     assert tokens[0] == tokens[1] != tokens[2]
     assert len({tuple(ids) for ids in tokens[0]}) == 4
 
@@ -178,8 +179,8 @@ async def test_completions_that_end_do_not_change_the_others(open_tiny: OpenTiny
     request = make_request(PROMPTS[0], num_completions=8, max_tokens=24, eos_ids=frozenset(range(20, 30)))
     ended = await engine.generate(request)
     endless = await engine.generate(msgspec.structs.replace(request, eos_ids=NEVER))
-    assert len({len(completion.token_ids) for completion in ended.completions}) > 2
-    for short, long in zip(ended.completions, endless.completions, strict=True):
+    assert len({len(completion.token_ids) for completion in completions_of(ended)}) > 2
+    for short, long in zip(completions_of(ended), completions_of(endless), strict=True):
         assert short.token_ids.tolist() == long.token_ids[: len(short.token_ids)].tolist()
 
 
@@ -187,7 +188,7 @@ async def test_groups_without_a_seed_differ(open_tiny: OpenTiny) -> None:
     engine = open_tiny(tiny_model())
     requests = [make_request(PROMPTS[0], seed=None, request_id=str(n)) for n in range(2)]
     first, second = await asyncio.gather(*map(engine.generate, requests))
-    tokens = [[completion.token_ids.tolist() for completion in result.completions] for result in (first, second)]
+    tokens = [[completion.token_ids.tolist() for completion in completions_of(result)] for result in (first, second)]
     assert tokens[0] != tokens[1]
 
 
@@ -195,7 +196,7 @@ async def test_a_group_larger_than_the_batch_is_sampled(open_tiny: OpenTiny) -> 
     engine = open_tiny(tiny_model(), max_batch=4, max_prefill_tokens=5)
     requests = [make_request(p, num_completions=6, request_id=str(n)) for n, p in enumerate(PROMPTS)]
     results = await asyncio.gather(*map(engine.generate, requests))
-    assert [len(result.completions) for result in results] == [6] * 4
+    assert [len(result.tokens) for result in results] == [6] * 4
 
 
 async def test_the_event_loop_runs_while_the_engine_computes(open_tiny: OpenTiny) -> None:
@@ -275,7 +276,7 @@ async def test_new_weights_are_served(open_tiny: OpenTiny, tmp_path: Path, tied:
         assert np.abs(np.array(after) - np.array(before)).max() > 0.1
         result = await engine.generate(make_request(PROMPTS[1]))
         assert (result.policy_version, result.policy_version_newest) == (version, version)
-        for completion in result.completions:
+        for completion in completions_of(result):
             np.testing.assert_allclose(completion.logprobs, fresh_logprobs(learner, PROMPTS[1], completion), atol=1e-5)
 
 
@@ -332,7 +333,7 @@ async def test_a_prompt_with_an_unknown_id_fails_alone(open_tiny: OpenTiny, unkn
     engine = open_tiny(tiny_model())
     requests = [make_request([1, 2]), make_request([1, unknown_id])]
     result, error = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
-    assert len(result.completions) == 4
+    assert len(result.tokens) == 4
     assert isinstance(error, ValueError)
 
 

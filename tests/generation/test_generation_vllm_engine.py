@@ -23,6 +23,7 @@ from generation_support import (
     NEVER,
     PROMPTS,
     VOCAB_SIZE,
+    completions_of,
     damage,
     file_tensors,
     fresh_logprobs,
@@ -105,9 +106,9 @@ async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates
         prompts = [*PROMPTS, LONG_PROMPT]
         requests = [make_request(prompt, num_completions=2 + n, seed=None) for n, prompt in enumerate(prompts)]
         for request, result in zip(requests, await asyncio.gather(*map(engine.generate, requests)), strict=True):
-            assert len(result.completions) == request.num_completions
+            assert len(result.tokens) == request.num_completions
             assert (result.policy_version, result.policy_version_newest) == (version, version)
-            for completion in result.completions:
+            for completion in completions_of(result):
                 assert_logprobs(learner, list(request.prompt_ids), completion)
 
 
@@ -170,7 +171,7 @@ async def test_new_experts_are_served(engine: RemoteEngine, tmp_path: Path) -> N
 async def test_log_probs_are_at_the_sampling_temperature(serve: Serve, temperature: float) -> None:
     engine = await serve()
     result = await engine.generate(make_request(PROMPTS[1], sampling=SamplingSettings(temperature)))
-    for completion in result.completions:
+    for completion in completions_of(result):
         assert_logprobs(model_of(), PROMPTS[1], completion, temperature=temperature)
 
 
@@ -202,7 +203,7 @@ async def test_greedy_equals_transformers_generate(serve: Serve) -> None:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=EOS_ID,
             pad_token_id=EOS_ID,
         )  # fmt: skip
-        for completion in result.completions:
+        for completion in completions_of(result):
             assert completion.token_ids.tolist() == expected[0, len(prompt) :].tolist()
             assert_logprobs(model, prompt, completion)
 
@@ -217,7 +218,7 @@ async def test_a_seed_gives_the_same_tokens_in_any_batch(serve: Serve) -> None:
     without = await engine.generate(msgspec.structs.replace(request, seed=None))
     again = await engine.generate(msgspec.structs.replace(request, seed=None))
     tokens = [
-        [tuple(completion.token_ids.tolist()) for completion in result.completions]
+        [tuple(completion.token_ids.tolist()) for completion in completions_of(result)]
         for result in (alone, in_company, other_seed, without, again)
     ]
     assert tokens[0] == tokens[1]
@@ -297,14 +298,14 @@ async def test_each_completion_in_flight_reports_its_own_versions(serve: Serve, 
     await engine.load_weights(path, 1)
     across, both = await asyncio.gather(*running)
     after = await engine.generate(make_request(PROMPTS[0]))
-    assert [(c.policy_version, c.policy_version_newest) for c in across.completions] == [(0, 1)] * 2
-    versions = {(c.policy_version, c.policy_version_newest) for c in both.completions}
+    assert [(c.policy_version, c.policy_version_newest) for c in completions_of(across)] == [(0, 1)] * 2
+    versions = {(c.policy_version, c.policy_version_newest) for c in completions_of(both)}
     assert versions == {(0, 0), (0, 1)}
     assert (after.policy_version, after.policy_version_newest) == (1, 1)
-    for completion in both.completions:
+    for completion in completions_of(both):
         if completion.policy_version_newest == 0:
             assert_logprobs(model_of(), PROMPTS[1], completion)
-    for completion in after.completions:
+    for completion in completions_of(after):
         assert_logprobs(model_of(seed=1), PROMPTS[0], completion)
 
 
@@ -326,7 +327,7 @@ async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(serv
     await engine.load_weights(paths[2], 3)
     async with asyncio.timeout(30):
         cut = await old
-    for completion in cut.completions:
+    for completion in completions_of(cut):
         assert (completion.policy_version, completion.policy_version_newest) == (0, 2)
         assert completion.finish_reason is FinishReason.ABORT
         assert 20 < len(completion.token_ids) < 400
@@ -410,7 +411,7 @@ async def test_an_invalid_request_fails_alone(serve: Serve) -> None:
         engine.generate(make_request([1, EMBEDDING_ROWS])),
         return_exceptions=True,
     )
-    assert len(result.completions) == 4
+    assert len(result.tokens) == 4
     assert isinstance(too_long, WorkerTaskError)
     assert "ValueError: 60 + 16 tokens: the engine takes 64" in str(too_long)
     assert isinstance(foreign, WorkerTaskError)

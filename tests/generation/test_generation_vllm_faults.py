@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from generation_support import EMBEDDING_ROWS, file_tensors, fresh_logprobs, save_model, tiny_model
+from generation_support import EMBEDDING_ROWS, completions_of, file_tensors, fresh_logprobs, save_model, tiny_model
 from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
 from ftis_node.errors import EngineError, OutOfMemoryError, WorkerDiedError, WorkerError
@@ -64,7 +64,7 @@ async def assert_serves(client: GenerationClient, learner: Any, *, version: int)
     """Assert that a new group is of that version, by its own report, the client's report, and its log-probs."""
     group = await make_group(client)
     assert (group.policy_version, group.policy_version_newest, client.policy_version) == (version,) * 3
-    for completion in group.completions:
+    for completion in completions_of(group):
         expected = fresh_logprobs(learner, PROMPT, completion)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
@@ -142,7 +142,7 @@ async def test_a_separate_core_that_is_killed_or_stopped_is_restarted(tmp_path: 
         await eventually(lambda: client.tokens_per_s > 0)
         await client.update_weights(*handed_over)
         for group in await asyncio.gather(*begun):  # none is lost; some may end before the new weights are loaded
-            assert {completion.policy_version_newest for completion in group.completions} <= {1, 2}
+            assert {completion.policy_version_newest for completion in completions_of(group)} <= {1, 2}
         await assert_serves(client, learner, version=2)
 
         processes, tasks = processes_of(client), await start_groups(client)

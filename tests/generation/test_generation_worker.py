@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from generation_support import EMBEDDING_ROWS, SETTINGS, fresh_logprobs, save_model, tiny_model
+from generation_support import EMBEDDING_ROWS, SETTINGS, completions_of, fresh_logprobs, save_model, tiny_model
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import EngineError, ModelError, UnknownArchitectureError, WorkerDiedError
@@ -70,7 +70,7 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
         assert client.engine == "torch"
         group = await make_group(client)
         assert group.policy_version == 0
-        for completion in group.completions:
+        for completion in completions_of(group):
             expected = fresh_logprobs(tiny_model(), PROMPT, completion)
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
@@ -89,7 +89,7 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
         group = await make_group(client)
         assert client.restarts == 1
         assert group.policy_version == client.policy_version == 1
-        for completion in group.completions:
+        for completion in completions_of(group):
             expected = fresh_logprobs(learner, PROMPT, completion)
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 

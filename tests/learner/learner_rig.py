@@ -14,7 +14,7 @@ from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
-from ftis_node.learner.messages import LearnerBoot
+from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 
 PROMPT = (5, 80, 3)
@@ -80,17 +80,17 @@ def unpacked_group(
     sender="",
 ):
     """Return a group of the given completions (lists of ids). Behaviour log-probs are -5.5 by default."""
-    return UnpackedGroup(
+    sent = TrainGroup(
         group_id=f"group-{number}",
         advantage_key=key or f"group-{number}",
         own=own,
-        policy_version=version,
-        policy_version_newest=version if newest is None else newest,
-        prompt_ids=np.asarray(prompt, dtype="<i4"),
-        tokens=TokenBatch.from_parts(completions, logprobs or [[-5.5] * len(ids) for ids in completions]),
+        body=b"",
+        prompt_ids=int32(prompt),
         rewards=tuple(rewards),
         sender=sender,
     )
+    tokens = TokenBatch.from_parts(completions, logprobs or [[-5.5] * len(ids) for ids in completions])
+    return UnpackedGroup(sent, tokens, version, version if newest is None else newest)
 
 
 def with_tokens(group, **changes):

@@ -17,7 +17,7 @@ from generation_vllm_support import RemoteEngine
 from learner_rig import make_boot
 from tiny_models import VOCAB_SIZE, make_tokenizer
 
-from bench.stubs.random_models import pack_train_group
+from bench.stubs.random_models import own_group, pack_train_group
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import EngineError, WorkerTaskError
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
@@ -26,7 +26,6 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.batch import batch_of
 from ftis_node.learner.checkpoint.export import export_policy
 from ftis_node.learner.core import Learner
-from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weight_store import probe_logprobs
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ftis_node.generation.engines.base import Engine
+    from ftis_node.learner.groups import UnpackedGroup
 
 TOLERANCE = 1e-3  # nats; the largest difference seen is 3e-6
 SETTINGS = EngineSettings(vocab_size=VOCAB_SIZE, dtype="float32", device="cpu", seed=0, max_model_len=128, max_batch=16)
@@ -71,7 +71,7 @@ async def generate(engine: Engine | RemoteEngine) -> list[UnpackedGroup]:
     ]
     results = await asyncio.gather(*map(engine.generate, requests))
     return [
-        UnpackedGroup(str(number), str(number), True, 0, 0, prompt, result.tokens, (0.0, 1.0, 0.0, 1.0))
+        own_group(str(number), prompt, result.tokens, (0.0, 1.0, 0.0, 1.0))
         for number, (prompt, result) in enumerate(zip(PROMPTS, results, strict=True))
     ]
 

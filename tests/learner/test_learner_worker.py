@@ -31,8 +31,7 @@ from ftis_node.errors import FtisError, ModelError, WorkerDiedError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
 from ftis_node.workers.durable import is_complete
-from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.preload import Timing
+from ftis_node.workers.liveness import RestartPolicy, Timing
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)

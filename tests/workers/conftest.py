@@ -8,19 +8,19 @@ import pytest_asyncio
 from echo_worker import EchoBoot, Tick
 from worker_support import PATIENT, PYTHON_PATH, QUICK, MakeSupervisor
 
-from ftis_node.workers.preload import Timing, WorkerSpec
+from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from ftis_node.workers.preload import PreloadingProcess
+    from ftis_node.workers.liveness import Timing
 
 
 @pytest_asyncio.fixture
 async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
-    """`make_supervisor(fault="", timing=QUICK, preloading=None, **options)` makes one that is not started yet."""
+    """`make_supervisor(fault="", timing=QUICK, **options)` makes one that is not started yet."""
     made: list[Supervisor] = []
 
     def make(
@@ -28,7 +28,6 @@ async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
         fault: str = "",
         num_faults: int = 1000,
         timing: Timing = QUICK,
-        preloading: PreloadingProcess | None = None,
         **options: object,
     ) -> Supervisor:
         spec = WorkerSpec(
@@ -39,7 +38,6 @@ async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
             log_path=tmp_path / "logs" / "echo.log",
             event_types=(Tick,),
             environment={"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"},
-            preloading=preloading,
         )
         options.setdefault("restart_policy", PATIENT)
         made.append(Supervisor(spec, timing=timing, **options))

@@ -21,7 +21,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from echo_worker import Echo, EchoBoot, EchoReply
-from ftis_node.workers.preload import WorkerSpec
+from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 
 async def main(folder):

@@ -9,13 +9,13 @@ import pytest
 
 from ftis_node import errors
 from ftis_node.errors import ConfigError, FtisError, RecordError, WorkerTaskError
-from ftis_node.workers.preload import endpoint_in
 from ftis_node.workers.wire import (
     Call,
     Failure,
     Heartbeat,
     Message,
     Ready,
+    endpoint_in,
     error_of,
     failure_of,
     pack,

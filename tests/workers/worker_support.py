@@ -9,8 +9,7 @@ import psutil
 
 import ftis_node
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.preload import Timing
+from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.supervisor import Supervisor
 
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"

@@ -15,7 +15,6 @@ import asyncio
 import concurrent.futures
 import copy
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import uuid4
 
@@ -23,17 +22,17 @@ import msgspec
 
 from ftis_node.records.group import (
     Completion,
+    FinishReason,
     SamplingSettings,  # msgspec reads the annotations
     join_completions,
 )
+from ftis_node.records.token_batch import TokenBatch  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ftis_node.records.group import FinishReason
-    from ftis_node.records.token_batch import TokenBatch
     from ftis_node.workers.shared_weights import SharedWeights
 
 DEFAULT_MAX_VERSION_SPAN = 8
@@ -115,17 +114,23 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
             raise ValueError("a group needs at least one completion of at least one token")
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
+class GenerationResult(Message, frozen=True):
     """The sampled completions of a request, unscored. Each tuple has one entry per completion.
 
     `policy_versions` are the versions that sampled the first tokens, `policy_versions_newest` the last tokens.
+    Raises ValueError for fields of inconsistent sizes.
     """
 
     tokens: TokenBatch
     finish_reasons: tuple[FinishReason, ...]
     policy_versions: tuple[int, ...]
     policy_versions_newest: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        counts = {len(self.finish_reasons), len(self.policy_versions), len(self.policy_versions_newest)}
+        num_tokens = int(self.tokens.lengths.sum())
+        if counts != {len(self.tokens)} or {self.tokens.num_tokens, len(self.tokens.logprobs)} != {num_tokens}:
+            raise ValueError("the fields of a generation result have inconsistent sizes")
 
     @classmethod
     def from_completions(cls, completions: Sequence[Completion]) -> GenerationResult:
@@ -135,21 +140,6 @@ class GenerationResult:
             tuple(completion.finish_reason for completion in completions),
             tuple(completion.policy_version for completion in completions),
             tuple(completion.policy_version_newest for completion in completions),
-        )
-
-    @property
-    def completions(self) -> tuple[Completion, ...]:
-        """Return one view per completion, created at each call."""
-        return tuple(
-            Completion(ids, logprobs, reason, policy_version=first, policy_version_newest=last)
-            for ids, logprobs, reason, first, last in zip(
-                self.tokens.ids_of_each(),
-                self.tokens.logprobs_of_each(),
-                self.finish_reasons,
-                self.policy_versions,
-                self.policy_versions_newest,
-                strict=True,
-            )
         )
 
     @property

@@ -32,6 +32,7 @@ from ftis_node.learner.batch import batch_of
 from ftis_node.learner.distributed.ranks import ALONE, RankGroup
 from ftis_node.learner.distributed.sharded_tensors import gradient_of, plain_name
 from ftis_node.learner.groups import UnpackedGroup
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import EntropyMeter
 from ftis_node.learner.model.lora import first_adapter
@@ -276,7 +277,9 @@ def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: 
     """Return a group whose prompt and completions, of these lengths, consist of `tokens`, with log-probs of 0."""
     answers = [np.resize(np.roll(tokens, length), length) for length in lengths]
     batch = TokenBatch.from_parts(answers, [np.zeros(length) for length in lengths])
-    return UnpackedGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt), batch, (0.0,) * len(lengths))
+    prompt_ids = np.resize(tokens, num_prompt).astype("<i4").tobytes()
+    rewards = (0.0,) * len(lengths)
+    return UnpackedGroup(TrainGroup(name, name, own=True, body=b"", prompt_ids=prompt_ids, rewards=rewards), batch)
 
 
 def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,6 @@ async def running_components(
         if factory is None:
             factory = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
             check_ports(factory.listen_addresses, settings.status_port)
-            stack.push_async_callback(factory.close)
         inputs = await prepare(settings, plan, home, factory, on_progress)
         begun_at = checkpoint_step(home) if settings.learns else 0
         log_block(log, start_lines(inputs, num_parameters=parameter_count(inputs.source), step=begun_at))

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines import ENGINES, has_vllm
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
@@ -25,12 +23,11 @@ from ftis_node.learner.messages import CheckpointInProgress, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
-from ftis_node.models.json_file import read_json
 from ftis_node.node.protocols import dtype_of, serves_adapters, threads_of
 from ftis_node.node.supervision.background import delay_forced_end, in_background
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.telemetry.secrets import read_secret
-from ftis_node.workers.preload import PreloadingProcess, Timing, can_fork
+from ftis_node.workers.liveness import Timing
 from ftis_node.workers.weight_store import PROBE_LENGTH
 
 if TYPE_CHECKING:
@@ -49,31 +46,6 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
-LIBRARIES = ("torch", "transformers.models.auto.modeling_auto")
-OWN_MODULES = ("ftis_node.workers.worker", ENGINES["torch"], "ftis_node.learner.core")
-FAMILY = re.compile(r"[a-z][a-z0-9_]*")
-
-
-def preloading_of(settings: NodeSettings, source: ModelSource, *, log_path: Path) -> PreloadingProcess | None:
-    """Return the process that forks both workers; None if they are spawned.
-
-    They are forked on the CPU, for the torch engine, if both compute with the same number of threads.
-    """
-    learner, num_threads = settings.learner, threads_of(settings.generation.threads)
-    has_same_threads = learner.num_ranks == 1 and num_threads == threads_of(learner.threads)
-    uses_torch = settings.engine == "torch" or (settings.engine == "auto" and not has_vllm())
-    if not (settings.generates and settings.learns and has_same_threads and uses_torch):
-        return None
-    if pick_device(settings.device) != "cpu" or not can_fork():
-        return None
-    environment = {"OMP_NUM_THREADS": str(num_threads)}
-    return PreloadingProcess((*LIBRARIES, *_model_modules(source), *OWN_MODULES), environment, log_path)
-
-
-def _model_modules(source: ModelSource) -> tuple[str, ...]:
-    """Return the module of the model's class in transformers, if the configuration names its family."""
-    family = str(read_json(source.folder / "config.json").get("model_type", "")).replace("-", "_")
-    return (f"transformers.models.{family}.modeling_{family}",) if FAMILY.fullmatch(family) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +89,18 @@ class ProcessNodeFactory:
         self._network = NetworkSettings(
             sockets_dir=home.sockets / "net", listen=settings.listen, announce=settings.announce, peers=settings.peers
         )
-        self._log_path = home.logs / "preload.log"
-        self._preloading: PreloadingProcess | None = None
 
     @property
     def listen_addresses(self) -> tuple[ListenAddress, ...]:
         return self._network.listen_addresses
 
     async def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-        """Apply the memory plan, then start to import what both workers import.
+        """Apply the memory plan.
 
         The plan divides the memory between two workers. A single worker gets all memory that the settings allow.
         Raise MachineError if the model does not fit, ConfigError for GPUs.
         """
-        placement = await in_background(self._placement, settings, manifest, source)
-        if self._preloading is not None:
-            self._preloading.begin()
-        return placement
-
-    def _placement(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-        self._preloading = preloading_of(settings, source, log_path=self._log_path)
-        if not settings.generates and not settings.learns:
-            return WorkerPlacement()
-        if not (settings.generates and settings.learns):
-            return place_single_worker(settings)
-        return arrange(settings, manifest, source)
-
-    async def close(self) -> None:
-        """End the process that imports, if the workers did not take it."""
-        if self._preloading is not None:
-            await self._preloading.close()
+        return await in_background(_place, settings, manifest, source)
 
     def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> GenerationClient:
         return GenerationClient(
@@ -173,7 +127,6 @@ class ProcessNodeFactory:
             free_memory=learner.give_memory_back,
             write_weights=learner.write_weights,
             on_fall_back=lambda reason: events.write("weight_sync_fallback", reason=reason),
-            preloading=self._preloading,
         )
 
     def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> LearnerClient:
@@ -193,7 +146,6 @@ class ProcessNodeFactory:
             environment=visible_gpus(of.arrangement.learner_gpus),
             on_event=lambda event: _report_learner_event(events, event),
             on_slow_stop=lambda: delay_forced_end("the learner's computation in progress"),
-            preloading=self._preloading,
         )
 
     def gossip(self, of: NodeInputs) -> Gossip:
@@ -207,6 +159,14 @@ class ProcessNodeFactory:
             num_shards=of.manifest.wire.announcement_shards,
             secret=self._secret,
         )
+
+
+def _place(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
+    if not settings.generates and not settings.learns:
+        return WorkerPlacement()
+    if not (settings.generates and settings.learns):
+        return place_single_worker(settings)
+    return arrange(settings, manifest, source)
 
 
 def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:

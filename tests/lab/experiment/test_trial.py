@@ -177,7 +177,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]
 def test_groups_of_the_late_node_are_late_for_both_nodes(experiment: Experiment, trained: list[Any]) -> None:
     run_trial(only(experiment, delays=("fixed:2@peer",), steps=4))
     versions = {
-        (name, step, own): {group.policy_version for group in groups if group.own == own}
+        (name, step, own): {group.policy_version for group in groups if group.sent.own == own}
         for name, step, groups in trained
         for own in (True, False)
     }
@@ -190,10 +190,10 @@ def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, traine
     result = run_trial(only(experiment, shares=("horizontal",), steps=1))
     assert [member.own_groups for member in result.members] == [PROMPTS, PROMPTS]
     for _, _, groups in trained:
-        keys = [group.advantage_key for group in groups]
+        keys = [group.sent.advantage_key for group in groups]
         assert len(groups) == 2 * PROMPTS
         assert all(keys.count(key) == 2 for key in keys)  # one own and one of the peer
-        assert {len(group.rewards) for group in groups} == {GROUP_SIZE // 2}
+        assert {len(group.sent.rewards) for group in groups} == {GROUP_SIZE // 2}
 
 
 def test_a_sapo_node_draws_some_of_its_generated_groups(experiment: Experiment) -> None:

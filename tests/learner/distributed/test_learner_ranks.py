@@ -34,8 +34,7 @@ from ftis_node.learner.distributed import ranks
 from ftis_node.learner.distributed.launch import COMMUNICATION, RankAddress
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
 from ftis_node.learner.messages import CheckpointInProgress
-from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.preload import Timing
+from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.wire import enc_hook
 from tests.published import published_tensors
 

@@ -283,7 +283,7 @@ def test_a_reset_that_was_interrupted_without_a_file_in_place_is_repeated(
     [
         "envelope = zeroblob(99)",
         "prompt_ids = CAST(x'ffffff7f' || substr(prompt_ids, 5) AS BLOB)",
-        "rewards = replace(rewards, '1.0', '9.0')",
+        "rewards = CAST(x'00001041' || substr(rewards, 5) AS BLOB)",
         "policy_version = policy_version + 4096",
         "own = 1 - own",
     ],
