@@ -28,6 +28,8 @@ EXTRAS = (
     "use_dora",
     "use_rslora",
     "use_qalora",
+    "use_bdlora",
+    "alora_invocation_tokens",
     "lora_bias",
     "rank_pattern",
     "alpha_pattern",

@@ -247,7 +247,7 @@ async def test_an_invalid_adapter_is_refused(versions: Versions, tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("damage", "complaint"),
-    [(cut_short, "is damaged"), (lambda folder: change_config(folder, init_lora_weights="pissa"), "vLLM refuses")],
+    [(cut_short, "is damaged"), (lambda folder: change_config(folder, init_lora_weights="unknown"), "vLLM refuses")],
 )
 async def test_a_refused_adapter_leaves_the_previous_version(
     versions: Versions, client: GenerationClient, tmp_path: Path, damage: Callable[[Path], object], complaint: str
