@@ -1,4 +1,4 @@
-"""The program accepts every command in README and docs/, and a test runs it or `table.py` has a reason."""
+"""The program accepts every command in README and docs/; `test_running.py` runs those that take seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import typer
 from ftis_node.cli.app import app
 from ftis_node.config.node import NodeSettings
 from tests.documented.pages import PAGES, ROOT, blocks, commands
-from tests.documented.table import RUN, is_run, reason_not_run
 
 if TYPE_CHECKING:
     from tests.documented.pages import Command
@@ -67,26 +66,10 @@ def test_the_program_accepts_every_command(capsys: pytest.CaptureFixture[str]) -
     assert not errors, "\n".join(errors)
 
 
-def test_every_command_is_run_or_has_a_reason() -> None:
-    unknown = [
-        f"{command.page}: {command.line.strip()}"
-        for command in ALL
-        if not is_run(command.text) and not reason_not_run(command.text)
-    ]
-    assert not unknown, "\n".join(["neither run nor explained in tests/documented/table.py:", *unknown])
-
-
-def test_a_command_outside_the_table_is_found() -> None:
-    assert reason_not_run("ftis-node fly --high") is None and not is_run("ftis-node fly --high")
+@pytest.mark.parametrize("line", ["fly --high", "join --model DIR --no-such-option"])
+def test_an_unknown_command_is_an_error(line: str) -> None:
     with pytest.raises(typer.TyperException):
-        parse(["fly", "--high"])
-    with pytest.raises(typer.TyperException):
-        parse(["join", "--model", "DIR", "--no-such-option"])
-
-
-def test_every_command_of_run_is_on_a_page() -> None:
-    texts = [command.text for command in ALL]
-    assert not [pattern for pattern in RUN if not any(re.fullmatch(_regex(pattern), text) for text in texts)]
+        parse(line.split())
 
 
 def test_settings_in_the_environment_exist() -> None:
@@ -140,7 +123,3 @@ def test_manifests_on_the_pages_are_valid() -> None:
     assert shown
     for block in shown:
         parse_manifest("\n".join(block.lines), source=block.page)
-
-
-def _regex(pattern: str) -> str:
-    return ".*".join(map(re.escape, pattern.split("*")))

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ import typer
 from ftis_node.cli.app import app, run
 from ftis_node.records.identity import Identity
 from tests.documented.pages import PAGES, ROOT, blocks, commands
-from tests.documented.table import is_run
 from tests.models.tiny_models import save_tiny
 from tests.node.support import ANY_PORT, RunningNode, started
 
@@ -33,8 +33,27 @@ pytestmark = pytest.mark.timeout(600)
 STEP_S = 400.0  # for the example's one step on a loaded machine
 
 JOIN, BOOTSTRAP = ("ftis-node", "join"), ("ftis-node", "bootstrap")
-SHOWN = [command for command in chain.from_iterable(map(commands, PAGES)) if not command.is_inline]
-RUN = list({command.words: command for command in SHOWN if is_run(command.text)}.values())
+PATTERNS = (  # words in capitals are replaced
+    "ftis-node join --model models/s --task arithmetic --peers ADDRESS --home homes/s --engine torch --steps 10",
+    "ftis-node join --model DIR --run examples/ftis-node-task-sorting/run.toml --steps 1",
+    "ftis-node bootstrap --home homes/bootstrap",
+    "ftis-node doctor --model DIR --peers ADDRESS",
+    "ftis-node status*",
+    "ftis-node peers*",
+    "ftis-node replay list*",
+    "ftis-node replay stats*",
+    "ftis-node replay show*",
+    "ftis-node tasks*",
+    "ftis-node eval --model models/s --task arithmetic*",
+    "ftis-node ensemble --models models/s,models/m --task arithmetic*",
+    "ftis-node export --home homes/s --out models/s-trained",
+    "openssl rand -hex 32 > swarm.secret",
+    "chmod 600 swarm.secret",
+)
+ENDLESS = "--watch"
+SHOWN = [one for one in chain.from_iterable(map(commands, PAGES)) if not one.is_inline and ENDLESS not in one.words]
+FOUND = {pattern: [one for one in SHOWN if fnmatchcase(one.text, pattern)] for pattern in PATTERNS}
+RUN = list({command.words: command for found in FOUND.values() for command in found}.values())
 QUERIES = [command for command in RUN if command.words[:2] not in (JOIN, BOOTSTRAP)]
 
 
@@ -111,6 +130,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm, exa
         environment.setenv("PYTHONPATH", os.pathsep.join([str(example_plugin), str(ROOT)]))
         with started(folder / "sorting", "join", *chain.from_iterable(given.items()), "--listen", ANY_PORT) as sorting:
             yield Nodes(small_swarm, sorting, folder)
+
+
+def test_every_pattern_matches_a_command_of_a_page() -> None:
+    assert [pattern for pattern, found in FOUND.items() if not found] == []
 
 
 def test_the_swarm_is_started_with_the_documented_commands(small_swarm: SmallSwarm) -> None:

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bench.stubs.stub_node import FINGERPRINT, stub_group
-from ftis_node.errors import RecordError
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, pack_group, pack_text_group, unpack_any
-from ftis_node.records.envelope import Announcement, open_envelope
+from ftis_node.records.codec import CODECS, pack_group, pack_text_group
+from ftis_node.records.envelope import Announcement
 from ftis_node.records.group import FinishReason, TextCompletion
 from ftis_node.records.peer_messages import BackfillRequest
 from tests.conftest import make_text_group
 from tests.fuzz.hostile import ADDRESSES, BEHAVIORS, Hostile
-from tests.fuzz.mutator import change_field
+from tests.fuzz.mutator import INTEGERS, change_field
 from tests.fuzz.simulation import RUN, Simulation
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
 
+    from ftis_node.records.group import Group
+    from ftis_node.records.identity import Identity
+
 JUMPS_S = (-7200.0, -90.0, -30.0, 1.0, 30.0, 90.0, 3600.0)
-OTHER_TOKENIZER = b"\xff" * 8  # first 8 bytes, as announced
-NUMBERS = (0, 1, 2, 3, 2**31, 2**53, 2**63 - 2, 2**63 - 1)
+TOKENIZER, OTHER_TOKENIZER = bytes.fromhex(FINGERPRINT)[:8], b"\xff" * 8  # first 8 bytes, as announced
+NUMBERS = [number for number in INTEGERS if number < 2**63]
 
 
 async def announce(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
     """Announce with any fields: ids of any sender, past and future times, other senders, repeatedly."""
-    if not member.envelopes:
-        await make_body(simulation, member, rng)
-    own_ids = list(member.envelopes)
-    victims_ids = simulation.victim.parts.reader.own_ready()[:1]
-    stored = simulation.victim.parts.reader.list_groups(limit=3)
-    known = [bytes.fromhex(group.id) for group in stored]
-    senders = [one.parts.context.peer_id for one in (simulation.victim, simulation.honest)] + [
-        m.peer_id for m in simulation.hostile
-    ]
-    announcement = Announcement(
-        id=rng.choice([*own_ids, *own_ids, *known, *victims_ids, rng.randbytes(32)]),
-        number=rng.choice([*NUMBERS[1:], rng.randrange(1, 200), _number_of(simulation, own_ids[-1], member)]),
+    own_ids = list(member.envelopes) or [await make_body(simulation, member, rng)]
+    members = [simulation.victim.parts.context, simulation.honest.parts.context, *simulation.hostile]
+    announcement = _claim(
+        simulation,
+        rng.choice([*own_ids, *own_ids, *_stored_ids(simulation, 4), rng.randbytes(32)]),
+        rng.choice([*NUMBERS[1:], rng.randrange(1, 200)]),
         envelope_bytes=rng.choice((1, 600, len(member.envelopes[own_ids[-1]]), 4 << 20)),
         num_tokens=rng.choice((1, 48, 524_288)),
-        tokenizer=rng.choice((bytes.fromhex(FINGERPRINT)[:8], b"\x01" * 8, OTHER_TOKENIZER)),
+        tokenizer=rng.choice((TOKENIZER, b"\x01" * 8, OTHER_TOKENIZER)),
         policy_version=rng.choice(NUMBERS),
         created_at=simulation.clock.time() + rng.choice((0.0, 0.0, 0.0, -1.0, 59.0, 61.0, -1700.0, -1900.0, 1e6)),
         attempt=rng.choice((0, 0, 0, 1, 255)),
-        sender=rng.choice([None, None, None, *senders]),
+        sender=rng.choice([None, None, None, *(one.peer_id for one in members)]),
     )
     message = pb.Announcement.FromString(announcement.to_bytes())
     if rng.random() < 0.2:
@@ -59,32 +54,19 @@ async def announce(simulation: Simulation, member: Hostile, rng: random.Random) 
         await member.announce(payload, shard=rng.choice((0, 0, 0, 1, 63)))
 
 
-def _number_of(simulation: Simulation, group_id: bytes, member: Hostile) -> int:
-    with suppress(RecordError):
-        return max(1, unpack_any(open_envelope(member.envelopes[group_id]).body).number)
-    return 1
-
-
 async def offer(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
-    """Announce a valid group, or one with changed fields."""
+    """Announce a group that is valid, or has changed fields."""
     group_id = await make_body(simulation, member, rng)
-    payload = Announcement(
-        id=group_id,
-        number=_number_of(simulation, group_id, member),
-        envelope_bytes=len(member.envelopes[group_id]),
-        num_tokens=48,
-        tokenizer=bytes.fromhex(FINGERPRINT)[:8],
-        policy_version=1,
-        created_at=simulation.clock.time(),
-    ).to_bytes()
+    payload = _claim(simulation, group_id, member.number_of(group_id)).to_bytes()
     member.answers = [*member.answers[-40:], payload]
     await member.announce(payload)
 
 
 async def make_body(simulation: Simulation, member: Hostile, rng: random.Random) -> bytes:
     """Store a body: valid, of another codec, with changed fields, or with a used number."""
-    group = replace(
-        stub_group(member.identity, RUN, simulation.rng_groups, num_tokens=4),
+    group = _group(
+        simulation,
+        member.identity,
         number=rng.choice((rng.randrange(1, 40), rng.randrange(1, 10**6), *NUMBERS)),
         created_at=round(simulation.clock.time() + rng.choice((0.0, 0.0, 0.0, -3.0, 50.0, 120.0, -1790.0)), 3),
         weights_of=rng.choice((None, None, simulation.victim.parts.context.peer_id, member.peer_id)),
@@ -103,71 +85,48 @@ async def announce_one_number_twice(simulation: Simulation, member: Hostile, rng
     """Announce two groups with one number before either is pulled."""
     number = rng.randrange(1, 10**6)
     for _ in range(2):
-        group = replace(
-            stub_group(member.identity, RUN, simulation.rng_groups, num_tokens=4),
-            number=number,
-            created_at=round(simulation.clock.time(), 3),
-        )
-        group_id = member.sign_body(pack_group(group))
-        await member.announce(
-            Announcement(
-                group_id, number, 700, 48, bytes.fromhex(FINGERPRINT)[:8], 1, simulation.clock.time()
-            ).to_bytes()
-        )
+        group_id = member.sign_body(pack_group(_group(simulation, member.identity, number=number)))
+        await member.announce(_claim(simulation, group_id, number).to_bytes())
 
 
 async def forge(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
     """Announce a group that names the honest member as sender, with the signature of this member."""
-    group = replace(
-        stub_group(simulation.honest.parts.context.identity, RUN, simulation.rng_groups, num_tokens=4),
-        number=simulation.num_honest + rng.randrange(1, 1000),
-        created_at=round(simulation.clock.time(), 3),
-    )
-    group_id = member.sign_body(pack_group(group))
-    claim = Announcement(group_id, group.number, 700, 48, bytes.fromhex(FINGERPRINT)[:8], 1, simulation.clock.time())
-    await member.announce(replace(claim, sender=rng.choice((None, group.sender))).to_bytes())
+    number = simulation.num_honest + rng.randrange(1, 1000)
+    group = _group(simulation, simulation.honest.parts.context.identity, number=number)
+    claim = _claim(simulation, member.sign_body(pack_group(group)), number, sender=rng.choice((None, group.sender)))
+    await member.announce(claim.to_bytes())
 
 
 async def offer_text(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
     """Announce a text group of another tokenizer: valid, with changed fields, or with the id of another group."""
-    known = [bytes.fromhex(group.id) for group in simulation.victim.parts.reader.list_groups(limit=3)]
-    exact_id = rng.choice([rng.randbytes(32), rng.randbytes(32), *known])
-    exact = stub_group(member.identity, RUN, simulation.rng_groups, num_tokens=4)
-    completion = TextCompletion("10 11", -0.5, 3, FinishReason.LENGTH)
+    exact_id = rng.choice([rng.randbytes(32), rng.randbytes(32), *_stored_ids(simulation, 3)])
+    exact = _group(simulation, member.identity)
     text_group = make_text_group(
         member.identity,
         run_id=RUN.run_id,
         number=rng.randrange(1, 10**6),
         prompt_ref=exact.prompt_ref,
         problem_hash=exact.problem_hash,
-        created_at=round(simulation.clock.time(), 3),
+        created_at=exact.created_at,
         retells=exact_id,
-        completions=tuple(replace(completion, text=f"{10 + at} 11", mean_logprob=-0.5 - at / 8) for at in range(12)),
+        completions=tuple(TextCompletion(f"{10 + at} 11", -0.5 - at / 8, 3, FinishReason.LENGTH) for at in range(12)),
     )
     body = pb.Body.FromString(pack_text_group(text_group))
     for _ in range(rng.choice((0, 0, 1, 2))):
         change_field(body, rng)
     member.envelopes[exact_id] = member.envelopes[member.sign_body(body.SerializeToString())]
-    await member.announce(
-        Announcement(exact_id, text_group.number, 700, 48, OTHER_TOKENIZER, 1, simulation.clock.time()).to_bytes()
-    )
+    await member.announce(_claim(simulation, exact_id, text_group.number, tokenizer=OTHER_TOKENIZER).to_bytes())
 
 
 async def resend(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
     """Announce a stored envelope of any sender again, intact or damaged."""
-    stored = [group.id for group in simulation.victim.parts.reader.list_groups(limit=20)]
-    if not stored:
-        return
-    found = simulation.victim.parts.reader.envelopes([bytes.fromhex(rng.choice(stored))])
-    for data in found:
+    ids = _stored_ids(simulation, 20)
+    for data in simulation.victim.parts.reader.envelopes([rng.choice(ids)] if ids else []):
         damaged = bytearray(data)
         if rng.random() < 0.5:
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-        group_id = member.put(bytes(damaged))
-        claim = Announcement(group_id, 1, len(data), 48, bytes.fromhex(FINGERPRINT)[:8], 1, simulation.clock.time())
-        await member.announce(
-            replace(claim, sender=rng.choice((None, simulation.honest.parts.context.peer_id))).to_bytes()
-        )
+        sender = rng.choice((None, simulation.honest.parts.context.peer_id))
+        await member.announce(_claim(simulation, member.put(bytes(damaged)), 1, sender=sender).to_bytes())
 
 
 async def change_behavior(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
@@ -183,8 +142,6 @@ async def publish_record(simulation: Simulation, member: Hostile, rng: random.Ra
     info = pb.PeerInfo(
         schema=1,
         run=bytes.fromhex(RUN.run_id),
-        name="n",
-        model="m",
         tokenizer=bytes.fromhex(FINGERPRINT),
         role=rng.choice(("full", "generator", "learner", "exchange", "x")),
         last_number=rng.choice((*NUMBERS, 2**64 - 1)),
@@ -193,25 +150,24 @@ async def publish_record(simulation: Simulation, member: Hostile, rng: random.Ra
     for _ in range(rng.choice((0, 1, 3))):
         change_field(info, rng)
     record = member.sign_info(info) if rng.random() < 0.9 else rng.randbytes(rng.choice((0, 100, 3000)))
-    owner = rng.choice((member.peer_id, member.peer_id, member.peer_id, rng.choice(simulation.hostile).peer_id))
-    simulation.swarm.put_record(owner, record, run_id=RUN.run_id, ttl_s=600.0)
+    owner = rng.choice((member, member, member, rng.choice(simulation.hostile)))
+    simulation.swarm.put_record(owner.peer_id, record, run_id=RUN.run_id, ttl_s=600.0)
 
 
 async def ask(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
     """Send any request of any service, also malformed bytes."""
-    stored = [bytes.fromhex(group.id) for group in simulation.victim.parts.reader.list_groups(limit=8)]
-    ids = b"".join(rng.choices([*stored, rng.randbytes(32)], k=rng.choice((1, 2, 64, 65))))
-    question = pb.Question.FromString(
-        BackfillRequest(sender=rng.choice((None, simulation.honest.parts.context.peer_id)), first_number=0).to_bytes()
-    )
-    for _ in range(rng.choice((0, 1, 2))):
-        change_field(question, rng)
     service = rng.choice(list(RpcService))
-    request = question.SerializeToString() if service is RpcService.ASK else ids
+    request = b"".join(rng.choices([*_stored_ids(simulation, 8), rng.randbytes(32)], k=rng.choice((1, 2, 64, 65))))
+    if service is RpcService.ASK:
+        sender = rng.choice((None, simulation.honest.parts.context.peer_id))
+        question = pb.Question.FromString(BackfillRequest(sender=sender, first_number=0).to_bytes())
+        for _ in range(rng.choice((0, 1, 2))):
+            change_field(question, rng)
+        request = question.SerializeToString()
     if rng.random() < 0.1:
         request = rng.randbytes(rng.choice((0, 31, 33, 4096)))
-    served = rng.choice((simulation.victim, simulation.victim, simulation.honest)).gossip
-    frames = served.serve_stream(member.peer_id, service, request)  # type: ignore[attr-defined]
+    served: Any = rng.choice((simulation.victim, simulation.victim, simulation.honest)).gossip
+    frames = served.serve_stream(member.peer_id, service, request)
     try:
         async for _ in frames:
             if rng.random() < 0.1:  # the member disconnects before the end
@@ -242,6 +198,21 @@ async def move_clock(simulation: Simulation, member: Hostile, rng: random.Random
     if rng.random() < 0.3:
         simulation.clock.moved_s += rng.choice(JUMPS_S)
         simulation._due.clear()
+
+
+def _group(simulation: Simulation, identity: Identity, **changes: Any) -> Group:
+    group = stub_group(identity, RUN, simulation.rng_groups, num_tokens=4)
+    return replace(group, **{"created_at": round(simulation.clock.time(), 3)} | changes)
+
+
+def _claim(simulation: Simulation, group_id: bytes, number: int, **changes: Any) -> Announcement:
+    """Return an announcement of a group with 48 tokens."""
+    now = simulation.clock.time()
+    return replace(Announcement(group_id, number, 700, 48, TOKENIZER, 1, now), **changes)
+
+
+def _stored_ids(simulation: Simulation, limit: int) -> list[bytes]:
+    return [bytes.fromhex(group.id) for group in simulation.victim.parts.reader.list_groups(limit=limit)]
 
 
 RULES: dict[str, Callable[[Simulation, Hostile, random.Random], Awaitable[Any]]] = {

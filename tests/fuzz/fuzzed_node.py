@@ -29,15 +29,15 @@ from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread
+from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS
-from ftis_node.records.identity import Identity
+from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.terminal_text import columns
-from tests.fuzz.targets import SEEDS_MADE_AT, TextTokenizer
-from tests.validation.test_pipeline import _Scorer
+from tests.validation.test_pipeline import _Scorer, _Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -61,6 +61,7 @@ RUN = RunManifest(
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
 MIXED_RUN = RunManifest(name="fuzz", task=f"{NEAR}+{FAR}", step={"own_domain_fraction": 0.5, "foreign_groups": 4})
 SETTINGS = NodeSettings(model="none")
+MADE_AT = 1e9  # Unix time of the seeds, and of the node
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
 
@@ -74,6 +75,25 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def sign_body(body: bytes, identity: Identity) -> bytes:
+    """Return the envelope of any body."""
+    return pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
+
+
+class NumberTexts:
+    """The texts of a tokenizer that encodes each number in a text as the id of that value."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def encode_text(self, text: str) -> list[int]:
+        return [int(word) for word in text.split() if word.isdecimal() and len(word) < 6]
+
+
+class TextTokenizer(NumberTexts, _Tokenizer):
+    eos_id = 2
 
 
 class InlineDisk(DiskThread):
@@ -195,7 +215,7 @@ def use_patched_clock(intake: IntakeLoop, **changes: Any) -> None:
 
 
 @contextmanager
-def frozen_time(at: float = SEEDS_MADE_AT) -> Iterator[None]:
+def frozen_time(at: float = MADE_AT) -> Iterator[None]:
     """Freeze Unix time."""
     with patch("time.time", lambda: at):
         yield

@@ -10,15 +10,17 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.loopback import UNBOUNDED, LoopbackGossip
 from ftis_node.gossip.wire_format import RpcService
-from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN
+from tests.fuzz.fuzzed_node import sign_body
+from tests.records.wire_example import sign_peer_info
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncGenerator
 
     from ftis_node.gossip.loopback import LoopbackSwarm
+    from ftis_node.records import rollout_pb2 as pb
     from ftis_node.records.identity import Identity
 
 LIMITS = GossipLimits(max_requests_per_minute=UNBOUNDED, max_upload_bytes_per_s=UNBOUNDED)
@@ -30,6 +32,7 @@ BEHAVIORS = (
     *("correct", "repeated", "other", "additional", "random", "late"),
     *("empty", "busy", "broken", "large", "never", "reversed"),
 )
+BODIES = (RpcService.FETCH, RpcService.FETCH_TEXT)
 LATE_S = (0.1, 3.0, 9.9, 12.0, 61.0)
 
 
@@ -68,9 +71,7 @@ class Hostile(LoopbackGossip):
 
     def _items(self, behavior: str, service: RpcService, request: bytes) -> list[bytes]:
         correct = self._correct_items(service, request)
-        others = (
-            list(self.envelopes.values())[-3:] if service in (RpcService.FETCH, RpcService.FETCH_TEXT) else self.answers
-        )
+        others = list(self.envelopes.values())[-3:] if service in BODIES else self.answers
         return {
             "repeated": correct * 2,
             "other": others[:2],
@@ -82,14 +83,14 @@ class Hostile(LoopbackGossip):
         }.get(behavior, correct)
 
     def _correct_items(self, service: RpcService, request: bytes) -> list[bytes]:
-        if service in (RpcService.FETCH, RpcService.FETCH_TEXT):
+        if service in BODIES:
             ids = [request[at : at + 32] for at in range(0, len(request), 32)]
             return [self.envelopes[one] for one in ids if one in self.envelopes]
         return list(self.answers) if service is RpcService.ASK else [b""]
 
     def sign_body(self, body: bytes) -> bytes:
         """Sign and store any body; return its id."""
-        return self.put(pb.Envelope(body=body, signature=self.identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString())
+        return self.put(sign_body(body, self.identity))
 
     def put(self, envelope: bytes) -> bytes:
         """Store an envelope of any sender; return its id, or a hash if it is malformed."""
@@ -102,8 +103,14 @@ class Hostile(LoopbackGossip):
             del self.envelopes[next(iter(self.envelopes))]
         return group_id
 
+    def number_of(self, group_id: bytes) -> int:
+        """Return the number of a stored group, 1 if it is malformed."""
+        try:
+            return max(1, unpack_any(open_envelope(self.envelopes[group_id]).body).number)
+        except RecordError:
+            return 1
+
     def sign_info(self, info: pb.PeerInfo) -> bytes:
         """Return a signed directory record with any content."""
         info.peer = self.identity.peer
-        body = info.SerializeToString()
-        return pb.PeerRecord(body=body, signature=self.identity.sign(PEER_DOMAIN, body)).SerializeToString()
+        return sign_peer_info(info.SerializeToString(), self.identity)

@@ -57,13 +57,22 @@ def join(items: Iterable[Item]) -> bytes:
     return b"".join(bytes([item.tag]) + len(item.data).to_bytes(2, "little") + item.data for item in items)
 
 
-def mutated(
-    case: bytes, rng: random.Random, *, kinds: Callable[[int], type | None], raw: Callable[[bytes], bytes]
-) -> bytes:
-    """Return `case` with one to three changes.
+def change_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Change, remove, repeat or insert a few bytes."""
+    at, length = rng.randrange(len(data) + 1), rng.randrange(1, 17)
+    some, rest = data[at : at + length], data[at + length :]
+    return rng.choice((data[:at] + rng.randbytes(len(some)) + rest, data[:at] + rest, data[:at] + some * 2 + rest,
+                       data[:at] + rng.randbytes(length) + some + rest))  # fmt: skip
 
-    `kinds` returns the message type of a tag. `raw` changes arbitrary bytes.
-    """
+
+def mutated(
+    case: bytes,
+    rng: random.Random,
+    *,
+    kinds: Callable[[int], type | None],
+    raw: Callable[[bytes, random.Random], bytes] = change_bytes,
+) -> bytes:
+    """Return `case` with one to three changes. `kinds` returns the message type of a tag; `raw` changes other bytes."""
     items = split(case) or [Item(rng.randrange(256), b"")]
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(items))
@@ -75,33 +84,33 @@ def mutated(
         elif how < 0.3:
             items[at] = items[at]._replace(tag=items[at].tag ^ 1 << rng.randrange(8))
         else:
-            items[at] = _changed(items[at], rng, kinds=kinds, raw=raw)
+            kind = kinds(items[at].tag) if rng.random() < 0.9 else None
+            data = items[at].data
+            items[at] = items[at]._replace(data=_changed(kind, data, rng) if kind else raw(data, rng))
     return join(item._replace(data=item.data[:65535]) for item in items)
 
 
-def _changed(
-    item: Item, rng: random.Random, *, kinds: Callable[[int], type | None], raw: Callable[[bytes], bytes]
-) -> Item:
-    kind = kinds(item.tag)
-    if kind is None or rng.random() < 0.1:
-        return item._replace(data=raw(item.data))
-    message = kind()
+def parsed(kind: Any, data: bytes) -> Any:
+    """Return the message in `data`, or an empty one if it does not parse."""
     try:
-        message.ParseFromString(item.data)
+        return kind.FromString(data)
     except DecodeError:
-        return item._replace(data=raw(item.data))
+        return kind()
+
+
+def _changed(kind: type, data: bytes, rng: random.Random) -> bytes:
+    message = parsed(kind, data)
     change_field(message, rng)
-    data = message.SerializeToString()
-    if rng.random() < 0.03:  # text fields with invalid UTF-8, which only the wire format can contain
-        texts = [f for f in message.DESCRIPTOR.fields if f.type == FieldDescriptor.TYPE_STRING]
-        if texts:
-            data += _field_bytes(rng.choice(texts).number, rng.choice(BROKEN_UTF8))
-    return item._replace(data=data)
+    texts = [field for field in message.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_STRING]
+    broken = b""
+    if texts and rng.random() < 0.03:  # text fields with invalid UTF-8, which only the wire format can contain
+        broken = _field_bytes(rng.choice(texts).number, rng.choice(BROKEN_UTF8))
+    return message.SerializeToString() + broken
 
 
-def change_field(message: Any, rng: random.Random) -> None:
-    """Set a random field to a boundary value, or clear it."""
-    field = rng.choice(message.DESCRIPTOR.fields)
+def change_field(message: Any, rng: random.Random, *, field: Any = None) -> None:
+    """Set a field, or a random one, to a boundary value, or clear it."""
+    field = field or rng.choice(message.DESCRIPTOR.fields)
     if field.type == FieldDescriptor.TYPE_MESSAGE and field.is_repeated:
         items = getattr(message, field.name)
         change_field(items.add() if not items or rng.random() < 0.3 else rng.choice(items), rng)
@@ -115,42 +124,14 @@ def change_field(message: Any, rng: random.Random) -> None:
         setattr(message, field.name, _value(field, getattr(message, field.name), rng))
 
 
-def boundary_variants(message: Any) -> Iterator[Any]:
-    """Yield copies of `message`, each with one field at one boundary value."""
+def variants(message: Any, rng: random.Random, *, per_field: int) -> Iterator[Any]:
+    """Yield copies of `message` with one changed field: `per_field` of each field, inner ones included."""
     for field in message.DESCRIPTOR.fields:
-        many = field.is_repeated
-        if field.type == FieldDescriptor.TYPE_MESSAGE and many:
-            for inner in boundary_variants(getattr(copy.deepcopy(message), field.name).add()):
-                changed = copy.deepcopy(message)
-                getattr(changed, field.name).add().CopyFrom(inner)
-                yield changed
-            continue
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
-            for inner in boundary_variants(getattr(message, field.name)):
-                changed = copy.deepcopy(message)
-                getattr(changed, field.name).CopyFrom(inner)
-                yield changed
-            continue
-        for value in _boundary_values(field):
+        is_message = field.type == FieldDescriptor.TYPE_MESSAGE
+        for _ in range(per_field * (len(field.message_type.fields) if is_message else 1)):
             changed = copy.deepcopy(message)
-            if many:
-                getattr(changed, field.name)[:] = [value, *getattr(changed, field.name)[1:]]
-            else:
-                setattr(changed, field.name, value)
+            change_field(changed, rng, field=field)
             yield changed
-
-
-def _boundary_values(field: Any) -> tuple[Any, ...]:
-    if field.type == FieldDescriptor.TYPE_STRING:
-        return ("", "\x00\x1b[2J\u202e", "a" * 65, "a:b+c")
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return (b"", b"\xff" * 8, bytes(32), b"\x7f" * 38)
-    if field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
-        return (0.0, -0.0, float("nan"), float("inf"), -float("inf"), 3.4e38, -1e-45)
-    if field.type in SIGNED:
-        return (0, -1, 2**31 - 1, 77)
-    whole = (0, 1, 2**31, 2**32 - 1)
-    return whole if field.type in UNSIGNED32 else (*whole, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 def _change_repeated(values: Any, field: Any, rng: random.Random) -> None:
@@ -187,13 +168,8 @@ def _changed_bytes(before: bytes, rng: random.Random) -> bytes:
     if not before or rng.random() < 0.3:
         return bytes([rng.randrange(256)]) * rng.choice(SIZES)
     at = rng.randrange(len(before)) // 4 * 4
-    some = rng.choice(
-        (
-            struct.pack("<f", rng.choice(FLOATS)),
-            struct.pack("<I", min(rng.choice(INTEGERS), 2**32 - 1)),
-            rng.randbytes(1),
-        )
-    )
+    word = struct.pack("<I", min(rng.choice(INTEGERS), 2**32 - 1))
+    some = rng.choice((struct.pack("<f", rng.choice(FLOATS)), word, rng.randbytes(1)))
     return (before[:at] + some + before[at + len(some) :])[: len(before)]
 
 

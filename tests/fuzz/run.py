@@ -1,9 +1,8 @@
 """Coverage-guided fuzzing by hand: `make fuzz FUZZ_MINUTES=30`, which installs atheris.
 
-It starts from the seeds and the corpus. The readers share one process, each chain has its own, and all have the same
-time. The run continues after a failing case. Of all cases that fail at the same lines it writes the smallest to
---found: `crash-...`, and its traceback. Then the exit code is 1. With --keep, cases that reached new code are added to
-the corpus.
+Each target has its own process and the same time. It starts from its seeds and its corpus, and continues after a
+failing case. Of all cases that fail at the same lines it writes the smallest and its traceback to `fuzz-out`. The exit
+code is then 1. To extend the corpus, copy cases from `fuzz-out/cases/TARGET` to `tests/fuzz/corpus/TARGET-...`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import argparse
 import hashlib
 import os
 import random
-import re
 import subprocess
 import sys
 import traceback
@@ -23,83 +21,52 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CORPUS = Path(__file__).parent / "corpus"
-CHILD = "--libfuzzer"  # then a target, a folder for failing cases, and arguments of libFuzzer
-READERS = "readers"
+FOUND = Path("fuzz-out")
+CHILD = "--libfuzzer"  # then a target, and arguments of libFuzzer
 MAX_CASE_BYTES = 2048
-MAX_KEPT = 6  # cases of each target
-INSTRUMENTED = (
-    "records",
-    "validation",
-    "gossip",
-    "node",
-    "swarm",
-    "replay",
-    "telemetry",
-    "dashboard",
-    "cli",
-    "learner",
-)
-RUNS = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
+INSTRUMENTED = "records validation gossip node swarm replay telemetry dashboard cli learner".split()
 
 
-def fuzz(name: str, found: Path, arguments: list[str]) -> None:
+def fuzz(name: str, arguments: list[str]) -> None:
     """Fuzz one target. It never returns, because libFuzzer ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=[f"ftis_node.{package}" for package in INSTRUMENTED]):
-        from tests.fuzz import cases
         from tests.fuzz.fuzzed_node import quiet
+        from tests.fuzz.mutator import mutated
+        from tests.fuzz.targets import TARGETS
 
-    findings = Findings(found)
-    if name == READERS:
-        atheris.Setup([sys.argv[0], *arguments], findings.wrap(cases.run_case))
-    else:
-        first = bytes([cases.NAMES.index(name)])
-        mutate = _mutator(first, cases.CHAINS[name].kinds)
-        atheris.Setup([sys.argv[0], *arguments], findings.wrap(cases.run_case), custom_mutator=mutate)
+    target = TARGETS[name]
+    options = {}
+    if (kinds := target.kinds) is not None:
+
+        def mutate(case: bytes, max_size: int, seed: int) -> bytes:
+            rng = random.Random(seed)
+            return mutated(case, rng, kinds=kinds, raw=lambda data, _: atheris.Mutate(data, 256))[:max_size]
+
+        options["custom_mutator"] = mutate
+    atheris.Setup([sys.argv[0], *arguments], recording(name, target.run), **options)
     with quiet():
         atheris.Fuzz()
 
 
-def _mutator(first: bytes, kinds: Callable[[int], type | None]) -> Callable[[bytes, int, int], bytes]:
-    import atheris
+def recording(name: str, run: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return a target that writes the smallest failing case of each origin instead of raising."""
+    smallest: dict[str, int] = {}
 
-    from tests.fuzz.mutator import mutated
+    def recorded(case: bytes) -> None:
+        try:
+            run(case)
+        except Exception as error:
+            origin = origin_of(error)
+            if len(case) < smallest.get(origin, 1 << 30):
+                smallest[origin] = len(case)
+                path = FOUND / f"crash-{name}-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
+                path.write_bytes(case)
+                text = f"{origin}\n\n{''.join(traceback.format_exception(error))}"
+                path.with_suffix(".txt").write_text(text, errors="backslashreplace")
 
-    def mutate(case: bytes, max_size: int, seed: int) -> bytes:
-        changed = mutated(case[1:], random.Random(seed), kinds=kinds, raw=lambda data: atheris.Mutate(data, 256))
-        return (first + changed)[:max_size]
-
-    return mutate
-
-
-class Findings:
-    """Failing cases, one for each place that raised."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._smallest: dict[str, int] = {}
-
-    def wrap(self, run_case: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Return a target that records failing cases instead of raising."""
-
-        def run(case: bytes) -> None:
-            try:
-                run_case(case)
-            except Exception as error:
-                self._note(case, error)
-
-        return run
-
-    def _note(self, case: bytes, error: Exception) -> None:
-        key = origin_of(error)
-        if len(case) >= self._smallest.get(key, 1 << 30):
-            return
-        self._smallest[key] = len(case)
-        path = self._folder / f"crash-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-        path.write_bytes(case)
-        text = f"{key}\n\n{''.join(traceback.format_exception(error))}"
-        path.with_suffix(".txt").write_text(text, errors="backslashreplace")
+    return recorded
 
 
 def origin_of(error: BaseException) -> str:
@@ -108,80 +75,47 @@ def origin_of(error: BaseException) -> str:
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "ftis_node" in frame.filename or "/fuzz/" in frame.filename] or frames
-    lines = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in ours[-2:]]
-    return " ".join((type(error).__name__, *lines))
+    return " ".join((type(error).__name__, *(f"{Path(frame.filename).name}:{frame.lineno}" for frame in ours[-2:])))
 
 
-def write_seeds(folder: Path, name: str) -> None:
-    """Write seeds and cases of the corpus for a target, or for all readers."""
-    from tests.fuzz import cases
+def run_target(name: str, *, seconds: float) -> int:
+    """Fuzz one target in a separate process and return its exit code."""
+    from tests.fuzz.targets import TARGETS
 
-    kept = [path.read_bytes() for path in CORPUS.iterdir()]
-    for case in (*cases.seed_cases(), *kept):
-        found = cases.name_of(case)
-        if found == name or (name == READERS and found not in cases.CHAINS):
-            (folder / f"{found}-{hashlib.sha256(case).hexdigest()[:8]}").write_bytes(case)
-
-
-def keep(found: Path) -> int:
-    """Add the largest cases below the limit of each target to the corpus; return how many are new."""
-    from tests.fuzz.cases import name_of
-
-    by_target: dict[str, list[bytes]] = {}
-    for path in found.iterdir():
-        if path.is_file() and (case := path.read_bytes()) and len(case) <= MAX_CASE_BYTES:
-            by_target.setdefault(name_of(case), []).append(case)
-    num_new = 0
-    for name, some in by_target.items():
-        for case in sorted(some, key=len)[-MAX_KEPT:]:
-            path = CORPUS / f"{name}-{hashlib.sha256(case).hexdigest()[:8]}"
-            num_new += not path.exists()
-            path.write_bytes(case)
-    return num_new
-
-
-def run_target(name: str, folder: Path, *, seconds: float) -> int:
-    """Fuzz one target in a separate process; return how many cases it ran."""
-    cases = folder / "cases" / name
+    cases = FOUND / "cases" / name
     cases.mkdir(parents=True, exist_ok=True)
-    write_seeds(cases, name)
+    for case in (*TARGETS[name].seeds, *(path.read_bytes() for path in CORPUS.glob(f"{name}-*"))):
+        (cases / hashlib.sha256(case).hexdigest()[:8]).write_bytes(case)
     command = [
-        *(sys.executable, "-m", "tests.fuzz.run", CHILD, name, str(folder)),
-        *(f"-max_total_time={seconds:.0f}", f"-max_len={MAX_CASE_BYTES}", "-rss_limit_mb=3072", "-timeout=60"),
-        *("-print_final_stats=1", "-verbosity=1", f"-artifact_prefix={folder}/", str(cases)),
+        *(sys.executable, "-m", "tests.fuzz.run", CHILD, name, f"-max_total_time={seconds:.0f}"),
+        *(f"-max_len={MAX_CASE_BYTES}", "-rss_limit_mb=3072", "-timeout=60", "-print_final_stats=1"),
+        *(f"-artifact_prefix={FOUND}/crash-{name}-", str(cases)),
     ]
-    log = folder / f"{name}.log"
-    with log.open("wb") as file:
-        environment = {**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
-        code = subprocess.run(command, env=environment, stdout=file, stderr=file, check=False).returncode
-    found = RUNS.search(log.read_text(errors="replace"))
-    num_runs = int(found[1]) if found else 0
-    sys.stdout.write(f"{name:10} {num_runs:>9,} cases in {seconds:.0f} s, exit code {code}\n")
+    environment = {**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
+    with (FOUND / f"{name}.log").open("wb") as log:
+        code = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
+    lines = (FOUND / f"{name}.log").read_text(errors="replace").splitlines()
+    runs = next((line.split()[-1] for line in lines if "number_of_executed_units" in line), "0")
+    sys.stdout.write(f"{name:14} {runs:>9} cases in {seconds:.0f} s, exit code {code}\n")
     sys.stdout.flush()
-    return num_runs
+    return code or int(runs == "0")
 
 
 def main() -> None:
     if sys.argv[1:2] == [CHILD]:
-        fuzz(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
+        fuzz(sys.argv[2], sys.argv[3:])
+    from tests.fuzz.targets import TARGETS
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="time of all targets together")
-    parser.add_argument("--found", type=Path, default=Path("fuzz-out"))
-    parser.add_argument("--only", action="append", help="a chain's name, or `readers`; may be given several times")
-    parser.add_argument("--keep", action="store_true", help="add cases that reached new code to the corpus")
+    parser.add_argument("names", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     options = parser.parse_args()
-    options.found.mkdir(parents=True, exist_ok=True)
-    from tests.fuzz.cases import CHAINS
-
-    names = options.only or [READERS, *CHAINS]
-    runs = [run_target(name, options.found, seconds=options.minutes * 60 / len(names)) for name in names]
-    crashes = sorted(path for path in options.found.glob("*-*") if path.suffix == "" and path.is_file())
-    for path in crashes:
-        text = path.with_suffix(".txt")
-        sys.stdout.write(f"{path}: {text.read_text().splitlines()[0] if text.exists() else 'see the logs'}\n")
-    if options.keep and not crashes:
-        sys.stdout.write(f"{sum(keep(options.found / 'cases' / name) for name in names)} cases kept\n")
-    sys.exit(1 if crashes or not all(runs) else 0)
+    FOUND.mkdir(exist_ok=True)
+    names = options.names or list(TARGETS)
+    codes = [run_target(name, seconds=options.minutes * 60 / len(names)) for name in names]
+    crashes = sorted(path for path in FOUND.glob("crash-*") if not path.suffix)
+    sys.stdout.writelines(f"{path}\n" for path in crashes)
+    sys.exit(1 if crashes or any(codes) else 0)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
 """A simulation of a real node's loops with hostile members and an honest node, and the invariants after each step.
 
-A step runs one rule of `actions.py` for a hostile member.
+    python -m tests.fuzz.simulation --steps 10000 --seed 1
+
+A step runs one rule of `actions.py` for a hostile member. Rules and values come from a seeded random source, so the
+same seed repeats a failure.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import shutil
 import sqlite3
+import sys
 import tempfile
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -31,12 +36,12 @@ from ftis_node.records.codec import CODECS, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
-from tests.fuzz.fuzzed_node import MEMORY, InlineDisk, check_bounds, render_views, use_patched_clock
+from tests.fuzz.fuzzed_node import MEMORY, InlineDisk, NumberTexts, check_bounds, quiet, render_views, use_patched_clock
 from tests.fuzz.hostile import Hostile
 from tests.fuzz.virtual import Clock, VirtualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     Rule = Callable[..., Any]
 
@@ -56,16 +61,8 @@ UNIX_S = 1.7e9
 PAUSES_S = (0.0, 0.02, 0.1, 0.5, 1.0, 3.0)
 
 
-class TextTokenizer(StubTokenizer):
-    """A tokenizer that encodes each number in a text as the id of that value."""
-
+class TextTokenizer(NumberTexts, StubTokenizer):
     eos_id = VOCABULARY
-
-    def encode_text(self, text: str) -> list[int]:
-        return [int(word) for word in text.split() if word.isdecimal() and len(word) < 6]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return " ".join(map(str, ids))
 
 
 class Simulation:
@@ -140,6 +137,10 @@ class Simulation:
             if fields["sender"] == self.honest.parts.context.peer_id and fields["number"] in self._due:
                 since, _ = self._due.pop(fields["number"])
                 self.longest_s = max(self.longest_s, self.clock.steady_s - since)
+
+    @property
+    def num_honest_admitted(self) -> int:
+        return self.admitted[self.honest.parts.context.peer_id]
 
     async def add_hostile(self) -> Hostile:
         self.num_identities += 1
@@ -250,3 +251,42 @@ class Simulation:
                 stack.push_async_callback(member.close)
             self.housekeeping.cancel()
             await asyncio.wait({self.housekeeping})
+
+
+def play(steps: int, seed: int) -> Simulation:
+    """Run a simulation and return it closed. After a failure it prints the last steps and raises the error."""
+    from tests.fuzz.actions import CHOICES, RULES
+
+    rng = random.Random(seed)
+    names: list[str] = []
+    simulation = Simulation()
+    try:
+        simulation.start()
+        for _ in range(steps):
+            names.append(rng.choice(CHOICES))
+            simulation.step(RULES[names[-1]], rng)
+        simulation.audit()
+    except BaseException:
+        sys.stdout.write(f"step {len(names)}; the last steps: {', '.join(names[-25:])}\n")
+        raise
+    finally:
+        simulation.close()
+    return simulation
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with quiet():
+        simulation = play(options.steps, options.seed)
+    sys.stdout.write(
+        f"{simulation.clock.steady_s - 1000:.0f} s of the node's time, {simulation.num_identities} hostile identities\n"
+        f"admitted: {sum(simulation.admitted.values())}, {simulation.num_honest_admitted} of the honest member\n"
+        f"rules: {dict(simulation.done)}\nrefused: {dict(simulation.victim.parts.counters.refused)}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Coroutine
 
 
 class Clock:
@@ -19,17 +18,8 @@ class Clock:
         self.steady_s = 1000.0
         self.moved_s = unix_s - self.steady_s  # difference of both clocks
 
-    def monotonic(self) -> float:
-        return self.steady_s
-
     def time(self) -> float:
         return self.steady_s + self.moved_s
-
-    @contextmanager
-    def patched(self) -> Iterator[None]:
-        """Patch `time.time` and `time.monotonic` with this clock."""
-        with patch("time.time", self.time), patch("time.monotonic", self.monotonic):
-            yield
 
 
 class _Selector(selectors.SelectSelector):
@@ -59,6 +49,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.steady_s
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run `work` under the clock and return its result."""
-        with self._clock.patched():
+        """Run `work` under the clock, also for `time.time` and `time.monotonic`, and return its result."""
+        with patch("time.time", self._clock.time), patch("time.monotonic", self.time):
             return self.run_until_complete(work)

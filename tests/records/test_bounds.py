@@ -48,15 +48,16 @@ from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Refused, validate
 from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
-from tests.fuzz.targets import MANIFEST
 from tests.records.test_weights import make_offer
 from tests.records.wire_example import sign_peer_info, sign_weights_info
+from tests.validation.test_pipeline import MANIFEST as EXACT
 from tests.validation.test_pipeline import _context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ME = Identity.from_seed(bytes(range(32)))
+MANIFEST = EXACT.model_copy(update={"wire": EXACT.wire.model_copy(update={"codecs": tuple(CODECS)})})
 REASONS = {"size", "parse", "version", "codec", "malformed", "signature"}
 ANNOUNCEMENT = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, 1767225600.0, sender=ME.peer_id)
 RECORD = PeerRecord(RUN_ID, ME.peer_id, "n", "m", 1, TOKENIZER, "full", 1, 1, 1.0, 1767225600.0, "1")

@@ -12,9 +12,8 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.peer_guard import Place
 from tests.conftest import TOKENIZER
-from tests.fuzz.fuzzed_node import HOSTILE, OWN, fuzzed_node
+from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, fuzzed_node
 from tests.fuzz.mutator import Item, join
-from tests.fuzz.targets import SEEDS_MADE_AT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +73,7 @@ async def _backfill(fuzzed: FuzzedNode) -> None:
 
 def seeds() -> list[bytes]:
     """Return announcements of each sender, a gap, and an answer about another sender."""
-    base = Announcement(bytes(32), 1, 100, 5, bytes.fromhex(TOKENIZER)[:8], 3, SEEDS_MADE_AT)
+    base = Announcement(bytes(32), 1, 100, 5, bytes.fromhex(TOKENIZER)[:8], 3, MADE_AT)
     some = [replace(base, id=bytes([number]) * 32, number=number).to_bytes() for number in (1, 2, 9)]
     of_other = replace(base, id=b"\x05" * 32, sender=HOSTILE[1].peer_id, attempt=2).to_bytes()
     as_text = replace(base, id=b"\x06" * 32, tokenizer=bytes(8)).to_bytes()

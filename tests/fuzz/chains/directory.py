@@ -26,9 +26,8 @@ EXPIRES_AT = 1e9
 LIMITS = GossipLimits()
 
 
-def kinds(tag: int) -> type | None:
-    """Return None: no item is a protobuf message."""
-    return None
+def kinds(tag: int) -> None:
+    """Return the message type of an item: none is a protobuf message."""
 
 
 async def chain(items: Sequence[Item]) -> None:

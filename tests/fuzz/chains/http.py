@@ -17,12 +17,11 @@ from tests.fuzz.mutator import Item, join
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TYPE_BITS = 0x07  # 0 to 2: an action's body; 3: a Host header; 4: a token
+HOST, TOKEN = 3, 4  # tags; the others are indices of an action whose body is the item
 
 
-def kinds(tag: int) -> type | None:
-    """Return None: no item is a protobuf message."""
-    return None
+def kinds(tag: int) -> None:
+    """Return the message type of an item: none is a protobuf message."""
 
 
 async def chain(items: Sequence[Item]) -> None:
@@ -34,12 +33,12 @@ async def chain(items: Sequence[Item]) -> None:
             fuzzed.parts.registry.seen(one.peer_id)
         for item in items:
             text = item.data.decode("utf-8", "surrogateescape")  # as aiohttp decodes headers
-            if item.tag & TYPE_BITS == 3:
+            if item.tag & 7 == HOST:
                 host_name(text)
-            elif item.tag & TYPE_BITS == 4:
+            elif item.tag & 7 == TOKEN:
                 assert not is_same_secret(text, "an unknown secret")
             else:
-                _change(control, ACTIONS[(item.tag & TYPE_BITS) % len(ACTIONS)], item.data)
+                _change(control, ACTIONS[(item.tag & 7) % len(ACTIONS)], item.data)
         fuzzed.parts.peers.save()
         await render_views(fuzzed.parts)
         await status.refresh()
@@ -63,14 +62,11 @@ def _change(control: PeerControl, action: str, body: bytes) -> None:
 def seeds() -> list[bytes]:
     """Return requests for each action, and headers of clients."""
     peer = HOSTILE[0].peer_id
+    bodies = [{"peer": peer, "for_s": 7200}, {"peer": peer}, {"peer": peer[-8:], "trusted": False}]
+    changes = [Item(tag, json.dumps(body).encode()) for tag, body in enumerate(bodies)]
+    extreme = json.dumps({"peer": OWN.peer_id, "for_s": 1e308}).encode()
     return [
-        join(
-            [
-                Item(0, json.dumps({"peer": peer, "for_s": 7200}).encode()),
-                Item(1, b'{"peer": "' + peer.encode() + b'"}'),
-            ]
-        ),
-        join([Item(2, json.dumps({"peer": peer[-8:], "trusted": False}).encode())]),
-        join([Item(0, json.dumps({"peer": OWN.peer_id, "for_s": 1e308}).encode()), Item(0, b'{"for_s": 1e999}')]),
-        join([Item(3, b"127.0.0.1:80"), Item(3, b"[::1]:9"), Item(4, b"Bearer x"), Item(0, b"[" * 300)]),
+        join(changes),
+        join([Item(0, extreme), Item(0, b'{"for_s": 1e999}')]),
+        join([Item(HOST, b"127.0.0.1:80"), Item(HOST, b"[::1]:9"), Item(TOKEN, b"Bearer x"), Item(0, b"[" * 300)]),
     ]

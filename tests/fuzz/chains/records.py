@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
-
-from google.protobuf.message import DecodeError
+from typing import TYPE_CHECKING
 
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
-from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem
 from tests.conftest import TOKENIZER
-from tests.fuzz.fuzzed_node import FAR, HOSTILE, MIXED_RUN, NEAR, OWN, fuzzed_node
-from tests.fuzz.mutator import Item, join
-from tests.fuzz.targets import SEEDS_MADE_AT
+from tests.fuzz.fuzzed_node import FAR, HOSTILE, MADE_AT, MIXED_RUN, NEAR, OWN, fuzzed_node
+from tests.fuzz.mutator import Item, join, parsed
+from tests.records.wire_example import sign_peer_info
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +36,9 @@ async def chain(items: Sequence[Item]) -> None:
             identity = HOSTILE[(item.tag & MEMBER_BITS) % len(HOSTILE)]
             if item.tag & IS_KNOWN:
                 fuzzed.wiring.announcements.tracker_of(identity.peer_id).note(5, at=time.monotonic())
-            record = item.data if item.tag & AS_IS else _signed(identity, item.data)
+            info = parsed(pb.PeerInfo, item.data)
+            info.peer = identity.peer
+            record = item.data if item.tag & AS_IS else sign_peer_info(info.SerializeToString(), identity)
             fuzzed.swarm.put_record(identity.peer_id, record, run_id=MIXED_RUN.run_id, ttl_s=60.0)
             with fuzzed.parts.gossip.guard.work_for(identity.peer_id, Place.RECORD):
                 await loop._read_record(identity.peer_id)
@@ -47,30 +46,16 @@ async def chain(items: Sequence[Item]) -> None:
         async with asyncio.TaskGroup() as tasks:
             fuzzed.wiring.backfill._fill_gaps(tasks, [one.peer_id for one in HOSTILE])
         for one in HOSTILE:
-            fuzzed.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, SEEDS_MADE_AT))
+            fuzzed.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, MADE_AT))
             fuzzed.wiring.announcements._pulls(one.peer_id)
         fuzzed.pull._portions(4)
         open_peer_record(seal_peer_record(loop._own_record(), OWN))
 
 
-def _signed(identity: Any, data: bytes) -> bytes:
-    """Return a record that `identity` signs, with its peer id and any other content."""
-    info = pb.PeerInfo()
-    try:
-        info.ParseFromString(data)
-    except DecodeError:
-        return data
-    info.peer = identity.peer
-    body = info.SerializeToString()
-    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
-
-
 def seeds() -> list[bytes]:
     """Return records of a full node, a generator, and a node of a domain."""
     records = [
-        PeerRecord(
-            MIXED_RUN.run_id, one.peer_id, "n", "m", 1, TOKENIZER, role, 9, 1, 1.0, SEEDS_MADE_AT, "1", domain=domain
-        )
+        PeerRecord(MIXED_RUN.run_id, one.peer_id, "n", "m", 1, TOKENIZER, role, 9, 1, 1.0, MADE_AT, "1", domain=domain)
         for one, role, domain in zip(HOSTILE, ("full", "generator", "full"), ("", NEAR, FAR), strict=True)
     ]
     sealed = [seal_peer_record(record, one) for record, one in zip(records, HOSTILE, strict=True)]

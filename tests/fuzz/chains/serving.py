@@ -14,9 +14,8 @@ from ftis_node.records.envelope import Accepted, open_announcement, seal_group
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, seal_offer
 from tests.conftest import TOKENIZER, make_group
-from tests.fuzz.fuzzed_node import HOSTILE, OWN, RUN, fuzzed_node
+from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, fuzzed_node
 from tests.fuzz.mutator import Item, join
-from tests.fuzz.targets import SEEDS_MADE_AT
 from tests.records.wire_example import hash_chunks
 
 if TYPE_CHECKING:
@@ -28,9 +27,7 @@ SERVICES = tuple(RpcService)
 REFUSALS = {"ids", "size", "parse", "version", "malformed", "busy", "streams", "requests", "refused"}
 CHUNK_BYTES = 4
 FILE = b"ten bytes."
-GROUPS = tuple(
-    make_group(OWN, run_id=RUN.run_id, number=number, created_at=SEEDS_MADE_AT - number) for number in (1, 2, 3)
-)
+GROUPS = tuple(make_group(OWN, run_id=RUN.run_id, number=number, created_at=MADE_AT - number) for number in (1, 2, 3))
 ENVELOPES = tuple(seal_group(group, OWN) for group in GROUPS)
 
 
@@ -86,7 +83,7 @@ def offer_of(file: bytes) -> WeightsOffer:
         run_id=RUN.run_id,
         peer_id=OWN.peer_id,
         version=1,
-        created_at=SEEDS_MADE_AT,
+        created_at=MADE_AT,
         model="m",
         tokenizer=TOKENIZER,
         started_from="ab" * 16,

@@ -20,14 +20,12 @@ from ftis_node.learner.step.objective import make_objective
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group, pack_text_group
 from ftis_node.records.envelope import open_announcement
-from ftis_node.records.identity import ENVELOPE_DOMAIN
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
 from tests.conftest import make_group, make_text_group, problem_hash
-from tests.fuzz.fuzzed_node import HOSTILE, OWN, RUN, fuzzed_node, running
-from tests.fuzz.mutator import Item, join
-from tests.fuzz.targets import SEEDS_MADE_AT, _parsed
+from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, fuzzed_node, running, sign_body
+from tests.fuzz.mutator import Item, join, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,12 +68,11 @@ async def _submit(fuzzed: FuzzedNode, item: Item, number: int) -> None:
     identity = HOSTILE[(item.tag & MEMBER_BITS) % len(HOSTILE)]
     data = item.data
     if not item.tag & AS_IS:
-        message = _parsed(pb.Body, item.data)
+        message = parsed(pb.Body, item.data)
         message.sender = identity.peer
         if not item.tag & INVALID_FIELDS:
             _set_required_fields(message, number)
-        body = message.SerializeToString()
-        data = pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
+        data = sign_body(message.SerializeToString(), identity)
     verdict: ValidationResult = await fuzzed.intake.submit(data, origin=identity.peer_id)
     fuzzed.wiring.announcements.refuse([getattr(verdict, "group_id", None)])
 
@@ -116,10 +113,6 @@ async def _serve(fuzzed: FuzzedNode) -> None:
     assert len(bodies) == len(ids)
 
 
-def _parameters(method: str) -> dict[str, Any]:
-    return {name: 6 for name in ("max_completion_length",) if name in method_parameters(method)}
-
-
 def _learn(groups: list[TrainGroup], *, method: str) -> None:
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(groups), type=list[TrainGroup])
     batch = make_batch(sent)
@@ -128,7 +121,8 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
         make_packed_micro_batches(batch, max_tokens=num_tokens)
     torch.manual_seed(0)
     logprobs = (-torch.rand(batch.mask.shape)).requires_grad_()
-    objective = make_objective(method, _parameters(method), max_logprob_gap_nats=8.0)
+    parameters = {name: 6 for name in ("max_completion_length",) if name in method_parameters(method)}
+    objective = make_objective(method, parameters, max_logprob_gap_nats=8.0)
     loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), first_pass=None)
     loss.backward()
     assert bool(torch.isfinite(loss)), (method, loss)
@@ -138,14 +132,14 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
 
 def seeds() -> list[bytes]:
     """Return bodies of each codec, several groups in a step, and text groups."""
-    group = make_group(HOSTILE[0], run_id=RUN.run_id, created_at=SEEDS_MADE_AT)
-    text_group = make_text_group(HOSTILE[0], run_id=RUN.run_id, created_at=SEEDS_MADE_AT)
+    group = make_group(HOSTILE[0], run_id=RUN.run_id, created_at=MADE_AT)
+    text_group = make_text_group(HOSTILE[0], run_id=RUN.run_id, created_at=MADE_AT)
     parsable = replace(
         text_group, completions=tuple(replace(completion, text="10") for completion in text_group.completions)
     )
-    claims = pack_group(replace(group, weights_of=OWN.peer_id))
     bodies = [pack_group(group, codec=codec) for codec in CODECS]
     texts = [pack_text_group(text_group), pack_text_group(parsable)]
+    claims = pack_group(replace(group, weights_of=OWN.peer_id))
     return [
         *(join([Item(number % 3, body)]) for number, body in enumerate([*bodies, *texts])),
         join([Item(0, bodies[0]), Item(1, bodies[1]), Item(SAPO | 2, bodies[2])]),

@@ -11,16 +11,14 @@ from ftis_node.errors import ModelError
 from ftis_node.node.protocols import NullGeneration
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.identity import WEIGHTS_DOMAIN
 from ftis_node.records.weights import WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.validation.weights_rules import Follower
 from tests.conftest import TOKENIZER
 from tests.fuzz.chains.serving import chunks_of, offer_of
 from tests.fuzz.fuzzed_node import HOSTILE, RUN, fuzzed_node
-from tests.fuzz.mutator import Item, join
-from tests.fuzz.targets import _parsed
-from tests.records.wire_example import hash_chunks
+from tests.fuzz.mutator import Item, join, parsed
+from tests.records.wire_example import hash_chunks, sign_weights_info
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -100,13 +98,12 @@ def _learner(
 def _offer(item: Item, chunks: Sequence[bytes]) -> bytes:
     if item.tag & AS_IS:
         return item.data
-    info = _parsed(pb.WeightsInfo, item.data)
+    info = parsed(pb.WeightsInfo, item.data)
     info.peer = LEARNER.peer
     if not item.tag & INVALID_FIELDS:
         info.sha256 = hashlib.sha256(b"".join(chunks)).digest()
         info.chunks_sha256 = hashlib.sha256(hash_chunks(chunks)).digest()
-    body = info.SerializeToString()
-    return pb.WeightsOffer(body=body, signature=LEARNER.sign(WEIGHTS_DOMAIN, body)).SerializeToString()
+    return sign_weights_info(info.SerializeToString(), LEARNER)
 
 
 def seeds() -> list[bytes]:

@@ -1,0 +1,61 @@
+"""Hostile members against a real node's loops: some hundred steps here, 10,000 by `python -m tests.fuzz.simulation`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+
+from ftis_node.node.loops.announcements import AnnouncementHandler
+from ftis_node.node.loops.backfill import BackfillLoop
+from tests.fuzz.simulation import play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NUM_STEPS = 150
+
+
+@pytest.mark.parametrize("seed", [4, 9])
+def test_invariants_hold_beside_hostile_members(seed: int) -> None:
+    simulation = play(NUM_STEPS, seed)
+    assert simulation.num_honest_admitted >= NUM_STEPS // 5
+    assert sum(simulation.admitted.values()) > simulation.num_honest_admitted
+    assert simulation.victim.parts.counters.refused.total() > 0
+
+
+def test_a_seed_reproduces_a_simulation() -> None:
+    """A failure after thousands of steps must be reproducible."""
+    first, second = (play(40, seed=9) for _ in range(2))
+    assert first.clock.steady_s == second.clock.steady_s
+    assert first.victim.parts.counters.refused == second.victim.parts.counters.refused
+
+
+def _fails_later(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with an exception from its 61st call on."""
+    calls = 0
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 60:
+            raise ZeroDivisionError
+        return function(*args, **kwargs)
+
+    return call
+
+
+def test_the_simulation_reports_an_exception_that_the_guard_catches() -> None:
+    handle = _fails_later(AnnouncementHandler.handle)
+    with patch.object(AnnouncementHandler, "handle", handle), pytest.raises(ZeroDivisionError):
+        play(NUM_STEPS, seed=4)
+
+
+def test_the_simulation_reports_a_loop_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = patch.object(BackfillLoop, "_note_progress", _fails_later(BackfillLoop._note_progress))
+    with broken, pytest.raises((AssertionError, ExceptionGroup)) as caught:
+        play(NUM_STEPS, seed=4)
+    first = caught.value.__context__ if isinstance(caught.value, ExceptionGroup) else caught.value
+    assert "a loop has ended" in str(first)
+    assert "the last steps: " in capsys.readouterr().out
