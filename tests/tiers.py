@@ -26,7 +26,6 @@ LONG: Final = (
 """Tests of many minutes, which `.ci/run` leaves out: `make test-long` runs them, each week and before a release."""
 SCENARIOS: Final = (
     "tests/attacks",
-    "tests/chaos/test_observation.py",
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
     "tests/injection/test_full_node.py",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import itertools
 import os
+import random
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -17,33 +19,38 @@ from ftis_node.gossip import MAX_ANSWERS, GossipLimits
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd import session
+from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.streams import close_server
 from ftis_node.gossip.wire_format import bucket_key, protocol, service_of
-from ftis_node.records.codec import pack_group
 from ftis_node.records.envelope import Announcement, Envelope, PeerRecord, seal_group, seal_peer_record
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.victim import MAX_ENVELOPE_BYTES, none_if_unanswered
+from tests.attacks.victim import none_if_unanswered
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from bench.stubs.group_maker import GroupMaker
     from ftis_node.gossip.wire_format import RpcService
     from tests.attacks.victim import Victim
 
+Claims = dict[bytes, bytes]  # announcements by the ids of their groups
+
 REANNOUNCE_PERIOD_S = 0.4  # gossipsub drops announcements until its mesh is complete
+WITHIN_S = 60.0
 HONEST_PERIOD_S = 0.5
-START_LOCK = asyncio.Lock()
+MAX_AT_ONCE = 8
 MAX_BODIES = 1000  # of an honest member
 UNUSED = 10**9  # sequence numbers from here on belong to no group of the tests
 LIMITS = GossipLimits(max_body_bytes=4 << 20, max_queued_announcements=64)
+GONE = (OSError, EOFError, P2pdError)  # the victim closed or refused a stream
+SCRIPTED_START = asyncio.Lock()  # it changes a module
 
 
 def change_completion(group: Group, position: int = 1, **changes: Any) -> Group:
@@ -60,12 +67,6 @@ def varint(value: int) -> bytes:
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*encoded, value])
-
-
-def padded_envelope(group: Group, identity: Identity) -> Envelope:
-    """Return a valid envelope that an unknown field fills almost up to the limit of the run."""
-    size = MAX_ENVELOPE_BYTES - 4096
-    return sign_body(pack_group(group) + b"\xa2\x06" + varint(size) + bytes(size), identity)  # field 100
 
 
 def sign_body(body: bytes, identity: Identity) -> Envelope:
@@ -85,6 +86,8 @@ class Member:
         self.requested_ids: set[bytes] = set()
         self.answers: Callable[[], Sequence[bytes]] = tuple
         self.number = 0
+        self.num_tokens = 24  # of a completion
+        self.other = Identity.generate()  # a sender whose name it misuses
         gossip.serve(self._lookup, answer=self._answer)
 
     @property
@@ -105,18 +108,19 @@ class Member:
     def group(self, **changes: Any) -> Group:
         """Return a valid group with the next sequence number."""
         self.number += 1
-        return self.maker.group(self.identity, changes.pop("number", self.number), **changes)
+        return self.maker.group(
+            self.identity, changes.pop("number", self.number), **{"num_tokens": self.num_tokens} | changes
+        )
 
     def envelope(self, group: Group) -> Envelope:
         return seal_group(group, self.identity)
 
-    def claim(self, group_id: bytes, data: bytes, **changes: Any) -> bytes:
-        """Store a body and return its announcement."""
-        self.bodies[group_id] = data
+    def announcement(self, group_id: bytes, **changes: Any) -> bytes:
+        """Return an announcement with changed fields."""
         announcement = Announcement(
             id=group_id,
             number=UNUSED + len(self.bodies),
-            envelope_bytes=max(1, len(data)),
+            envelope_bytes=500,
             num_tokens=64,
             tokenizer=bytes.fromhex(self.maker.tokenizer.fingerprint)[:8],
             policy_version=1,
@@ -124,14 +128,23 @@ class Member:
         )
         return replace(announcement, **changes).to_bytes()
 
-    async def offer(self, *groups: Group | Envelope, within_s: float = 30.0) -> None:
+    def claim(self, group_id: bytes, data: bytes, **changes: Any) -> bytes:
+        """Store a body and return its announcement."""
+        self.bodies[group_id] = data
+        return self.announcement(group_id, **{"envelope_bytes": max(1, len(data)), **changes})
+
+    def claims(self, *groups: Group | Envelope, **changes: Any) -> Claims:
+        """Store groups and return their announcements. That of an envelope has an unused number."""
+        claims = {}
+        for one in groups:
+            envelope = one if isinstance(one, Envelope) else self.envelope(one)
+            number = {"number": one.number} if isinstance(one, Group) else {}
+            claims[envelope.id] = self.claim(envelope.id, envelope.to_bytes(), **number, **changes)
+        return claims
+
+    async def offer(self, *groups: Group | Envelope, within_s: float = WITHIN_S) -> None:
         """Announce groups until the victim has requested each of them."""
-        envelopes = [one if isinstance(one, Envelope) else self.envelope(one) for one in groups]
-        claims = {
-            envelope.id: self.claim(envelope.id, envelope.to_bytes(), **_announced_number(group))
-            for group, envelope in zip(groups, envelopes, strict=True)
-        }
-        await self.announce_until_requested(claims, within_s=within_s)
+        await self.announce_until_requested(self.claims(*groups), within_s=within_s)
 
     async def publish_record(self, *, grader: str) -> None:
         """Publish a directory record that names these releases; return when the victim has read it."""
@@ -169,7 +182,7 @@ class Member:
 
         await asyncio.gather(*(announce_share() for _ in range(num_at_once)))
 
-    async def announce_until_requested(self, claims: dict[bytes, bytes], *, within_s: float = 30.0) -> None:
+    async def announce_until_requested(self, claims: Claims, *, within_s: float = WITHIN_S) -> None:
         """Repeat announcements, by group id, until the victim requests each group or bans this member."""
         async with asyncio.timeout(within_s):
             while (missing := claims.keys() - self.requested_ids) and not await none_if_unanswered(self._is_banned):
@@ -179,21 +192,27 @@ class Member:
 
     def answer_with_groups_of(self, senders: Sequence[Identity]) -> None:
         """Answer questions with announcements of one valid group of each sender, in pages."""
-        claims = []
+        claims: list[bytes] = []
         for sender in senders:
             envelope = seal_group(replace(self.maker.group(sender, 1), created_at=time.time()), sender)
-            claims.append(self.claim(envelope.id, envelope.to_bytes(), sender=sender.peer_id, number=1))
+            claims += self.claims(envelope, sender=sender.peer_id, number=1).values()
         pages = (claims[at : at + MAX_ANSWERS] for at in range(0, len(claims), MAX_ANSWERS))
         self.answers = functools.partial(next, pages, [])
 
-    async def register_invented(self, count: int, *, ttl_s: float) -> int:
-        """Register members that do not exist; return how many entries the directory stored."""
+    async def register(self, transports: Sequence[Sequence[str]], *, ttl_s: float) -> int:
+        """Register an invented member for each list of addresses; return how many entries the directory stored."""
         run_id, expires_at = self.maker.manifest.run_id, time.time() + ttl_s
-        payload = pack_member(["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWNobody"], num_shards=1)
-        invented = [Identity.generate() for _ in range(count)]
+        invented = [Identity.generate() for _ in transports]
+        payloads = [
+            pack_member([f"{transport}/p2p/{one.peer_id}" for transport in each], num_shards=1)
+            for one, each in zip(invented, transports, strict=True)
+        ]
         stored = await self.link.directory._node.store_many(
             [bucket_key(run_id, bucket_of(one.peer_id)) for one in invented],
-            [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in invented],
+            [
+                sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)
+                for one, payload in zip(invented, payloads, strict=True)
+            ],
             expires_at,
             subkeys=[one.peer_id for one in invented],
         )
@@ -205,9 +224,7 @@ class Member:
         due = loop.time()
         while True:
             due = max(due + period_s, loop.time())
-            group = self.group(num_tokens=12)
-            envelope = self.envelope(group)
-            claim = self.claim(envelope.id, envelope.to_bytes(), number=group.number)
+            (claim,) = self.claims(self.group(num_tokens=12)).values()
             self.answers = lambda claim=claim: (claim,)
             await self.gossip.announce(claim)
             self._forget()
@@ -239,9 +256,6 @@ class ScriptedServer:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._serving: set[asyncio.Task[None]] = set()
-
-    def __call__(self, *_: Any, **__: Any) -> ScriptedServer:
-        return self
 
     async def listen(self, path: Path) -> None:
         self._server = await asyncio.start_unix_server(self._accept, path=path)
@@ -287,19 +301,22 @@ async def joined(
     victim_id = addresses[0].rsplit("/", 1)[1]
     member = Member(gossip, identity, maker, victim, victim_id)
     prepare(member)
-    server = None if script is None else ScriptedServer(script)
-    async with START_LOCK:  # the patch changes a module, so members start one after the other
-        with patch.object(session, "StreamServer", server or session.StreamServer):
-            await gossip.start()
+    if script is None:
+        await gossip.start()
+    else:
+        async with SCRIPTED_START:
+            real, scripted = session.StreamServer, ScriptedServer(script)
+
+            def server_of(config: Any) -> Any:
+                return scripted if config.identity.peer_id == identity.peer_id else real(config)
+
+            with patch.object(session, "StreamServer", server_of):
+                await gossip.start()
     try:
         await eventually(lambda: _is_connected(gossip, victim_id))
         yield member
     finally:
         await gossip.close()
-
-
-def _announced_number(group: Group | Envelope) -> dict[str, int]:
-    return {"number": group.number} if isinstance(group, Group) else {}
 
 
 async def _is_connected(gossip: Libp2pGossip, peer_id: str) -> bool:
@@ -316,3 +333,42 @@ async def sending(member: Member, *, period_s: float = HONEST_PERIOD_S) -> Async
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+@dataclass
+class Scene:
+    """The victim, and what a process of attackers shares. `on_member` gets the peer id of each attacking member."""
+
+    victim: Victim
+    maker: GroupMaker
+    sockets: Path
+    rng: random.Random = field(default_factory=random.Random)
+    on_member: Callable[[str], None] = lambda peer_id: None
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def folder(self) -> Path:
+        """Return a path for a new folder, short enough for sockets."""
+        return self.sockets / str(next(self._numbers))
+
+    @asynccontextmanager
+    async def member(self, **options: Any) -> AsyncIterator[Member]:
+        """Yield a new connected member; `options` are those of `joined`."""
+        async with joined(self.folder(), self.maker, self.victim, **options) as member:
+            self.on_member(member.peer_id)
+            yield member
+
+    async def at_once(self, attacks: Mapping[str, Callable[[], Awaitable[object]]]) -> None:
+        """Run attacks in parallel, at most `MAX_AT_ONCE`, and then raise the errors of those that failed."""
+        limit = asyncio.Semaphore(MAX_AT_ONCE)
+
+        async def run(name: str, attack: Callable[[], Awaitable[object]]) -> None:
+            try:
+                async with limit:
+                    await attack()
+            except Exception as error:
+                error.add_note(f"of the attack: {name}")
+                raise
+
+        ended = await asyncio.gather(*(run(*item) for item in attacks.items()), return_exceptions=True)
+        if errors := [error for error in ended if isinstance(error, Exception)]:
+            raise ExceptionGroup("attacks that did not end as expected", errors)

@@ -2,7 +2,7 @@
 
 This file runs first, because the audit needs the initial weights. A peer claims the victim's weights and sends
 log-probs that these weights do not give: the audit detects it. A false claim of weights that the victim lacks cannot
-be detected. In that case validation bounds the mean (`test_contents.py`), and the loss truncates and filters.
+be detected. In that case validation bounds the mean (`test_groups.py`), and the loss truncates and filters.
 """
 
 from __future__ import annotations
@@ -13,23 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.attacks.member import joined
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.stubs.group_maker import GroupMaker
+    from tests.attacks.member import Scene
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 
-async def test_the_audit_detects_false_logprobs_under_the_learners_weights(
-    victim: Victim, maker: GroupMaker, sockets: Path
-) -> None:
+async def test_the_audit_detects_false_logprobs_under_the_learners_weights(victim: Victim, scene: Scene) -> None:
     status = await victim.status()
     assert status["model"]["policy_version"] == 0, "another file of the folder ran first"
-    async with joined(sockets / "audited", maker, victim) as attacker:
+    async with scene.member() as attacker:
         for _ in range(3):
             group = attacker.group(model=status["model"]["name"])
             plausible = [

@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from ftis_node.records.envelope import open_announcement
 from ftis_node.replay.eviction import MAX_PER_PROBLEM
 from ftis_node.replay.lifecycle import ReleaseReason
-from tests.attacks.member import joined
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
     from typing import Any
 
-    from bench.stubs.group_maker import GroupMaker
     from ftis_node.records.group import Group
-    from tests.attacks.member import Member
+    from tests.attacks.member import Member, Scene
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
@@ -35,9 +33,9 @@ KNOWN_SCORE = 1.0
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def original(honest: Member, victim: Victim, maker: GroupMaker, sockets: Path) -> AsyncIterator[Member]:
+async def original(honest: Member, scene: Scene) -> AsyncIterator[Member]:
     """Yield an honest peer that is new to the victim."""
-    async with joined(sockets / "o", maker, victim) as member:
+    async with scene.member() as member:
         yield member
 
 
@@ -61,24 +59,14 @@ def copies(thief: Member, groups: Sequence[Group], *, change: bool = True) -> li
     return made
 
 
-async def settled(victim: Victim, member: Member, count: int) -> dict[str, Any]:
-    """Wait until the victim has judged `count` groups of a member, and return its row."""
-
-    async def is_settled() -> dict[str, Any] | None:
-        row = await victim.row(member.peer_id)
-        return row if row["groups_accepted"] + sum(row["groups_refused"].values()) >= count else None
-
-    return dict(await victim.until(is_settled))
-
-
 async def test_copies_with_a_changed_token_are_refused_and_earn_nothing(
     victim: Victim, original: Member, attacker: Member
 ) -> None:
     groups = long_groups(original)
     await original.offer(*groups)
-    assert (await settled(victim, original, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
+    assert (await victim.until_judged(original.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
     await attacker.offer(*copies(attacker, groups))
-    row = await settled(victim, attacker, NUM_GROUPS)
+    row = await victim.until_judged(attacker.peer_id, NUM_GROUPS)
     assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
     assert (row["score"], row["standing"]) == (0.0, "good"), "the order of two announcements is not certain"
 
@@ -87,15 +75,12 @@ async def test_a_thief_that_delivers_first_loses_to_the_group_that_was_announced
     victim: Victim, original: Member, attacker: Member
 ) -> None:
     """The original's uplink is slow: it delivers after the thief, which has fetched and signed its groups."""
-    groups, delivers = long_groups(original), asyncio.Event()
-    deliver_slowly(original, delivers)
-    offered = asyncio.create_task(original.offer(*groups))
-    await victim.until(lambda: has_requested(original))
+    groups = long_groups(original)
+    uplink = SlowUplink(victim, original, groups)
+    await uplink.announce()
     await attacker.offer(*copies(attacker, groups, change=False))
-    assert (await settled(victim, attacker, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
-    delivers.set()
-    await offered
-    row = await settled(victim, original, NUM_GROUPS)
+    assert (await victim.until_judged(attacker.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
+    row = await uplink.deliver()
     assert (row["groups_accepted"], row["groups_refused"]) == (NUM_GROUPS, {})
     assert (await victim.row(original.peer_id))["standing"] == "good"
 
@@ -114,9 +99,9 @@ async def test_a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_ch
 ) -> None:
     groups = long_groups(original)
     await attacker.offer(*copies(attacker, groups))
-    await settled(victim, attacker, NUM_GROUPS)
+    await victim.until_judged(attacker.peer_id, NUM_GROUPS)
     await original.offer(*groups)
-    row = await settled(victim, original, NUM_GROUPS)
+    row = await victim.until_judged(original.peer_id, NUM_GROUPS)
     assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
     assert (row["score"], row["standing"]) == (0.0, "good")
 
@@ -129,16 +114,14 @@ async def test_a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one(
         return bool((await victim.row(attacker.peer_id))["score"] >= KNOWN_SCORE)
 
     await victim.until(is_known, within_s=120)
-    num_before = await num_judged(victim, attacker)
-    groups, delivers = long_groups(original), asyncio.Event()
-    deliver_slowly(original, delivers)
-    offered = asyncio.create_task(original.offer(*groups))
-    await victim.until(lambda: has_requested(original))
+    row = await victim.row(attacker.peer_id)
+    num_before = row["groups_accepted"] + sum(row["groups_refused"].values())
+    groups = long_groups(original)
+    uplink = SlowUplink(victim, original, groups)
+    await uplink.announce()
     await attacker.offer(*copies(attacker, groups))
-    score = (await settled(victim, attacker, num_before + NUM_GROUPS))["score"]
-    delivers.set()
-    await offered
-    row = await settled(victim, original, NUM_GROUPS)
+    score = (await victim.until_judged(attacker.peer_id, num_before + NUM_GROUPS))["score"]
+    row = await uplink.deliver()
     assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}, "a newcomer's word against a known peer's"
     assert (row["score"], row["standing"]) == (0.0, "good")
     assert (await victim.row(attacker.peer_id))["score"] >= score - 0.01, "nor can a newcomer harm a known peer"
@@ -151,14 +134,9 @@ async def test_many_groups_about_one_problem_get_one_place_in_a_step(
     await attacker.offer(
         *(attacker.group(index=index) for index in (indices * NUM_OF_ONE_PROBLEM)[:NUM_OF_ONE_PROBLEM])
     )
-    row = await settled(victim, attacker, NUM_OF_ONE_PROBLEM)
+    row = await victim.until_judged(attacker.peer_id, NUM_OF_ONE_PROBLEM)
     assert row["groups_refused"] == {}
-    step = (await victim.status())["learner"]["step"]
-
-    async def has_trained() -> bool:
-        return bool((await victim.status())["learner"]["step"] >= step + 4)
-
-    await victim.until(has_trained, within_s=90)
+    await victim.until_above(await victim.step() + 3, victim.step, within_s=120)
     events = victim.node.events()
     of_attacker = [e["step"] for e in events if e["event"] == "taken" and e["sender"] == attacker.peer_id]
     assert of_attacker
@@ -190,26 +168,42 @@ def ready_before_steps(events: Sequence[dict[str, Any]], sender: str) -> tuple[d
 
 async def test_groups_without_a_signal_earn_nothing(victim: Victim, attacker: Member) -> None:
     await attacker.offer(*(attacker.group(is_solved=False) for _ in range(NUM_OF_ONE_PROBLEM)))
-    row = await settled(victim, attacker, NUM_OF_ONE_PROBLEM)
+    row = await victim.until_judged(attacker.peer_id, NUM_OF_ONE_PROBLEM)
     assert (row["groups_accepted"], row["score"]) == (NUM_OF_ONE_PROBLEM, 0.0)
 
 
-def deliver_slowly(member: Member, delivers: asyncio.Event) -> None:
-    """Note requests for groups at once, but answer after the event only."""
-    lookup = member._lookup
+class SlowUplink:
+    """A member whose announcements arrive at once, and whose groups arrive after `deliver` only."""
 
-    async def late(ids: Sequence[bytes]) -> list[bytes]:
-        bodies = await lookup(ids)
-        await delivers.wait()
+    def __init__(self, victim: Victim, member: Member, groups: Sequence[Group]) -> None:
+        self._victim, self._member, self._num_groups = victim, member, len(groups)
+        self._delivers = asyncio.Event()
+        first, *more = map(open_announcement, member.claims(*groups).values())
+        self._message = replace(first, more=tuple(more)).to_bytes()
+        member.gossip.serve(self._lookup)
+
+    async def announce(self) -> None:
+        """Return when the victim has read all announcements: one message has them, and it has requested a group."""
+
+        async def requested() -> set[bytes]:
+            await self._member.gossip.announce(self._message)
+            return self._member.requested_ids
+
+        await self._victim.until(requested)
+
+    async def deliver(self) -> dict[str, Any]:
+        """Serve the groups, announce them again in case a pull timed out, and return the row after their judgment."""
+        self._delivers.set()
+
+        async def judged() -> dict[str, Any] | None:
+            await self._member.gossip.announce(self._message)
+            row = await self._victim.row(self._member.peer_id)
+            num_judged = row["groups_accepted"] + sum(row["groups_refused"].values())
+            return row if num_judged >= self._num_groups else None
+
+        return dict(await self._victim.until(judged))
+
+    async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
+        bodies = await self._member._lookup(ids)
+        await self._delivers.wait()
         return bodies
-
-    member.gossip.serve(late)
-
-
-async def has_requested(member: Member) -> bool:
-    return bool(member.requested_ids)
-
-
-async def num_judged(victim: Victim, member: Member) -> int:
-    row = await victim.row(member.peer_id)
-    return int(row["groups_accepted"] + sum(row["groups_refused"].values()))

@@ -12,12 +12,10 @@ from ftis_node.cli.app import run
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.records.parsing import SCHEMA
-from tests.attacks.member import Member, joined, sign_body
+from tests.attacks.member import Member, Scene, sign_body
+from tests.attacks.victim import wait_until_continued
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.stubs.group_maker import GroupMaker
     from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
@@ -63,29 +61,19 @@ async def test_an_older_peer_is_rejected_by_name_until_it_is_updated(
     other = sign_body(stamped(pb.Body(), group.body, OLDER), attacker.identity)
     before = await victim.num_refused("version")
     await attacker.offer(other)  # the announcement has this version, the body the older one
-    await victim.until(lambda: _has_more_refusals(victim, before))
+    await victim.until_above(before, lambda: victim.num_refused("version"))
     row = await victim.row(attacker.peer_id)
     assert (row["standing"], row["ban_reason"]) == ("good", "")
     assert not {"announcement_version", "refused", "false_claim"} & row["reasons"].keys()
 
     await attacker.offer(attacker.group())
-    await victim.until(lambda: _has_accepted(victim, attacker))
+    await victim.until_above(0, lambda: victim.num_accepted(attacker.peer_id))
     assert (await victim.row(attacker.peer_id))["wire_words"] == ""
 
 
-async def _has_more_refusals(victim: Victim, before: int) -> bool:
-    return await victim.num_refused("version") > before
-
-
-async def _has_accepted(victim: Victim, member: Member) -> bool:
-    return (await victim.row(member.peer_id))["groups_accepted"] >= 1
-
-
-async def test_a_node_reports_that_most_members_are_newer(
-    victim: Victim, honest: Member, maker: GroupMaker, sockets: Path
-) -> None:
+async def test_a_node_reports_that_most_members_are_newer(victim: Victim, honest: Member, scene: Scene) -> None:
     async with AsyncExitStack() as stack:
-        newer = [await stack.enter_async_context(joined(sockets / f"newer{n}", maker, victim)) for n in range(2)]
+        newer = [await stack.enter_async_context(scene.member()) for _ in range(2)]
         await announce_as(newer[0], victim, NEWER)
 
         async def has_read_the_record() -> bool:
@@ -94,21 +82,16 @@ async def test_a_node_reports_that_most_members_are_newer(
 
         await victim.until(has_read_the_record)
 
-        async def is_behind() -> str:
-            return str((await victim.status())["swarm"]["update"])
+        advice = f"2 of 3 members speak wire {NEWER}, this node {SCHEMA}: update ftis-node"
 
-        advice = await victim.until(is_behind)
-        assert advice == f"2 of 3 members speak wire {NEWER}, this node {SCHEMA}: update ftis-node"
-        swarm = (await victim.status())["swarm"]
-        assert (swarm["peers_newer"], swarm["peers_older"]) == (2, 0)
+        async def is_behind() -> bool:
+            swarm = (await victim.status())["swarm"]
+            return (swarm["update"], swarm["peers_newer"], swarm["peers_older"]) == (advice, 2, 0)
+
+        await victim.until(is_behind)
 
         async def is_logged() -> bool:  # by the next look at the members
             return advice in victim.node.log.read_text()
 
         await victim.until(is_logged)
-        received = swarm["groups_received"]
-
-        async def receives_more_groups() -> bool:
-            return bool((await victim.status())["swarm"]["groups_received"] > received)
-
-        await victim.until(receives_more_groups)
+        await wait_until_continued(victim, honest)

@@ -1,42 +1,65 @@
-"""After all attacks the victim trains, admits honest groups, and has not grown in memory or on disk.
+"""The last attacks. After all attacks the victim trains, admits honest groups, and has not grown in memory or on disk.
 
 This file runs last. Run alone, it tests a victim without attackers.
 """
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.attacks.victim import MAX_DISK_BYTES
+from ftis_node.records.identity import Identity
+from tests.attacks.victim import MAX_DISK_BYTES, MAX_READY_GROUPS, wait_until_continued
 
 if TYPE_CHECKING:
-    from tests.attacks.member import Member
+    from tests.attacks.member import Member, Scene
     from tests.attacks.victim import Victim
 
-pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 
+NUM_IDENTITIES = 1000
 MAX_GROWTH_BYTES = 50 << 20
 SLACK_BYTES = 6 << 20  # SQLite's write-ahead log and unused parts of its pages
 MAX_EVENT_BYTES = 8 << 20
 
 
+async def test_a_thousand_identities_of_one_peer_share_one_quota(victim: Victim, scene: Scene, honest: Member) -> None:
+    """One peer announces and serves valid groups of a thousand senders, which use up the quota of all new peers."""
+    invented = [Identity.generate() for _ in range(NUM_IDENTITIES)]
+    invented_ids = {one.peer_id for one in invented}
+
+    async def is_within_share() -> bool:  # the buffer is pruned each second
+        with closing(sqlite3.connect(f"file:{victim.node.home}/replay.sqlite?mode=ro", uri=True)) as database:
+            rows = database.execute("SELECT sender FROM groups WHERE state = 'ready' AND own = 0").fetchall()
+        num_held = sum(sender in invented_ids for (sender,) in rows)
+        return num_held <= MAX_READY_GROUPS // 2  # one of two senders has half of the places
+
+    accepted = await victim.num_accepted(honest.peer_id)
+    async with scene.member(prepare=lambda member: member.answer_with_groups_of(invented)) as attacker:
+        await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "quota"), within_s=120)
+        await victim.until(is_within_share)
+        await victim.until_above(accepted + 4, lambda: victim.num_accepted(honest.peer_id))
+    assert not await victim.is_banned(honest.peer_id)
+
+
+async def test_a_thousand_invented_members_hide_no_real_one(victim: Victim, attacker: Member, honest: Member) -> None:
+    """It comes late, because a victim in a swarm that looks large pulls only what its learner needs."""
+    num_stored = await attacker.register([["/ip4/127.0.0.1/tcp/9"]] * NUM_IDENTITIES, ttl_s=300)
+    assert num_stored > NUM_IDENTITIES // 2, "the entries are valid, so the directory stores them"
+    await victim.until_above(await victim.num_accepted(honest.peer_id) + 4, lambda: victim.num_accepted(honest.peer_id))
+    assert (await victim.status())["swarm"]["state"] == "connected"
+
+
 async def test_the_victim_trains_and_admits_honest_groups(victim: Victim, honest: Member) -> None:
-    step = (await victim.status())["learner"]["step"]
-    accepted = (await victim.row(honest.peer_id))["groups_accepted"]
-
-    async def continues() -> bool:
-        row = await victim.row(honest.peer_id)
-        return bool((await victim.status())["learner"]["step"] >= step + 2 and row["groups_accepted"] > accepted + 4)
-
-    await victim.until(continues, within_s=60)
+    await wait_until_continued(victim, honest)
+    await wait_until_continued(victim, honest)
     assert victim.node.process.poll() is None
     assert len(victim.node.events("start")) == 1, "the node was started again"
     assert (await victim.status())["learner"]["restarts"] == 0
-    row = await victim.row(honest.peer_id)
-    assert row["standing"] == "good"
-    assert row["groups_refused"] == {}
+    assert (await victim.row(honest.peer_id))["groups_refused"] == {}
     fetched = await honest.gossip.fetch(honest.victim_id, [bytes(32)])
     assert fetched.outcome == "complete", "the honest peer is not served"
 

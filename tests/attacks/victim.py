@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -11,19 +12,20 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
+from tests.node.support import ANY_PORT, RunningNode, started
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     from tests.attacks.member import Member
-    from tests.attacks.victim import Victim
-    from tests.node.support import RunningNode
 
-POLL_S = 0.3
+POLL_S = 0.2
+READY_S = 240.0  # a busy machine
 MAX_DISK_BYTES = 8 << 20
 MAX_READY_GROUPS = 32
 MAX_ENVELOPE_BYTES = 1 << 16
-REQUESTS_PER_MINUTE = 240
+REQUESTS_PER_MINUTE = 120
 MANIFEST = RunManifest(
     name="attacked",
     task="arithmetic",
@@ -68,6 +70,9 @@ class Victim:
     async def addresses(self) -> list[str]:
         return list((await self.status())["node"]["addresses"])
 
+    async def step(self) -> int:
+        return int((await self.status())["learner"]["step"])
+
     async def num_refused(self, reason: str) -> int:
         """Return how many groups and announcements were rejected for this reason."""
         return int((await self.status())["swarm"]["groups_refused"].get(reason, 0))
@@ -79,7 +84,11 @@ class Victim:
     async def row(self, peer_id: str) -> dict[str, Any]:
         """Return the peer's row in `peers --json`."""
         rows = await asyncio.to_thread(read_document, self._home, "/peers")
-        return next((row for row in rows if row["peer_id"] == peer_id), {"groups_refused": {}, "standing": None})
+        unknown = {"groups_accepted": 0, "groups_refused": {}, "standing": None}
+        return next((row for row in rows if row["peer_id"] == peer_id), unknown)
+
+    async def num_accepted(self, peer_id: str) -> int:
+        return int((await self.row(peer_id))["groups_accepted"])
 
     async def num_refused_of(self, peer_id: str, reason: str) -> int:
         """Return how many rejections for this reason the node charged to a peer."""
@@ -88,7 +97,7 @@ class Victim:
     async def is_banned(self, peer_id: str) -> bool:
         return bool((await self.row(peer_id))["standing"] == "banned")
 
-    async def until(self, condition: Callable[[], Any], *, within_s: float = 30.0) -> Any:
+    async def until(self, condition: Callable[[], Any], *, within_s: float = 60.0) -> Any:
         """Await `condition` until its result is true, and return that result."""
         deadline = asyncio.get_running_loop().time() + within_s
         while not (found := await none_if_unanswered(condition)):
@@ -96,6 +105,23 @@ class Victim:
             assert asyncio.get_running_loop().time() < deadline, (await self.status())["swarm"]
             await asyncio.sleep(POLL_S)
         return found
+
+    async def until_above(self, before: int, count: Callable[[], Awaitable[int]], *, within_s: float = 60.0) -> None:
+        """Wait until a count is above `before`."""
+
+        async def is_above() -> bool:
+            return await count() > before
+
+        await self.until(is_above, within_s=within_s)
+
+    async def until_judged(self, peer_id: str, count: int) -> dict[str, Any]:
+        """Wait until the node has accepted or rejected `count` groups of a peer, and return the peer's row."""
+
+        async def judged() -> dict[str, Any] | None:
+            row = await self.row(peer_id)
+            return row if row["groups_accepted"] + sum(row["groups_refused"].values()) >= count else None
+
+        return dict(await self.until(judged))
 
     def resident_bytes(self) -> int:
         """Return the memory of the daemon, without its workers, which hold the model."""
@@ -121,12 +147,22 @@ async def none_if_unanswered(condition: Callable[[], Any]) -> Any:
 
 async def wait_until_continued(victim: Victim, honest: Member) -> None:
     """Wait until the victim completes a step and admits a group of the honest peer, whose standing stays good."""
-    step = (await victim.status())["learner"]["step"]
-    accepted = (await victim.row(honest.peer_id))["groups_accepted"]
-
-    async def has_continued() -> bool:
-        row = await victim.row(honest.peer_id)
-        return bool(row["groups_accepted"] > accepted and (await victim.status())["learner"]["step"] > step)
-
-    await victim.until(has_continued)
+    step, accepted = await victim.step(), await victim.num_accepted(honest.peer_id)
+    await victim.until_above(step, victim.step)
+    await victim.until_above(accepted, lambda: victim.num_accepted(honest.peer_id))
     assert (await victim.row(honest.peer_id))["standing"] == "good"
+
+
+@asynccontextmanager
+async def running_victim(folder: Path, model: Path, *, settings: str = SETTINGS) -> AsyncIterator[Victim]:
+    """Run a node without peers, with its manifest and home in `folder`."""
+    run, home = folder / "run.toml", folder / "home"
+    run.write_text(MANIFEST.to_toml())
+    home.mkdir()
+    (home / "node.toml").write_text(settings)
+    arguments = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")
+    with started(home, "join", "--model", str(model), *arguments) as node:
+        victim = Victim(node)
+        await asyncio.to_thread(node.wait_for, Home(home).running_url, timeout_s=READY_S)
+        await victim.until(victim.addresses, within_s=READY_S)
+        yield victim

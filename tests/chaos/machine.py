@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
 
 import psutil
 
@@ -17,36 +16,18 @@ def busy_seconds() -> float:
     return float(times.user + times.nice + times.system) / (psutil.cpu_count() or 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The load average of the last minute, and the busy and stolen shares (0 to 1) of processor time over `seconds`.
-
-    Stolen time is time that the host of a virtual machine gave to others.
-    """
-
-    average: float
-    busy: float
-    stolen: float
-    seconds: float
-
-    def __str__(self) -> str:
-        cores = psutil.cpu_count() or 1
-        return (
-            f"load {self.average:.1f} on {cores} cores, {self.busy:.0%} busy and {self.stolen:.0%} stolen"
-            f" over {self.seconds:.0f} s"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Meter:
     """A measurement of the load that begins with its creation."""
 
-    began_at: float = field(default_factory=time.monotonic)  # by the monotonic clock
-    _busy_s: float = field(default_factory=busy_seconds)
-    _stolen_s: float = field(default_factory=stolen_seconds)
+    def __init__(self) -> None:
+        self.began_at = time.monotonic()
+        self._busy_s, self._stolen_s = busy_seconds(), stolen_seconds()
 
-    def read(self) -> Load:
-        """Return the load from the beginning until now."""
+    def read(self) -> str:
+        """Return the load average, and the busy share and the share that the host took since the beginning."""
         seconds = max(time.monotonic() - self.began_at, 1e-3)
         busy, stolen = (busy_seconds() - self._busy_s) / seconds, (stolen_seconds() - self._stolen_s) / seconds
-        return Load(os.getloadavg()[0], min(1.0, busy), min(1.0, stolen), seconds)
+        return (
+            f"load {os.getloadavg()[0]:.1f} on {psutil.cpu_count() or 1} cores, {min(1.0, busy):.0%} busy and"
+            f" {min(1.0, stolen):.0%} stolen over {seconds:.0f} s"
+        )

@@ -23,7 +23,7 @@ from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults.base import Ends
 from tests.chaos.invariants import checks as invariants
 from tests.chaos.invariants.checks import Violation
-from tests.chaos.machine import Load, Meter
+from tests.chaos.machine import Meter
 from tests.chaos.swarm import POLL_S, START_S, STOP_S
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Outcome:
     fault_s: float
     recovered_s: float | None
     violations: tuple[Violation, ...]
-    load: Load
+    load: str
 
 
 class Runner:

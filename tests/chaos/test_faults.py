@@ -7,37 +7,37 @@ import random
 import subprocess
 import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ftis_node.errors import FtisError
-from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.records.identity import Identity
 from tests.attacks.member import Member
-from tests.attacks.victim import Victim
 from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults import processes as process_faults
-from tests.chaos.faults.members import NUM_STREAMS, Attack, hold_streams
+from tests.chaos.faults.members import NUM_STREAMS, hold_streams
 from tests.chaos.swarm import Swarm, SwarmNode
 from tests.node.support import RunningNode, started
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     import pytest
 
-    from bench.stubs.group_maker import GroupMaker
     from ftis_node.gossip.wire_format import RpcService
 
+NOTHING: Any = None
 
-class MemberWithoutStreams(Member):
-    """A member that cannot open streams to the victim."""
+
+class BusyMember(Member):
+    """A member that cannot open streams to the victim, and whose victim does not answer the first request."""
 
     def __init__(self) -> None:
-        self.num_refused = 0
+        self.num_refused = self.num_requests = 0
+        self.requested_ids = set()
+        self.gossip: Any = self
 
     @asynccontextmanager
     async def stream(self, service: RpcService, *, timeout_s: float = 30.0) -> AsyncIterator[Any]:
@@ -45,32 +45,22 @@ class MemberWithoutStreams(Member):
         raise P2pdError("failed to open stream: context deadline exceeded")
         yield
 
+    async def announce(self, claim: bytes) -> None:
+        pass
 
-class BusyVictim(Victim):
-    """A victim that does not answer the first request."""
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-
-    async def is_banned(self, peer_id: str) -> bool:
+    async def _is_banned(self) -> bool:
         self.num_requests += 1
         if self.num_requests == 1:
             raise FtisError("the node does not answer")
         return True
 
 
-def test_hold_streams_accepts_refused_streams() -> None:
-    member, victim = MemberWithoutStreams(), Victim(RunningNode(None, Path(), Path()))  # type: ignore[arg-type]
-    asyncio.run(hold_streams(Attack(member, victim, random.Random(0), lambda _: None)))
+def test_refused_streams_are_accepted_and_a_busy_victim_is_asked_again() -> None:
+    member = BusyMember()
+    asyncio.run(hold_streams(NOTHING, NOTHING, member))
     assert member.num_refused == NUM_STREAMS + 1
-
-
-def test_a_busy_victim_is_asked_again() -> None:
-    identity, victim, maker = Identity.generate(), BusyVictim(), cast("GroupMaker", None)
-    gossip: Any = LoopbackSwarm().join(identity.peer_id, run_id="ab" * 16, num_shards=1)
-    member = Member(gossip, identity, maker, victim, "it")
-    asyncio.run(member.announce_until_requested({b"id": b"claim"}, within_s=30.0))
-    assert victim.num_requests == 2
+    asyncio.run(member.announce_until_requested({b"id": b"claim"}))
+    assert member.num_requests == 2
 
 
 def ended_process() -> psutil.Process:
@@ -84,8 +74,7 @@ class NodeWithProcesses(SwarmNode):
     is_running = True
 
     def __init__(self, home: Path, *found: psutil.Process) -> None:
-        proxy: Any = None
-        super().__init__("a", home, ("join",), proxy)
+        super().__init__("a", home, ("join",), NOTHING)
         self.found = list(found)
 
     def roles(self) -> dict[str, list[psutil.Process]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +17,9 @@ from tests.chaos.observation.buffer import Buffer, Row
 from tests.chaos.observation.event_log import Event, EventLogMemory, effective_history
 from tests.chaos.observation.processes import Process
 from tests.chaos.observation.watch import Observation
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WITHOUT_GROUP = '{"time":8,"event":"taken","step":2}'
 US, PEER = "12D3us", "12D3peer"
@@ -312,7 +314,3 @@ def test_events_are_kept_as_they_were_first_read(tmp_path: Path) -> None:
 
 def names(seen: Observation) -> set[str]:
     return {finding.invariant for finding in findings(seen)}
-
-
-def test_the_readme_has_the_table_of_invariants() -> None:
-    assert invariants.table() in Path(__file__).with_name("README.md").read_text(), "python -m tests.chaos --table"

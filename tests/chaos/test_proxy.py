@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import socketserver
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.proxy import Proxy
+from tests.chaos.proxy import ANY, Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,74 +21,62 @@ LIMIT_S = 20.0
 DELAY_S = 0.2
 
 
+class Echo(socketserver.BaseRequestHandler):
+    """Send back what comes in."""
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := self.request.recv(1 << 16):
+                self.request.sendall(data)
+
+
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
     """Yield a proxy of an echo server."""
-    with socket.create_server((HERE, 0)) as server:
-
-        def echo(connection: socket.socket) -> None:
-            with connection:
-                while data := connection.recv(1 << 16):
-                    connection.sendall(data)
-
-        def accept() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:  # the test has closed the server
-                    return
-                threading.Thread(target=echo, args=(connection,), daemon=True).start()
-
-        thread = threading.Thread(target=accept, daemon=True)
+    with socketserver.ThreadingTCPServer((HERE, 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        with Proxy.open(to=(HERE, server.getsockname()[1])) as proxy:
+        with Proxy.open(to=(HERE, server.server_address[1])) as proxy:
             yield proxy
-        server.shutdown(socket.SHUT_RDWR)
+        server.shutdown()
         thread.join(timeout=LIMIT_S)
 
 
-@contextmanager
-def client(proxy: Proxy, *, host: str) -> Iterator[socket.socket]:
-    """Yield a connection through the proxy with the source address `host`."""
+def client(proxy: Proxy, host: str) -> socket.socket:
+    """Return a connection through the proxy with the source address `host`."""
     port = int(proxy.address.rpartition("/")[2])
-    with socket.create_connection((HERE, port), timeout=LIMIT_S, source_address=(host, 0)) as connection:
-        yield connection
+    return socket.create_connection((HERE, port), timeout=LIMIT_S, source_address=(host, 0))
 
 
-def answers(connection: socket.socket, text: bytes = b"hello") -> bool:
-    """Return whether the server echoes the text."""
+def answers(connection: socket.socket) -> bool:
+    """Return whether the server echoes."""
     try:
-        connection.sendall(text)
-        return connection.recv(64) == text
+        connection.sendall(b"hello")
+        return connection.recv(64) == b"hello"
     except ConnectionError:
         return False
 
 
-def test_a_cut_affects_connections_from_that_host_only(proxy: Proxy) -> None:
-    with client(proxy, host=HERE) as one, client(proxy, host=OTHER) as other:
-        assert answers(one) and answers(other)
-        proxy.cut(OTHER)
-        assert other.recv(1) == b""
-        assert answers(one)
-        with client(proxy, host=OTHER) as again:
-            assert not answers(again), "new connections are refused too"
-        proxy.restore(OTHER)
-        with client(proxy, host=OTHER) as again:
+@pytest.mark.parametrize(("cut", "is_cut"), [(OTHER, (False, True)), (ANY, (True, True))], ids=["one host", "all"])
+def test_a_cut_affects_connections_from_that_host_until_it_is_restored(
+    proxy: Proxy, cut: str, is_cut: tuple[bool, bool]
+) -> None:
+    with client(proxy, HERE) as here, client(proxy, OTHER) as other:
+        assert answers(here) and answers(other)
+        proxy.cut(cut)
+        assert other.recv(1) == b"", "aborted"
+        assert answers(here) is not is_cut[0]
+        for host, expected in zip((HERE, OTHER), is_cut, strict=True):
+            with client(proxy, host) as again:
+                assert answers(again) is not expected, "new connections are refused too"
+        proxy.restore(cut)
+        with client(proxy, OTHER) as again:
             assert answers(again)
-
-
-def test_a_cut_for_all_hosts_ends_with_restore(proxy: Proxy) -> None:
-    proxy.cut()
-    with client(proxy, host=HERE) as one:
-        assert not answers(one)
-    proxy.restore()
-    with client(proxy, host=HERE) as one:
-        assert answers(one)
 
 
 def test_a_delay_applies_in_both_directions_and_keeps_the_order(proxy: Proxy) -> None:
     proxy.delay(DELAY_S)
-    with client(proxy, host=HERE) as one:
+    with client(proxy, HERE) as one:
         started_at = time.monotonic()
         for number in range(20):
             one.sendall(bytes([number]))

@@ -5,8 +5,8 @@
 The run has one `ftis-node join` with a tiny model, and two honest senders. Quiet phases and attacks alternate, three
 and six minutes long in a run of an hour. So the rate of admitted honest groups is compared within the run.
 
-Ten attackers act at once, in a separate process of lower priority. The next one is of the kind that is furthest behind
-its actions per day (`kinds.py`). Each phase prints a line; the last line is JSON.
+Ten attackers act at once, in a separate process of lower priority. All kinds (`kinds.py`) take turns in shuffled
+rounds. Each phase prints a line; the last line is JSON.
 
 After a violation the exit code is 1, and the run keeps homes and logs. These are violations: The node ended or wrote a
 traceback. Honest groups were admitted at less than 90 % of the undisturbed rate. Memory, descriptors, threads or disk
@@ -24,28 +24,28 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.stubs.group_maker import GroupMaker
-from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from tests.attacks.endurance import verdict
 from tests.attacks.endurance.attacker_process import AttackerProcess, attacking_process
-from tests.attacks.endurance.phases import Phase, plan
+from tests.attacks.endurance.verdict import Phase, plan
 from tests.attacks.endurance.watch import Watch
 from tests.attacks.member import Member, joined, sending
-from tests.attacks.victim import MANIFEST, SETTINGS, Victim
-from tests.node.support import ANY_PORT, started
+from tests.attacks.victim import SETTINGS, running_victim
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
+
+    from tests.attacks.victim import Victim
 
 NUM_HONEST = 2
 HONEST_EVERY_S = 1.0
-READY_S, TRAINS_S = 240.0, 240.0
+TRAINS_S = 240.0
 SETTLE_S = 3.0  # between phases
 # The directory lists hundreds of attackers. With `auto` the node would pull only what its learner needs, so the rate of
 # honest groups would be that of its steps. Therefore it pulls all groups.
@@ -102,7 +102,8 @@ async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[
     model = trained_model("s")
     phases = plan(options.minutes)
     async with AsyncExitStack() as stack:
-        victim = await stack.enter_async_context(running(out, model))
+        settings = SETTINGS.replace(BY_SIZE, PULL_ALL) + SMALL_FILES
+        victim = await stack.enter_async_context(running_victim(out, model, settings=settings))
         maker = GroupMaker(model, load_manifest(str(out / "run.toml")))
         honest = [
             await stack.enter_async_context(joined(sockets / f"h{at}", maker, victim)) for at in range(NUM_HONEST)
@@ -113,7 +114,7 @@ async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[
         attackers = await stack.enter_async_context(
             attacking_process(attacker_config(victim, out, model, options), out / "attackers.log")
         )
-        log(f"{len(attackers.per_day)} kinds of attackers, {len(phases)} phases; files are in {out}")
+        log(f"{len(attackers.kinds)} kinds of attackers, {len(phases)} phases; files are in {out}")
         watch = Watch(victim, out)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
@@ -129,23 +130,8 @@ async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[
         return verdict.summary(victim, honest, attackers, watch.seen, done, status)
 
 
-@asynccontextmanager
-async def running(out: Path, model: Path) -> AsyncIterator[Victim]:
-    """Run the node under attack."""
-    run, home = out / "run.toml", out / "home"
-    run.write_text(MANIFEST.to_toml())
-    home.mkdir()
-    (home / "node.toml").write_text(SETTINGS.replace(BY_SIZE, PULL_ALL) + SMALL_FILES)
-    arguments = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")
-    with started(home, "join", "--model", str(model), *arguments) as node:
-        victim = Victim(node)
-        await asyncio.to_thread(node.wait_for, Home(home).running_url, timeout_s=READY_S)
-        await victim.until(lambda: _listens(victim), within_s=READY_S)
-        yield victim
-
-
 def attacker_config(victim: Victim, out: Path, model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the configuration of the attacking process, which spreads a day's actions over the minutes of attack."""
+    """Return the configuration of the attacking process."""
     node = victim.node
     return {
         "pid": node.process.pid,
@@ -154,7 +140,6 @@ def attacker_config(victim: Victim, out: Path, model: Path, options: argparse.Na
         "model": str(model),
         "manifest": str(out / "run.toml"),
         "seed": options.seed,
-        "minutes": sum(minutes for attacked, minutes in plan(options.minutes) if attacked),
         "without": [word for word in options.without.split(",") if word],
     }
 
@@ -183,23 +168,17 @@ async def play(
     return Phase(attacked, took, admitted_after - admitted, sent_after - sent, step_after - step)
 
 
-async def _listens(victim: Victim) -> bool:
-    return bool(await victim.addresses())
-
-
 async def _trains(victim: Victim, honest: Sequence[Member]) -> bool:
-    rows = [await victim.row(one.peer_id) for one in honest]
-    return all(row.get("groups_accepted", 0) >= 3 for row in rows) and (await victim.status())["learner"]["step"] >= 2
+    accepted = [await victim.num_accepted(one.peer_id) for one in honest]
+    return min(accepted) >= 3 and await victim.step() >= 2
 
 
 def _line(phase: Phase, attackers: AttackerProcess) -> str:
     name = "attack" if phase.attacked else "quiet"
-    shares = sorted(attackers.shares().values())
-    day = f"{sum(min(1.0, share) for share in shares) / max(1, len(shares)):.2f} of a day" if shares else ""
     return (
         f"{name:8} {phase.minutes:4.1f} min: {phase.admitted} of {phase.sent} honest groups,"
-        f" {phase.rate:.1f} per minute, {phase.steps} steps; attackers so far: {attackers.done.total()} actions, {day},"
-        f" {len(attackers.attack_of)} members, {attackers.errors.total()} errors"
+        f" {phase.rate:.1f} per minute, {phase.steps} steps; attackers so far: {attackers.done.total()} actions,"
+        f" {len(attackers.kind_of)} members, {attackers.errors.total()} errors"
     )
 
 

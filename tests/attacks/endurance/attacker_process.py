@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
@@ -23,67 +22,60 @@ LINE_BYTES = 1 << 20
 
 
 class AttackerProcess:
-    """The attackers. `done` counts actions by kind; `attack_of` maps a member's peer id to its attack."""
+    """The attackers. `done` counts actions by kind; `kind_of` maps a member's peer id to its kind."""
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
-        self.child = child
-        self.per_day: dict[str, int] = {}
-        self.done: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
+        self.kinds: list[str] = []
+        self.done, self.errors = Counter[str](), Counter[str]()
         self.last_errors: dict[str, str] = {}
-        self.attack_of: dict[str, str] = {}
+        self.kind_of: dict[str, str] = {}
         self.malicious: set[str] = set()
+        self._child = child
+        self._is_quiet = asyncio.Event()  # also once the process is ready
         self.listening = asyncio.create_task(self._listen())  # ends with the process
-        self._ready, self._quiet = asyncio.Event(), asyncio.Event()
 
     async def on(self) -> None:
         """Start the attacks."""
-        self._quiet.clear()
+        self._is_quiet.clear()
         await self._send(b"on\n")
 
     async def off(self) -> None:
         """Stop all attacks and wait for their end."""
         await self._send(b"off\n")
-        async with asyncio.timeout(QUIET_S):
-            await self._quiet.wait()
+        await self.quiet(QUIET_S)
 
-    async def ready(self) -> None:
-        """Wait until the process accepts commands. Raises TimeoutError if it does not."""
-        async with asyncio.timeout(READY_S):
-            await self._ready.wait()
-
-    def shares(self) -> dict[str, float]:
-        """Return the share of a day's actions that each kind has done."""
-        return {name: self.done[name] / per_day for name, per_day in self.per_day.items()}
+    async def quiet(self, within_s: float) -> None:
+        """Wait until no attack runs. Raises TimeoutError if that takes longer."""
+        async with asyncio.timeout(within_s):
+            await self._is_quiet.wait()
 
     async def _send(self, command: bytes) -> None:
-        assert self.child.stdin is not None
-        self.child.stdin.write(command)
-        await self.child.stdin.drain()
+        assert self._child.stdin is not None
+        self._child.stdin.write(command)
+        await self._child.stdin.drain()
 
     async def _listen(self) -> None:
         """Read the messages of the process until it ends."""
-        assert self.child.stdout is not None
-        async for line in self.child.stdout:
+        assert self._child.stdout is not None
+        async for line in self._child.stdout:
             with suppress(ValueError):  # a line of a library
                 self._handle(json.loads(line))
 
     def _handle(self, message: dict[str, Any]) -> None:
         match message:
-            case {"type": "ready", "per_day": per_day}:
-                self.per_day = per_day
-                self._ready.set()
-            case {"type": "quiet"}:
-                self._quiet.set()
-            case {"type": "member", "peer": peer, "attack": attack, "malicious": is_malicious}:
-                self.attack_of[peer] = attack
-                if is_malicious:
-                    self.malicious.add(peer)
-            case {"type": "count", "attack": attack, "actions": actions}:
-                self.done[attack] += actions
-            case {"type": "error", "attack": attack, "error": error}:
-                self.errors[attack] += 1
-                self.last_errors[attack] = error
+            case {"kinds": kinds}:
+                self.kinds = kinds
+                self._is_quiet.set()
+            case {"quiet": True}:
+                self._is_quiet.set()
+            case {"member": peer, "kind": kind, "malicious": is_malicious}:
+                self.kind_of[peer] = kind
+                self.malicious |= {peer} if is_malicious else set()
+            case {"kind": kind, "actions": actions}:
+                self.done[kind] += actions
+            case {"kind": kind, "error": error}:
+                self.errors[kind] += 1
+                self.last_errors[kind] = error
 
 
 @asynccontextmanager
@@ -101,7 +93,7 @@ async def attacking_process(config: dict[str, Any], log: Path) -> AsyncIterator[
         )
     attackers = AttackerProcess(child)
     try:
-        await attackers.ready()
+        await attackers.quiet(READY_S)
         yield attackers
     finally:
         await asyncio.shield(_end(child))
@@ -120,6 +112,5 @@ async def _end(child: asyncio.subprocess.Process) -> None:
             await child.wait()
     for process in family:
         with suppress(psutil.NoSuchProcess):
-            if process.is_running():
-                process.send_signal(signal.SIGKILL)
+            process.kill()
     await child.wait()

@@ -1,133 +1,109 @@
 """A separate process for all attackers, so that they take no time of the honest senders' event loop.
 
-    python -m tests.attacks.endurance.attackers CONFIG   # JSON: pid, home, log, model, seed, minutes, without
+    python -m tests.attacks.endurance.attackers CONFIG   # JSON: pid, home, log, model, manifest, seed, without
 
-It attacks from the line `on` to the line `off` of its standard input, and ends with the input. It prints lines of
-JSON. `ready` has the kinds with their actions per day. `quiet` means that all attacks have stopped. `member` has the
-identity of an attacking member. `count` has the actions of an attack that ended. `error` means that an attacker failed.
+It attacks from the line `on` to the line `off` of its standard input, and ends with the input. It prints lines of JSON:
+
+    {"kinds": names}                       it is ready
+    {"quiet": true}                        all attacks have stopped
+    {"member": id, "kind", "malicious"}    an attacking member
+    {"kind", "actions"}                    an attack that ended
+    {"kind", "error"}                      an attack that failed
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import sys
 import tempfile
-import time
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import load_manifest
 from tests.attacks.endurance.kinds import all_kinds
-from tests.attacks.endurance.target import OtherProcess, Scene
+from tests.attacks.member import Scene
 from tests.attacks.victim import Victim
 from tests.node.support import RunningNode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.attacks.endurance.kinds import Kind
 
 NUM_AT_ONCE = 10
-POLL_S = 0.5
 
 
-class Attackers:
-    """Workers that take the kind that is furthest behind its actions per day, with some randomness."""
+class OtherProcess:
+    """A process of another parent, with the interface of `Popen`."""
 
-    def __init__(self, config: dict[str, Any], sockets: Path) -> None:
-        """Plan one day's actions for `config["minutes"]` of attack."""
-        self._rng = random.Random(config["seed"])
-        self._config, self._sockets = config, sockets
-        without = tuple(config["without"])
-        self.kinds = [kind for kind in all_kinds() if not any(word in kind.name for word in without)]
-        self.done: Counter[str] = Counter()
-        self._pending: Counter[str] = Counter()  # expected actions of attacks that run
-        self._per_attack: dict[str, int] = {}  # actions of the last attack of a kind
-        self._attacked_s = 0.0
-        node = RunningNode(OtherProcess(config["pid"]), Path(config["home"]), Path(config["log"]))  # type: ignore[arg-type]
-        self._victim = Victim(node)
-        self._maker = GroupMaker(Path(config["model"]), load_manifest(config["manifest"]))
-        self._numbers = itertools.count()
-        self._workers: list[asyncio.Task[None]] = []
-        self._began_at: float | None = None
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._process = psutil.Process(pid)
 
-    def on(self) -> None:
-        self._began_at = time.monotonic()
-        self._workers = [asyncio.create_task(self._work()) for _ in range(NUM_AT_ONCE)]
-
-    async def off(self) -> None:
-        """Cancel all attacks that run, without counting their actions."""
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        self._workers = []
-        if self._began_at is not None:
-            self._attacked_s += time.monotonic() - self._began_at
-            self._began_at = None
-
-    async def _work(self) -> None:
-        while True:
-            kind = self._next()
-            if kind is None:  # all kinds are ahead
-                await asyncio.sleep(POLL_S)
-                continue
-            expected = self._per_attack.get(kind.name, 1)
-            self._pending[kind.name] += expected
-            try:
-                await self._attack(kind)
-            finally:
-                self._pending[kind.name] -= expected
-
-    def _next(self) -> Kind | None:
-        now_s = time.monotonic() - self._began_at if self._began_at is not None else 0.0
-        due = (self._attacked_s + now_s) / (60 * self._config["minutes"])
-        shares = {kind.name: (self.done[kind.name] + self._pending[kind.name]) / kind.per_day for kind in self.kinds}
-        behind = [kind for kind in self.kinds if shares[kind.name] < due]
-        return min(behind, key=lambda kind: shares[kind.name] * self._rng.uniform(0.5, 1.5)) if behind else None
-
-    async def _attack(self, kind: Kind) -> None:
-        def note(peer_id: str) -> None:
-            report("member", peer=peer_id, attack=kind.name, malicious=kind.is_malicious)
-
-        scene = Scene(self._victim, self._maker, self._sockets, self._rng, note, self._numbers)
-        try:
-            async with asyncio.timeout(kind.limit_s):
-                done = await kind.act(scene)
-        except Exception as error:  # of the node or of this machine
-            report("error", attack=kind.name, error=f"{type(error).__name__}: {error}"[:300])
-            self._pending[kind.name] += 1  # another kind is next, even if this one always fails
-            return
-        self._per_attack[kind.name] = done
-        self.done[kind.name] += done
-        report("count", attack=kind.name, actions=done)
+    def poll(self) -> int | None:
+        """Return None while the process runs."""
+        is_alive = self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE
+        return None if is_alive else -1
 
 
-def report(message_type: str, **fields: Any) -> None:
+def report(**fields: Any) -> None:
     """Print one line for the parent process."""
-    sys.stdout.write(json.dumps({"type": message_type, **fields}) + "\n")
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
-async def attack(config: dict[str, Any]) -> None:
-    """Attack until the standard input ends."""
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    with tempfile.TemporaryDirectory(prefix="fta") as sockets:
-        attackers = Attackers(config, Path(sockets))
-        report("ready", per_day={kind.name: kind.per_day for kind in attackers.kinds})
+def rounds(kinds: list[Kind], rng: random.Random) -> Iterator[Kind]:
+    """Yield all kinds in shuffled rounds, without end."""
+    while True:
+        yield from rng.sample(kinds, len(kinds))
+
+
+async def attack(scene: Scene, kinds: Iterator[Kind]) -> None:
+    """Make one attack after the other until cancelled."""
+    for kind in kinds:
+        name = kind.name
+
+        def note(peer_id: str, kind: Kind = kind) -> None:
+            report(member=peer_id, kind=kind.name, malicious=kind.is_malicious)
+
         try:
-            while order := (await reader.readline()).strip():
-                if order == b"on":
-                    attackers.on()
-                else:
-                    await attackers.off()
-                    report("quiet")
-        finally:
-            await attackers.off()
+            async with asyncio.timeout(kind.limit_s):
+                report(kind=name, actions=await kind.act(replace(scene, on_member=note)))
+        except Exception as error:  # of the node or of this machine
+            report(kind=name, error=f"{type(error).__name__}: {error}"[:300])
+
+
+async def main(config: dict[str, Any]) -> None:
+    """Attack until the standard input ends."""
+    reader, rng = asyncio.StreamReader(), random.Random(config["seed"])
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    node = RunningNode(OtherProcess(config["pid"]), Path(config["home"]), Path(config["log"]))  # type: ignore[arg-type]
+    maker = GroupMaker(Path(config["model"]), load_manifest(config["manifest"]))
+    kinds = [kind for kind in all_kinds() if not any(word in kind.name for word in config["without"])]
+    in_rounds, workers = rounds(kinds, rng), list[asyncio.Task[None]]()
+    with tempfile.TemporaryDirectory(prefix="fta") as sockets:
+        scene = Scene(Victim(node), maker, Path(sockets), rng)
+        report(kinds=[kind.name for kind in kinds])
+        while order := (await reader.readline()).strip():
+            if order == b"on":
+                workers = [asyncio.create_task(attack(scene, in_rounds)) for _ in range(NUM_AT_ONCE)]
+                continue
+            await stop(workers)
+            report(quiet=True)
+        await stop(workers)
+
+
+async def stop(workers: list[asyncio.Task[None]]) -> None:
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(attack(json.loads(sys.argv[1])))
+    asyncio.run(main(json.loads(sys.argv[1])))

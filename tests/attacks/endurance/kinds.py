@@ -1,27 +1,36 @@
-"""All kinds of attackers, each with its assumed actions per day.
-
-An action is one visit, false group, announcement, request or entry, depending on the kind. The rates are those of a
-busy public node: hundreds of foreign hosts, thousands of false groups, and floods of cheap messages.
-"""
+"""All kinds of attackers. An action is a visit, group, announcement, request or entry, depending on the kind."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.attacks.endurance import false_groups, floods
-from tests.attacks.visitors import js_host
-from tests.attacks.visitors.connections import ManyStreams, ReconnectingPeer, SilentPeer
-from tests.attacks.visitors.crawlers import Crawler, HivemindClient, PlainHost
-from tests.attacks.visitors.foreign import ForeignAuthor, ForeignKeyHost
-from tests.attacks.visitors.host import FOREIGN
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService
+from ftis_node.records.identity import Identity
+from tests.attacks import false_groups, messages, test_http
+from tests.attacks.member import GONE
+from tests.attacks.visitors.host import Target
+from tests.attacks.visitors.visits import AUTHORS, VISITS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tests.attacks.endurance.target import Scene
-    from tests.attacks.visitors.host import Visitor
+    from tests.attacks.member import Claims, Member, Scene
+    from tests.attacks.visitors.visits import Visit
+
+    Act = Callable[[Scene], Awaitable[int]]
+    ActAsMember = Callable[[Member, Scene], Awaitable[int]]
+
+NUM_NONEXISTENT, AT_ONCE = 4_000, 8
+NUM_MALFORMED, NUM_REQUESTS, NUM_QUESTIONS, NUM_STREAMS = 12, 300, 60, 30
+NUM_SLOW, NUM_RELAYED, NUM_INVENTED, NUM_CONNECTIONS, NUM_PADDED = 4, 100, 200, 50, 20
+WITHIN_S, VALIDATED_WITHIN_S = 40.0, 6.0
+STAY_S, SLOW_S, CONNECTED_S = 8.0, 12.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,67 +38,181 @@ class Kind:
     """A kind of attacker. `act` attacks once and returns its actions. No group of a malicious kind may be accepted."""
 
     name: str
-    per_day: int
-    act: Callable[[Scene], Awaitable[int]]
+    act: Act
+    is_malicious: bool = True
     limit_s: float = 90.0
-    is_malicious: bool = False
 
 
-async def _visit(visitor: Visitor, scene: Scene, *, actions: int = 1) -> int:
-    done = await visitor.visit(await scene.target(), scene.folder())
-    return actions or done
+async def _visit(visit: Visit, scene: Scene) -> int:
+    return await visit(Target.of((await scene.victim.addresses())[0], scene.maker), scene.folder())
 
 
-def _visitors() -> list[Kind]:
-    """Return the kinds of visitors. A visit counts as one action, except that each repeated connection counts."""
-    kinds = [
-        *(Kind(f"{kind} host", 200, partial(_visit, ForeignKeyHost(kind))) for kind in FOREIGN),
-        Kind("foreign author", 100, partial(_visit, ForeignAuthor())),
-        Kind("foreign author through a forwarder", 50, partial(_visit, ForeignAuthor(is_forwarded=True))),
-        Kind("hivemind DHT client", 50, partial(_visit, HivemindClient())),
-        Kind("crawler", 200, partial(_visit, Crawler())),
-        Kind("go-libp2p host", 100, partial(_visit, PlainHost())),
-        Kind("thousand streams", 12, partial(_visit, ManyStreams())),
-        Kind("silent peer", 200, partial(_visit, SilentPeer())),
-        Kind("repeated connections", 5_000, partial(_visit, ReconnectingPeer(num_times=100), actions=0)),
-    ]
-    if not js_host.missing():
-        kinds.append(Kind("js-libp2p host", 100, partial(_visit, js_host.JsHost())))
-    return kinds
+async def _as_member(act: ActAsMember, scene: Scene) -> int:
+    async with scene.member() as member:
+        return await act(member, scene)
+
+
+async def _send_groups(make: Callable[[Member], Claims], member: Member, scene: Scene) -> int:
+    """Announce until the node has requested all groups or banned the member; return how many it requested."""
+    claims = await asyncio.to_thread(make, member)
+    with suppress(TimeoutError):
+        await member.announce_until_requested(claims, within_s=WITHIN_S)
+    num_requested = len(claims.keys() & member.requested_ids)
+    await asyncio.sleep(VALIDATED_WITHIN_S if num_requested else 0)
+    return num_requested
+
+
+def _padded(member: Member) -> Claims:
+    return member.claims(*(false_groups.padded_envelope(member) for _ in range(NUM_PADDED)))
+
+
+async def _serve_invalid_streams(name: str, scene: Scene) -> int:
+    async with scene.member(script=messages.SERVERS[name][0]) as member:
+        ends_at = time.monotonic() + STAY_S
+        while time.monotonic() < ends_at:
+            await member.gossip.announce(member.claim(os.urandom(32), b"", envelope_bytes=200))
+            await asyncio.sleep(0.25)
+    return 1
+
+
+async def _announce_nonexistent(member: Member, scene: Scene) -> int:
+    await member.announce_nonexistent(NUM_NONEXISTENT, num_at_once=AT_ONCE)
+    return NUM_NONEXISTENT
+
+
+async def _announce_malformed(member: Member, scene: Scene) -> int:
+    for _ in range(NUM_MALFORMED):
+        payload, _ = scene.rng.choice(list(messages.ANNOUNCEMENTS.values()))
+        await member.gossip.announce(payload + os.urandom(4))
+        await asyncio.sleep(0.1)
+    return NUM_MALFORMED
+
+
+async def _request(member: Member, scene: Scene) -> int:
+    """Send more requests for groups than the budget of a peer allows."""
+    for _ in range(NUM_REQUESTS):
+        await member.gossip.fetch(member.victim_id, [os.urandom(32)])
+    return NUM_REQUESTS
+
+
+async def _ask(member: Member, scene: Scene) -> int:
+    """Ask too many questions, some of them malformed."""
+    for _ in range(NUM_QUESTIONS):
+        question = scene.rng.choice((b"", *messages.QUESTIONS.values()))
+        await member.gossip.request_backfill(member.victim_id, question)
+    return NUM_QUESTIONS
+
+
+async def _send_malformed_frames(member: Member, scene: Scene) -> int:
+    sent = [*messages.FRAMES.values(), os.urandom(2000), b""]
+    for number in range(NUM_STREAMS):
+        with suppress(*GONE):
+            async with member.stream(list(RpcService)[number % len(RpcService)]) as (reader, writer):
+                writer.write(scene.rng.choice(sent))
+                writer.write_eof()
+                await asyncio.wait_for(reader.read(4096), STAY_S)
+    return NUM_STREAMS
+
+
+async def _request_slowly(member: Member, scene: Scene) -> int:
+    """Send one byte per second on as many streams as a peer may open."""
+
+    async def send() -> None:
+        with suppress(*GONE, TimeoutError):
+            async with asyncio.timeout(SLOW_S), member.stream(RpcService.FETCH) as (_, writer):
+                for byte in HEADER.pack(Frame.REQUEST, 64) + bytes(64):
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(1.0)
+
+    await asyncio.gather(*(send() for _ in range(NUM_SLOW)))
+    return NUM_SLOW
+
+
+async def _confirm_falsely(member: Member, scene: Scene) -> int:
+    for _ in range(NUM_MALFORMED):
+        await member.gossip.confirm(member.victim_id, [os.urandom(32)])
+    return NUM_MALFORMED
+
+
+async def _answer_late(scene: Scene) -> int:
+    async with scene.member(prepare=messages.answer_with_the_largest_time):
+        await asyncio.sleep(STAY_S)
+    return 1
+
+
+async def _publish_out_of_bounds(member: Member, scene: Scene) -> int:
+    for changes in messages.RECORDS.values():
+        await member.gossip.publish_record(messages.record(member, **changes), ttl_s=60)
+    await asyncio.sleep(STAY_S / 2)
+    return len(messages.RECORDS)
+
+
+async def _store_invalid(member: Member, scene: Scene) -> int:
+    entries = messages.invalid_entries(member, member.victim_id)
+    for entry in entries.values():
+        await member.link.directory._node.store(*entry)
+    return len(entries)
+
+
+async def _register_invalid(member: Member, scene: Scene) -> int:
+    await member.register([(address, "/ip4/127.0.0.1/tcp/9") for address in messages.INVALID_ADDRESSES], ttl_s=120)
+    return len(messages.INVALID_ADDRESSES)
+
+
+async def _register_invented(member: Member, scene: Scene) -> int:
+    await member.register([["/ip4/127.0.0.1/tcp/9"]] * NUM_INVENTED, ttl_s=120)
+    return NUM_INVENTED
+
+
+async def _relay_identities(scene: Scene) -> int:
+    """Announce and serve valid groups of many invented senders."""
+    senders = [Identity.generate() for _ in range(NUM_RELAYED)]
+    async with scene.member(prepare=lambda member: member.answer_with_groups_of(senders)) as member:
+        await asyncio.sleep(2 * STAY_S)
+        return len(member.requested_ids)
+
+
+async def _use_status_port(scene: Scene) -> int:
+    """Open connections with no request, half a request or an invalid request."""
+    requests = [*test_http.INVALID_REQUESTS.values(), test_http.HALF_REQUEST, b""]
+    async with AsyncExitStack() as stack:
+        for number in range(NUM_CONNECTIONS):
+            with suppress(OSError):
+                _, writer = await test_http.connect(scene.victim)
+                stack.callback(writer.transport.abort)
+                writer.write(requests[number % len(requests)])
+        await asyncio.sleep(CONNECTED_S)
+    return NUM_CONNECTIONS
+
+
+MEMBERS: dict[str, ActAsMember] = {
+    "announcements of nonexistent groups": _announce_nonexistent,
+    "invalid announcements": _announce_malformed,
+    "requests": _request,
+    "questions": _ask,
+    "malformed frames": _send_malformed_frames,
+    "slow requests": _request_slowly,
+    "false confirmations": _confirm_falsely,
+    "records out of bounds": _publish_out_of_bounds,
+    "invalid records": _store_invalid,
+    "invalid addresses": _register_invalid,
+    "invented members": _register_invented,
+    **{f"false group: {name}": partial(_send_groups, kind.make) for name, kind in false_groups.FALSE_GROUPS.items()},
+}
+VALID_GROUPS = {"copied completions": false_groups.copied_completions, "used numbers": false_groups.used_numbers}
 
 
 def all_kinds() -> list[Kind]:
     """Return all kinds, in arbitrary order."""
-    members = [
+    return [
+        *(Kind(name, partial(_visit, visit), is_malicious=False) for name, visit in {**AUTHORS, **VISITS}.items()),
+        *(Kind(name, partial(_as_member, act)) for name, act in MEMBERS.items()),
         *(
-            Kind(f"false group: {name}", 240, partial(false_groups.send_false_claims, name), is_malicious=True)
-            for name in false_groups.FALSE_CLAIMS
+            Kind(name, partial(_as_member, partial(_send_groups, make)), is_malicious=False)
+            for name, make in {**VALID_GROUPS, "padded groups": _padded}.items()
         ),
-        *(
-            Kind(f"false body: {name}", 240, partial(false_groups.send_invalid_bodies, name), is_malicious=True)
-            for name in false_groups.BODIES
-        ),
-        Kind("copied completions", 240, false_groups.copied_completions),
-        Kind("used numbers", 240, false_groups.used_numbers),
-        Kind("forged senders", 240, false_groups.forged_senders, is_malicious=True),
-        Kind("padded groups", 400, false_groups.padded_groups),
-        *(
-            Kind(f"server: {name}", 50, partial(floods.invalid_server, name), is_malicious=True)
-            for name in floods.SERVERS
-        ),
-        Kind("announcements of nonexistent groups", 200_000, floods.nonexistent_groups, is_malicious=True),
-        Kind("invalid announcements", 5_000, floods.invalid_announcements, is_malicious=True),
-        Kind("requests", 20_000, floods.requests, is_malicious=True),
-        Kind("questions", 5_000, floods.questions, is_malicious=True),
-        Kind("malformed frames", 2_000, floods.malformed_frames, is_malicious=True),
-        Kind("slow requests", 200, floods.slow_requests, is_malicious=True),
-        Kind("false confirmations", 2_000, floods.false_confirmations, is_malicious=True),
-        Kind("answers with the largest time", 50, floods.late_answers, is_malicious=True),
-        Kind("records out of bounds", 300, floods.records_out_of_bounds, is_malicious=True),
-        Kind("invalid records", 200, floods.invalid_records, is_malicious=True),
-        Kind("invalid addresses", 1_000, floods.invalid_addresses, is_malicious=True),
-        Kind("invented members", 5_000, floods.invented_members, is_malicious=True),
-        Kind("identities of one peer", 2_000, floods.relayed_identities),
-        Kind("connections to the status port", 2_000, floods.status_port),
+        *(Kind(f"server: {name}", partial(_serve_invalid_streams, name)) for name in messages.SERVERS),
+        Kind("answers with the largest time", _answer_late),
+        Kind("identities of one peer", _relay_identities, is_malicious=False),
+        Kind("connections to the status port", _use_status_port, is_malicious=False),
     ]
-    return [*_visitors(), *members]

@@ -1,13 +1,18 @@
-"""The result of the run: figures for the JSON line, and a sentence for each violation."""
+"""Phases with and without attackers, figures for the JSON line, and a sentence for each violation.
+
+Quiet phases and attacks alternate, so the honest senders' rate under attack is compared within the run.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tests.attacks.endurance import watch  # noqa: F401  adds `bench/` to the path
-from tests.attacks.endurance.phases import ratio
 
 from soaking.slopes import Bounds, trend  # isort: skip
 from soaking.verdicts import series_of, warm_up_minutes  # isort: skip
@@ -17,7 +22,6 @@ if TYPE_CHECKING:
 
     from soaking.verdicts import Series
     from tests.attacks.endurance.attacker_process import AttackerProcess
-    from tests.attacks.endurance.phases import Phase
     from tests.attacks.endurance.watch import Seen
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
@@ -32,6 +36,49 @@ BOUNDS = {
 }
 LEAST_MINUTES = 20.0  # shorter runs never end their warm-up: slopes are reported, not judged
 MAX_FAULT_EVENTS = 20
+PAIR_MINUTES = 9.0  # three quiet, six with attackers
+QUIET_SHARE = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of the run. `sent` counts the groups that the honest senders announced, `admitted` those in the buffer."""
+
+    attacked: bool
+    minutes: float
+    admitted: int
+    sent: int
+    steps: int
+
+    @property
+    def rate(self) -> float:
+        """Admitted honest groups per minute."""
+        return self.admitted / self.minutes
+
+
+def plan(minutes: float) -> list[tuple[bool, float]]:
+    """Return `(attacked, minutes)` in order. The last phase is quiet, so each attack is between two quiet phases."""
+    pairs = max(2, round(minutes / PAIR_MINUTES))
+    unit = minutes / (pairs + QUIET_SHARE)
+    pair = [(False, unit * QUIET_SHARE), (True, unit * (1 - QUIET_SHARE))]
+    return [*pair * pairs, (False, unit * QUIET_SHARE)]
+
+
+def ratio(phases: Sequence[Phase]) -> tuple[float, float] | None:
+    """Return the honest rate under attack relative to the mean of the adjacent quiet phases, and its standard error.
+
+    The ratio is a mean over attacks. It is None without an attack between two quiet phases. With one attack the error
+    is NaN.
+    """
+    shares = [
+        phase.rate / ((before.rate + after.rate) / 2)
+        for before, phase, after in zip(phases, phases[1:], phases[2:], strict=False)
+        if phase.attacked and before.rate + after.rate > 0
+    ]
+    if not shares:
+        return None
+    error = float(np.std(shares, ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
+    return float(np.mean(shares)), error
 
 
 def trends(seen: Seen) -> list[dict[str, Any]]:
@@ -61,38 +108,24 @@ def summary(
     status: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the figures of the run."""
-    share = ratio(phases)
-    learner, swarm = status.get("learner", {}), status.get("swarm", {})  # empty if the node has ended
-    refused = swarm.get("groups_refused", {})
-    shares = attackers.shares()
-    attacked = [phase for phase in phases if phase.attacked]
-    quiet = [phase for phase in phases if not phase.attacked]
+    share, refused = ratio(phases), status.get("swarm", {}).get("groups_refused", {})  # empty if the node has ended
     return {
         "minutes": round(sum(phase.minutes for phase in phases), 1),
-        "minutes_attacked": round(sum(phase.minutes for phase in attacked), 1),
         "exit_code": victim.node.process.poll(),
         "starts": len(victim.node.events("start")),  # 0 if the event log was rotated
-        "learner_restarts": learner.get("restarts"),
-        "steps": learner.get("step"),
-        "honest_rate_quiet": _mean_rate(quiet),
-        "honest_rate_attacked": _mean_rate(attacked),
+        "steps": status.get("learner", {}).get("step"),
         "honest_ratio": None if share is None else round(share[0], 3),
         "honest_ratio_error": None if share is None or math.isnan(share[1]) else round(share[1], 3),
-        "honest_rows": [_row(seen, one.peer_id) for one in honest],
-        "members_attacking": len(attackers.attack_of),
-        "members_banned": len(seen.banned & attackers.attack_of.keys()),
-        "accepted_malicious_groups": _accepted_malicious_groups(attackers, seen),
         "honest_banned": sorted(seen.banned & {one.peer_id for one in honest}),
-        "faults": refused.get("fault", 0),
+        "members_attacking": len(attackers.kind_of),
+        "members_banned": len(seen.banned & attackers.kind_of.keys()),
+        "accepted_malicious_groups": _accepted_malicious_groups(attackers, seen),
         "fault_events": victim.node.events("peer_fault")[:MAX_FAULT_EVENTS],
         "tracebacks": victim.log_text().count("Traceback (most recent call last)"),
         "unanswered_requests": seen.unanswered,
         "refused": refused,
-        "serve_errors": swarm.get("serve_errors"),
-        "fetch_errors": swarm.get("fetch_errors"),
-        "share_of_a_day": {name: round(value, 2) for name, value in sorted(shares.items())},
-        "share_of_a_day_mean": round(sum(min(1.0, value) for value in shares.values()) / max(1, len(shares)), 3),
-        "actions": attackers.done.total(),
+        "actions": dict(attackers.done),
+        "idle_kinds": sorted(set(attackers.kinds) - attackers.done.keys()),
         "attacker_errors": dict(attackers.errors),
         "attacker_last_errors": attackers.last_errors,
         "trends": trends(seen),
@@ -118,26 +151,15 @@ def violations(result: dict[str, Any]) -> list[str]:
     if result["minutes"] >= LEAST_MINUTES:
         growing = [one for one in result["trends"] if one["verdict"] == "grows"]
         found += [f"{one['quantity']} of {one['part']} grows: {json.dumps(one)}" for one in growing]
-    idle = [name for name, share in result["share_of_a_day"].items() if share == 0]
-    if idle and result["minutes"] >= LEAST_MINUTES:
-        found.append(f"attackers that did nothing: {', '.join(idle)}")
+    if result["idle_kinds"] and result["minutes"] >= LEAST_MINUTES:
+        found.append(f"attackers that did nothing: {', '.join(result['idle_kinds'])}")
     return found
-
-
-def _mean_rate(phases: Sequence[Phase]) -> float | None:
-    minutes = sum(phase.minutes for phase in phases)
-    return round(sum(phase.admitted for phase in phases) / minutes, 2) if minutes else None
-
-
-def _row(seen: Seen, peer_id: str) -> dict[str, Any]:
-    row = seen.rows.get(peer_id, {})
-    return {name: row.get(name) for name in ("peer_id", "standing", "groups_accepted", "groups_refused")}
 
 
 def _accepted_malicious_groups(attackers: AttackerProcess, seen: Seen) -> list[str]:
     rows = {peer_id: seen.rows[peer_id] for peer_id in attackers.malicious & seen.rows.keys()}
     return [
-        f"{attackers.attack_of[peer_id]}: {row['groups_accepted']} of {peer_id}"
+        f"{attackers.kind_of[peer_id]}: {row['groups_accepted']} of {peer_id}"
         for peer_id, row in sorted(rows.items())
         if row["groups_accepted"]
     ]

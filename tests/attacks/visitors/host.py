@@ -1,4 +1,4 @@
-"""The base of visitors, and a go-libp2p host: p2pd with a key of any type, without the protocols of this project.
+"""A go-libp2p host: p2pd with a key of any type, without the protocols of this project.
 
 A peer id of an Ed25519 or secp256k1 key contains the key; one of an RSA or ECDSA key is a hash.
 Format of keys: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -145,20 +144,6 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
         control.close()
         await process.stop(timeout_s=0)
         clear_sockets(folder)
-
-
-class Visitor(ABC):
-    """A kind of visitor. `name` is for reports."""
-
-    name: str
-
-    @abstractmethod
-    async def visit(self, target: Target, folder: Path) -> int:
-        """Visit the target once and return the number of actions.
-
-        Only this visitor uses `folder`, whose path is short enough for sockets. A refusal by the target is no error.
-        An error means that the visitor itself failed.
-        """
 
 
 async def output_of(name: str, *command: str, within_s: float) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MINUTES_S, HOURS_S = 60.0, 3600.0
 SHORTEST_S, LONGEST_S = 5.0, 20.0
-LOGGED_WITHIN_S = 60.0
+LOGGED_WITHIN_S = 240.0  # a busy machine
 SHOWN_BY = "tests/node/startup/test_recovery.py::test_the_steady_clock_does_not_jump_and_reports_a_jump_once"
 
 

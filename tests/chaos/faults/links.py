@@ -16,7 +16,7 @@ SHORTEST_CUT_S, LONGEST_CUT_S = 3.0, 25.0
 SLOW_S = (0.05, 1.0)
 SLOW_FOR_S = 10.0
 NUM_FLAPS = 6
-RECONNECTS_WITHIN_S = 120.0
+RECONNECTS_WITHIN_S = 300.0  # a busy machine
 SHOWN_BY = "tests/chaos/test_chaos.py::test_a_swarm_recovers_from_one_fault_of_each_kind"
 
 

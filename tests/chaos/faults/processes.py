@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.chaos.swarm import SwarmNode
 
 SHORTEST_STOP_S, LONGEST_STOP_S = 3.0, 30.0
-REPLACED_WITHIN_S = 120.0  # a busy machine starts a new process slowly
+REPLACED_WITHIN_S = 300.0  # a busy machine starts a new process slowly
 SHOWN_BY = "tests/chaos/test_chaos.py::test_a_swarm_recovers_from_one_fault_of_each_kind"
 KILLED_WORKER = "tests/node/test_stop.py::test_a_killed_worker_loses_no_group"
 KILLED_DAEMON = "tests/node/test_stop.py::test_all_processes_end_with_a_killed_daemon_and_the_next_start_resumes"

@@ -3,35 +3,29 @@
     chaos-out/SEED-TIME/
         run.log             the printed lines
         timeline.jsonl      when each fault began, was injected and was checked, with node and load
-        violations/001-a/   a record of each observation with a violation:
-            report.txt        invariant, fault, node, time, machine, and the matching lines of event log and log
-            seen.json         the observations before and after the fault
-            checked.jsonl     the events and rows that were checked
+        violations/001-a/   a record of each observation with a violation, written at once because the node continues:
+            report.txt        the violations, the load, and the observations before and after
             home/, node.log   the node's files
         a/, a.log, ...      homes and logs at the end of the run
-        left-out.txt        files that were not copied, with the reason
 
-A record is written at once, because the node continues and its files change. A line matches if it contains a value that
-the violation's text names. Such values are the first 12 digits of a group's id, steps, numbers, versions and pids.
+Secrets, sockets and large weights are not copied.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
+import pprint
 import shutil
+import sqlite3
+import stat
 import threading
 import time
-from typing import TYPE_CHECKING, Any
-
-from ftis_node.config.home import Home
-from ftis_node.telemetry.events import event_log_files
-from tests.chaos.machine import Load, Meter
-from tests.chaos.observation.copies import MIB, Copier
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.chaos.invariants.checks import Violation
@@ -40,18 +34,12 @@ if TYPE_CHECKING:
     from tests.chaos.swarm import SwarmNode
 
 MAX_COPIED_RECORDS = 6  # later records have the report only, because they often repeat the same violation
-MAX_RECORD_BYTES = 24 * MIB
-MAX_CHECKED = 20_000  # events, and rows
 MAX_KEPT_RUNS = 10
-LAST_FAULTS = 4
+MAX_WEIGHTS_BYTES = 1 << 20
+WEIGHTS = frozenset({".safetensors", ".part", ".bin", ".pt"})
+SECRETS = frozenset({"identity.key", "control.token", "observe.token"})
 REPORT = "report.txt"
-GROUP = re.compile(r"\b[0-9a-f]{12}\b")
-NUMBERED = re.compile(r"\b(steps?|numbers?|versions?|own groups?|pid)\b[^0-9]{0,12}(\d+)(?:(?: to |, )(\d+))?")
-FIELDS = {"step": ("step",), "number": ("number",), "own group": ("number",), "version": ("version", "policy_version")}
-MAX_LINES = 60  # of one violation
-MAX_LINES_OF_A_VALUE = 12
-LAST_LINES = 8  # of event log and log, also without a match
-MAX_LINE_LENGTH = 400
+BUSY_S = 20.0
 
 
 class Evidence:
@@ -60,171 +48,94 @@ class Evidence:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.num_records = 0
-        self._timeline: list[dict[str, Any]] = []
         self._writing = threading.RLock()
-        self._meter = Meter()
-        self._copied = Copier()
         (folder / "violations").mkdir(parents=True, exist_ok=True)
 
     def log(self, text: str) -> None:
         """Add a line to `run.log`."""
-        with self._writing, (self.folder / "run.log").open("a") as log:
-            log.write(f"{text}\n")
+        self._append("run.log", text)
 
-    def note(self, moment: str, planned: Planned, *, notes: Sequence[str] = (), load: Load | None = None) -> None:
+    def note(self, moment: str, planned: Planned, *, notes: Sequence[str] = (), load: str = "") -> None:
         """Add a moment of a fault to the timeline: "begins", "injected" or "checked"."""
-        entry: dict[str, Any] = {"at": round(time.time(), 3), "run_s": round(self._meter.read().seconds, 1)}
-        entry |= {"node": planned.node, "number": planned.number, "fault": planned.fault, "moment": moment}
-        entry |= {"notes": list(notes)} if notes else {}
-        entry |= {"machine": str(load)} if load else {}
-        with self._writing:
-            self._timeline.append(entry)
-            with (self.folder / "timeline.jsonl").open("a") as timeline:
-                timeline.write(json.dumps(entry) + "\n")
+        entry = {"at": round(time.time(), 3), "node": planned.node, "number": planned.number, "fault": planned.fault}
+        self._append("timeline.jsonl", json.dumps({**entry, "moment": moment, "notes": list(notes), "machine": load}))
 
     def record(
-        self,
-        node: SwarmNode,
-        found: Sequence[Violation],
-        *,
-        seen: Sequence[Observation],
-        load: Load | None = None,
+        self, node: SwarmNode, found: Sequence[Violation], *, seen: Sequence[Observation], load: str = ""
     ) -> None:
-        """Write a record of these violations and copy the node's files; do nothing without a violation.
-
-        `seen`: the observations, that before the fault first and the current one last.
-        """
+        """Write a record of these violations and copy the node's files; do nothing without a violation."""
         if not found:
             return
         with self._writing:
             self.num_records += 1
             folder = self.folder / "violations" / f"{self.num_records:03}-{node.name}"
             folder.mkdir()
-            (folder / REPORT).write_text(self._report(node, found, load or self._meter.read()))
-            _write_seen(folder, seen)
+            lines = [f"VIOLATION {one}" for one in found]
+            lines += [
+                f"node {node.name} ({node.role}), {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}, {load}"
+            ]
+            lines += [pprint.pformat(replace(one, events=(), buffer=None), width=120) for one in seen]
+            (folder / REPORT).write_text("\n".join(lines) + "\n")
             if self.num_records <= MAX_COPIED_RECORDS:
-                copier = Copier(MAX_RECORD_BYTES)
-                copier.copy(node.process.log, folder / "node.log")
-                copier.copy(node.home, folder / "home")
-                self._copied.left_out += [f"{folder.name}: {one}" for one in copier.left_out]
-
-    def _report(self, node: SwarmNode, found: Sequence[Violation], load: Load) -> str:
-        before = [entry for entry in self._timeline if entry["node"] == node.name]
-        others = {entry["node"]: entry for entry in self._timeline if entry["node"] != node.name}
-        now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        lines = [f"time: {now}, {self._meter.read().seconds:.0f} s after the start of the run"]
-        lines += [f"machine: {load}", f"node: {node.name} ({node.role}), home {node.home}"]
-        lines += ["last faults of the node:", *(f"    {json.dumps(entry)}" for entry in before[-3 * LAST_FAULTS :])]
-        lines += ["last fault of each other node:", *(f"    {json.dumps(entry)}" for entry in others.values())]
-        for violation in found:
-            lines += ["", f"VIOLATION {violation}", f"    fault: {violation.fault or 'none, at the end of the run'}"]
-            matching = matching_lines(violation.figures, event_log=Home(node.home).events, log=node.process.log)
-            lines += [f"    {line}" for line in matching]
-        return "\n".join(lines) + "\n"
+                shutil.copyfile(node.process.log, folder / "node.log")
+                copy_home(node.home, folder / "home")
 
     def keep(self, to: Path) -> list[str]:
         """Copy the evidence to `to`, a new folder, and return lines that report it. All nodes must be stopped."""
         to.mkdir(parents=True)
         with self._writing:
-            for name in ("run.log", "timeline.jsonl", "run.toml"):
-                if (self.folder / name).exists():
-                    shutil.copyfile(self.folder / name, to / name)
-            shutil.copytree(self.folder / "violations", to / "violations", dirs_exist_ok=True)
-            for log in sorted(set(self.folder.glob("*.log")) - {self.folder / "run.log"}):
-                self._copied.copy(log, to / log.name)
-                self._copied.copy(log.with_suffix(""), to / log.stem)
-            (to / "left-out.txt").write_text("".join(f"{one}\n" for one in self._copied.left_out))
-        size = sum(path.stat().st_size for path in to.rglob("*") if path.is_file())
-        left_out = f"; {len(self._copied.left_out)} files left out: see left-out.txt" if self._copied.left_out else ""
-        reports = [f"  {path.relative_to(to)}" for path in sorted(to.glob(f"violations/*/{REPORT}"))]
-        return [f"kept in {to} ({size / MIB:.1f} MiB{left_out})", *reports]
+            for file in self.folder.iterdir():
+                if file.suffix in (".log", ".jsonl", ".toml"):
+                    shutil.copyfile(file, to / file.name)
+            shutil.copytree(self.folder / "violations", to / "violations")
+            for log in sorted(self.folder.glob("*.log")):
+                if (home := log.with_suffix("")).is_dir():
+                    copy_home(home, to / home.name)
+        return [f"kept in {to}", *(f"  {path.relative_to(to)}" for path in sorted(to.glob(f"violations/*/{REPORT}")))]
+
+    def _append(self, name: str, line: str) -> None:
+        with self._writing, (self.folder / name).open("a") as file:
+            file.write(f"{line}\n")
+
+
+def copy_home(home: Path, to: Path) -> None:
+    """Copy a home while its node may write, each database as one transaction. Files that disappear are skipped."""
+    for file in sorted(home.rglob("*")):
+        target = to / file.relative_to(home)
+        try:
+            if not _is_wanted(file):
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if file.suffix != ".sqlite" or not _copy_database(file, target):
+                shutil.copyfile(file, target)
+        except FileNotFoundError:
+            continue
+
+
+def _is_wanted(file: Path) -> bool:
+    status = file.lstat()
+    is_large = file.suffix in WEIGHTS and status.st_size > MAX_WEIGHTS_BYTES
+    return stat.S_ISREG(status.st_mode) and file.name not in SECRETS and not is_large
+
+
+def _copy_database(file: Path, target: Path) -> bool:
+    """Copy a database with the content of its write-ahead log; return False if it is damaged."""
+    try:
+        with (
+            closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as source,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            source.backup(copy)
+    except sqlite3.Error:
+        target.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def remove_oldest(folder: Path) -> list[str]:
     """Remove the oldest kept runs in `folder` to make space for one more, and return lines that report it."""
-    kept = [path for path in folder.glob("*-*") if (path / "left-out.txt").exists()]
-    oldest = sorted(kept, key=lambda path: path.stat().st_mtime)[: max(0, len(kept) - MAX_KEPT_RUNS + 1)]
+    kept = sorted(folder.glob("*-*/run.log"), key=lambda path: path.stat().st_mtime)
+    oldest = [log.parent for log in kept[: max(0, len(kept) - MAX_KEPT_RUNS + 1)]]
     for path in oldest:
         shutil.rmtree(path)
     return [f"removed {path}: at most {MAX_KEPT_RUNS} runs are kept" for path in oldest]
-
-
-def _write_seen(folder: Path, seen: Sequence[Observation]) -> None:
-    """Write the observations without events and rows, and the events and rows of the last one."""
-    observations = [dataclasses.replace(one, events=(), buffer=None) for one in seen]
-    (folder / "seen.json").write_text(json.dumps([_plain(one) for one in observations], indent=1))
-    if not seen:
-        return
-    last = seen[-1]
-    rows = last.buffer.rows if last.buffer else ()
-    with (folder / "checked.jsonl").open("w") as file:
-        for event in last.events[-MAX_CHECKED:]:
-            file.write(json.dumps({"time": event.time, "event": event.name, **event.fields}) + "\n")
-        for row in rows[-MAX_CHECKED:]:
-            file.write(json.dumps({"row": dataclasses.asdict(row)}) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """Return the value in types of JSON: dataclasses as objects, keys as strings."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def matching_lines(figures: str, *, event_log: Path, log: Path) -> list[str]:
-    """Return the lines that match a violation's text, as `events.jsonl:812: {...}`, then the newest lines of both."""
-    events = [line for file in event_log_files(event_log) for line in _numbered(file)]
-    log_lines = _numbered(log)
-    found = [line for condition in _conditions(figures) for line in _first_and_last(_events_with(condition, events))]
-    for term in _terms(figures):
-        found += _first_and_last(line for line in log_lines if term in line[1])
-    shown = dict.fromkeys([*found[:MAX_LINES], *events[-LAST_LINES:], *log_lines[-LAST_LINES:]])
-    return [f"{place}: {text[:MAX_LINE_LENGTH]}" for place, text in shown]
-
-
-def _conditions(figures: str) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """Yield a condition on an event for each value in a violation's text."""
-    for group in GROUP.findall(figures):
-        yield lambda event, group=group: str(event.get("group", "")).startswith(group)
-    for kind, first, last in NUMBERED.findall(figures):
-        names = FIELDS.get(kind.removesuffix("s"), ())
-        values = {int(first), int(last or first)}
-        yield lambda event, names=names, values=values: any(event.get(name) in values for name in names)
-
-
-def _terms(figures: str) -> list[str]:
-    """Return the strings to search in a log."""
-    pids = [first for kind, first, _ in NUMBERED.findall(figures) if kind == "pid"]
-    return [*GROUP.findall(figures), *(f"pid {pid}" for pid in pids)]
-
-
-def _events_with(
-    condition: Callable[[dict[str, Any]], bool], events: Iterable[tuple[str, str]]
-) -> Iterator[tuple[str, str]]:
-    for place, text in events:
-        try:
-            event = json.loads(text)
-        except ValueError:
-            continue  # a fault damaged this line
-        if isinstance(event, dict) and condition(event):
-            yield place, text
-
-
-def _first_and_last(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the first and last lines, at most `MAX_LINES_OF_A_VALUE`."""
-    found = list(lines)
-    half = MAX_LINES_OF_A_VALUE // 2
-    return found if len(found) <= MAX_LINES_OF_A_VALUE else [*found[:half], *found[-half:]]
-
-
-def _numbered(file: Path) -> list[tuple[str, str]]:
-    """Return the lines of a file with name and number; nothing if the file does not exist."""
-    try:
-        text = file.read_text(errors="replace")
-    except FileNotFoundError:
-        return []
-    return [(f"{file.name}:{number}", line) for number, line in enumerate(text.splitlines(), start=1)]

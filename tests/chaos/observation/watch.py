@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SETTLE_S = 5.0  # within this time the status is up to date and ended processes are gone
 POLL_S = 0.25
-COMMAND_S = 60.0
+COMMAND_S = 240.0  # a busy machine
 CHECKPOINT_PREFIX = "step-"
 DAMAGED_PREFIX = "damaged-"
 

@@ -82,12 +82,6 @@ def cut_power(node: RunningNode) -> int:
     return len(frozen)
 
 
-def cpu_seconds(node: RunningNode) -> float:
-    """Return the processor time of all processes of the node."""
-    times = [process.cpu_times() for process in _family(node)]
-    return sum(each.user + each.system for each in times)
-
-
 def stolen_seconds() -> float:
     """Return the stolen time of a virtual machine since boot, in seconds per core; 0 on other systems than Linux."""
     return float(getattr(psutil.cpu_times(), "steal", 0.0)) / (psutil.cpu_count() or 1)
