@@ -167,8 +167,8 @@ class Learner:
             return self._reply(msgspec.structs.replace(progress.last_report, repeated=True))
         if step != progress.step + 1:
             raise FtisError(f"the learner is at step {progress.step} and cannot do step {step}")
-        readable, unpacked, unreadable = unpack_train_groups(groups)
-        report = self._do_step(readable, unpacked, step, between)
+        unpacked, unreadable = unpack_train_groups(groups)
+        report = self._do_step(unpacked, step, between)
         report = msgspec.structs.replace(report, unreadable=unreadable)
         progress.step, progress.policy_version, progress.last_report = step, report.policy_version, report
         progress.last_groups = tuple(group.group_id for group in groups)
@@ -216,17 +216,15 @@ class Learner:
         self.checkpoints.save_if_behind()
         return self._progress.step
 
-    def _do_step(
-        self, groups: Sequence[TrainGroup], unpacked: Sequence[UnpackedGroup], step: int, between: StepCallback
-    ) -> StepReport:
+    def _do_step(self, groups: Sequence[UnpackedGroup], step: int, between: StepCallback) -> StepReport:
         if not groups:
             return StepReport(step=step, policy_version=self._progress.policy_version, skipped="no groups")
         started = time.monotonic()
-        batch = batch_of(unpacked)
+        batch = batch_of(groups)
         whole, longest = sum(batch.lengths), max(batch.lengths)
 
         def attempt() -> StepOutcome:
-            with self._ranks.lead(TrainRequest(step=step, groups=tuple(groups))):
+            with self._ranks.lead(TrainRequest(step=step, groups=tuple(group.sent for group in groups))):
                 return self._take_step(batch, step, between)
 
         outcome = self._oom_retry.run(attempt, step=step, whole=whole, longest=longest)
@@ -253,13 +251,13 @@ class Learner:
             own_agreement=own_agreement,
         )
 
-    def _understated(self, outcome: StepOutcome, batch: TrainBatch, groups: Sequence[TrainGroup]) -> tuple[str, ...]:
+    def _understated(self, outcome: StepOutcome, batch: TrainBatch, groups: Sequence[UnpackedGroup]) -> tuple[str, ...]:
         """Return groups with completions whose log-probs cannot be honest; none if the first pass was refused."""
         if outcome.first.refused is not None:
             return ()
         rows = self._objective.understated(outcome.first.learner_logprobs, batch)
         numbers = dict.fromkeys(batch.group_ids[rows].tolist())
-        return tuple(groups[number].group_id for number in numbers)
+        return tuple(groups[number].sent.group_id for number in numbers)
 
     def _take_step(self, batch: TrainBatch, step: int, between: StepCallback) -> StepOutcome:
         own, between, micro_batches = between, self._ranks.between(between), self._micro_batches(batch)

@@ -74,15 +74,13 @@ def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
     )
 
 
-def unpack_train_groups(groups: Iterable[TrainGroup]) -> tuple[list[TrainGroup], list[UnpackedGroup], tuple[str, ...]]:
-    """Return the readable groups, their unpacked form, and the ids of the unreadable ones."""
-    readable, unpacked, unreadable = [], [], []
+def unpack_train_groups(groups: Iterable[TrainGroup]) -> tuple[list[UnpackedGroup], tuple[str, ...]]:
+    """Return the readable groups, unpacked, and the ids of the unreadable ones."""
+    unpacked, unreadable = [], []
     for group in groups:
         try:
             unpacked.append(unpack_train_group(group))
         except Exception:  # a peer's bytes may raise anything: the step continues, and the report names them
             logger.exception("group %s cannot be unpacked: the step leaves it out", group.group_id[:12])
             unreadable.append(group.group_id)
-        else:
-            readable.append(group)
-    return readable, unpacked, tuple(unreadable)
+    return unpacked, tuple(unreadable)

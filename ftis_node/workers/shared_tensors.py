@@ -4,8 +4,8 @@
 
 `torch.multiprocessing` sends CUDA tensors with `_share_cuda_` and `_new_shared_cuda`
 (torch/multiprocessing/reductions.py, `reduce_tensor` and `rebuild_cuda_tensor`). They are private and have had these
-eight fields since torch 1.2. All uses of them are in this file: check it after an update of torch. Any other version of
-torch, and any other form of their results, raises SharingError: weights then go through a file.
+eight fields since torch 1.2. All uses of them are in this file: check it after an update of torch. Any other form of
+their results raises SharingError: weights then go through a file. The checksums of each version find wrong values.
 
 Only memory from `cudaMalloc` has a handle that every process may open. Expandable segments (`expandable_segments:True`)
 are passed as file descriptors, which needs the right to trace the other process. The allocator of torch reads the
@@ -18,7 +18,6 @@ Read in torch 2.13. It has run with torch 2.11 on an H200.
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-OLDEST_TORCH, FIRST_UNKNOWN_TORCH = (2, 11), (2, 14)
 # The handle of a cudaMalloc allocation: a version byte, "c", and the 64 bytes of cudaIpcMemHandle_t.
 HANDLE_BYTES, HANDLE_KIND = 66, ord("c")
 FIELD_TYPES = (int, bytes, int, int, bytes, int, bytes, bool)
@@ -48,7 +46,6 @@ def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
 
     Raises SharingError.
     """
-    _check_torch()
     try:
         fields = storage._share_cuda_()  # type: ignore[no-untyped-call]
     except (RuntimeError, AttributeError) as error:
@@ -63,7 +60,6 @@ def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
 
 def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
     """Map another process's storage until the result is freed. Raises SharingError if CUDA refuses."""
-    _check_torch()
     try:
         opened: torch.UntypedStorage = torch.UntypedStorage._new_shared_cuda(
             device,
@@ -102,13 +98,6 @@ def grow_segments() -> bool:
     torch.cuda.empty_cache()
     setter(GROWING)
     return True
-
-
-def _check_torch() -> None:
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not OLDEST_TORCH <= version < FIRST_UNKNOWN_TORCH:
-        raise SharingError(f"CUDA IPC was not tried with torch {torch.__version__}")
 
 
 class Exporter:

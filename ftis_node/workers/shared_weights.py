@@ -1,7 +1,7 @@
 """Weights in the learner's GPU memory, described so that another process can map them (CUDA IPC).
 
-The description is a message of plain bytes and integers, without torch and without pickle. The CUDA driver accepts only
-handles that it created itself, and every field is bounded where it is read.
+The description is a message of plain bytes and integers, without torch and without pickle. It comes from the learner's
+process of this node. The CUDA driver accepts only handles that it created itself.
 
 Two processes on one GPU map the same memory, so a handle is no copy: the reader sees the learner's present values. The
 learner's next update waits until the reader is done. A late reader detects changed weights by their checksums.
@@ -10,10 +10,9 @@ learner's next update waits until the reader is done. A late reader detects chan
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
 
 from ftis_node.errors import SharingError
 from ftis_node.workers.wire import Message
@@ -22,12 +21,7 @@ Way: TypeAlias = Literal["ipc", "pinned", "file"]
 """How weights cross: by CUDA IPC, by a page-locked file in memory, by a file."""
 WAYS: dict[Way, str] = {"ipc": "CUDA IPC", "pinned": "page-locked file", "file": "file"}
 
-MAX_BYTES = 1 << 50
-MAX_PARTS = 1 << 17
 ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-
-Short: TypeAlias = Annotated[bytes, Meta(max_length=256)]
-Size: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 
 
 class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
@@ -37,32 +31,32 @@ class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
     `must_wait`.
     """
 
-    handle: Annotated[bytes, Meta(min_length=1, max_length=256)]
-    num_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
-    offset_bytes: Size
-    ref_counter: Short
-    ref_counter_offset: Size
-    event: Short
+    handle: bytes
+    num_bytes: int
+    offset_bytes: int
+    ref_counter: bytes
+    ref_counter_offset: int
+    event: bytes
     must_wait: bool
 
 
 class SharedTensor(msgspec.Struct, frozen=True, array_like=True):
     """A contiguous tensor: the number of its storage, and its first element there. `dtype` is safetensors' name."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=512)]
-    storage: Annotated[int, Meta(ge=0, le=MAX_PARTS)]
+    name: str
+    storage: int
     dtype: Literal["F32", "BF16", "F16"]
-    shape: Annotated[tuple[Size, ...], Meta(max_length=8)]
-    offset: Size
+    shape: tuple[int, ...]
+    offset: int
 
 
 class SharedWeights(Message, frozen=True):
     """A model's tensors in the memory of the GPU `device_uuid`. `export_id` changes whenever the storages do."""
 
-    export_id: Annotated[str, Meta(min_length=1, max_length=64)]
-    device_uuid: Annotated[str, Meta(max_length=64)]
-    storages: Annotated[tuple[SharedStorage, ...], Meta(max_length=MAX_PARTS)]
-    tensors: Annotated[tuple[SharedTensor, ...], Meta(max_length=MAX_PARTS)]
+    export_id: str
+    device_uuid: str
+    storages: tuple[SharedStorage, ...]
+    tensors: tuple[SharedTensor, ...]
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """Return type and shape of each tensor, as in a safetensors header."""

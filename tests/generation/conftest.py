@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
-from generation_support import PYTHON_PATH, SETTINGS, MakeClient
+from generation_fake_worker import InProcessLife
+from generation_support import SETTINGS, MakeClient
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.workers.liveness import RestartPolicy, Timing
+from ftis_node.workers import supervisor
+from ftis_node.workers.liveness import RestartPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,25 +22,19 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.engines.base import EngineSettings
 
-QUICK = Timing(
-    start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=4.0, stop_grace_s=2.0, terminate_grace_s=0.5
-)
-
 
 @pytest_asyncio.fixture
 async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClient]:
     """`make_client(**options)` makes a client of the fake worker, not started yet."""
     made: list[GenerationClient] = []
-    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
+    monkeypatch.setattr(supervisor, "WorkerProcess", InProcessLife)
 
     def make(*, settings: EngineSettings = SETTINGS, **options: Any) -> GenerationClient:
         client = GenerationClient(
             GenerationBoot(model=str(tmp_path), settings=settings),
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "generation.log",
-            worker_module="generation_fake_worker",
             **{
-                "timing": QUICK,
                 "restart_policy": RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3),
                 **options,
             },

@@ -1,4 +1,7 @@
-"""A generation worker without a model, for the tests of the client: it starts fast and fails on request.
+"""A generation worker without a model, for the tests of the client: it runs in this process and fails on request.
+
+`tests/workers` tests real processes, their deaths and their heartbeats. `test_generation_worker.py` tests a client with
+a real worker.
 
 A "weights file" holds one number, which becomes every log-prob of the probe. Its checksum replaces that of a tensor.
 `boot.model` is a folder in which a test and the worker share files:
@@ -16,27 +19,37 @@ The worker never answers the prompt id 66. Discarded weights are NaN.
 from __future__ import annotations
 
 import asyncio
-import os
+import copy
+import itertools
 import zlib
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ftis_node.errors import ModelError, SharingError, WorkerTaskError
+from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.worker import Service, report_break, report_tokens
 from ftis_node.records.group import Completion, FinishReason
-from ftis_node.workers.worker import Emitter, Handlers, run_worker
+from ftis_node.workers.wire import Body, Message, Ready, error_of, failure_of, pack, unpack_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from ftis_node.generation.client import GenerationClient
+    from ftis_node.workers.liveness import Timing
+    from ftis_node.workers.process import OnEvent, WorkerSpec
     from ftis_node.workers.shared_weights import SharedWeights
+    from ftis_node.workers.worker import Emitter, Handlers
 
 UNANSWERED = 66
+PIDS = itertools.count(1 << 32)  # no process has such an id
+
+
+class Exited(BaseException):
+    """The worker ends at once, as by `os._exit`."""
 
 
 def checksum_of(number: float) -> int:
@@ -96,7 +109,7 @@ class FakeEngine:
         if outcome == "refused":
             raise SharingError("CUDA IPC cannot open a handle")
         if outcome == "fatal":
-            os._exit(9)
+            raise Exited
         if outcome == "failing":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self._weights, self._has_weights, self.policy_version = float(outcome), True, version
@@ -139,7 +152,7 @@ class FakeEngine:
         return (self._folder / "broken").read_text()
 
     async def close(self) -> None:
-        (self._folder / f"closed-{os.getpid()}").touch()
+        (self._folder / "closed").touch()
 
 
 @asynccontextmanager
@@ -155,5 +168,71 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     await engine.close()
 
 
-if __name__ == "__main__":
-    run_worker(build, boot_type=GenerationBoot)
+class InProcessLife:
+    """A stand-in for `WorkerProcess` whose handlers run in this process. Messages are encoded, as between processes."""
+
+    def __init__(self, spec: WorkerSpec, *, timing: Timing, number: int, on_event: OnEvent, **_: object) -> None:
+        self.pid = next(PIDS)
+        self._boot, self._on_event = spec.boot, on_event
+        self._death: asyncio.Future[FtisError] = asyncio.get_running_loop().create_future()
+        self._resources = AsyncExitStack()
+        self._handlers: Handlers = {}
+
+    def __call__(self, event: Message) -> None:
+        self._on_event(event)
+
+    def progress(self) -> None:
+        """Do nothing: this worker never hangs."""
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._death.done()
+
+    async def __aenter__(self) -> InProcessLife:
+        assert isinstance(self._boot, GenerationBoot)
+        self._handlers = await self._resources.enter_async_context(build(self._boot, self))  # type: ignore[arg-type]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.kill("was stopped")
+        await self._resources.aclose()
+
+    async def until_ready(self) -> None:
+        """Return at once: it is built on entry."""
+
+    async def until_death(self) -> FtisError:
+        return await asyncio.shield(self._death)
+
+    async def call(self, request: Message, reply_type: type[Body]) -> Body:
+        received: Message = again(request, type(request))
+        working = asyncio.ensure_future(self._handlers[type(request)](received, self))  # type: ignore[arg-type]
+        try:
+            await asyncio.wait({working, self._death}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+        if self._death.done():
+            raise copy.copy(self._death.result())
+        try:
+            return again(working.result(), reply_type)
+        except Exited:
+            self.kill("exited")
+            raise copy.copy(self._death.result()) from None
+        except Exception as error:
+            raise error_of(failure_of(error, call_id=1), worker="generation") from None
+
+    def kill(self, how: str) -> None:
+        if not self._death.done():
+            self._death.set_result(WorkerDiedError(f"the generation worker {how}"))
+
+
+def again(message: Message, kind: type[Body]) -> Body:
+    """Return the message from its bytes."""
+    _, body = pack(Ready(), message)
+    return unpack_body(body, kind)
+
+
+def kill_worker(client: GenerationClient) -> None:
+    """Kill the client's worker, as by SIGKILL."""
+    life = client._supervisor._life
+    assert life is not None
+    life.kill("was killed")

@@ -8,6 +8,7 @@ one after the other and has the methods of `base.Engine`. `make_client` starts t
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -242,7 +243,9 @@ def make_client(
         proof_tolerance=PROOF_TOLERANCES[settings.dtype],
         timing=Timing(heartbeat_every_s=0.2, stall_timeout_s=STALL_S),
         restart_policy=RestartPolicy(
-            backoff=ExponentialBackoff(first_s=0.05, factor=1.0), max_quick_deaths=max_quick_deaths
+            backoff=ExponentialBackoff(first_s=0.05, factor=1.0),
+            quick_death_s=math.inf,  # so that the number of deaths, not a machine's speed, decides
+            max_quick_deaths=max_quick_deaths,
         ),
         on_problem=None if problems is None else problems.append,
     )

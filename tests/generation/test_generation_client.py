@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
-from generation_fake_worker import UNANSWERED
+from generation_fake_worker import UNANSWERED, kill_worker
 from generation_support import EOS_ID, PYTHON_PATH, MakeClient, completions_of, generate_group, proof, publish
 
 from ftis_node.errors import EngineError, ModelError, WorkerDiedError, WorkerTaskError
@@ -125,8 +123,7 @@ async def test_foreign_weights_that_fail_leave_the_previous_ones(
     assert client.policy_version == (before or 0)
     assert (await generate_group(client)).policy_version == (before or 0)
     assert client.restarts == (0 if content == "damaged" else 1), "a restart removes weights that were loaded"
-    assert client.pid is not None
-    os.kill(client.pid, signal.SIGKILL)
+    kill_worker(client)
     await eventually(lambda: client.restarts == (1 if content == "damaged" else 2))
     await client.wait_ready()
     assert client.policy_version == (before or 0), "also after a restart"
@@ -140,11 +137,9 @@ async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_
     client = make_client()
     await client.start()
     await client.try_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))
-    assert client.pid is not None
-    os.kill(client.pid, signal.SIGSTOP)
     trying = asyncio.create_task(client.try_weights(publish(tmp_path, 2, "-2.5"), proof(2, -2.5)))
-    await asyncio.sleep(0.05)
-    os.kill(client.pid, signal.SIGKILL)
+    await asyncio.sleep(0)
+    kill_worker(client)
     with pytest.raises(WorkerDiedError):
         await trying
     await client.wait_ready()
@@ -205,7 +200,7 @@ async def test_damaged_weights_leave_the_old_ones_also_after_a_restart(make_clie
     with pytest.raises(ModelError, match="damaged"):
         await client.update_weights(publish(tmp_path, 2, "damaged"), proof(2, -2.0))
     assert (await generate_group(client)).policy_version == client.policy_version == 1
-    os.kill(client.pid, signal.SIGKILL)
+    kill_worker(client)
     await eventually(lambda: client.restarts == 1)
     assert (await generate_group(client)).policy_version == client.policy_version == 1
 
@@ -220,14 +215,14 @@ async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(
     weights = publish(tmp_path, 1, "-1")
     await client.update_weights(weights, proof(1, -1.0))
     Path(weights.path).unlink()  # noqa: ASYNC240 - at once
-    os.kill(client.pid, signal.SIGKILL)
+    kill_worker(client)
     await eventually(lambda: client.restarts == 1)
     assert (await generate_group(client)).policy_version == client.policy_version == 0
     assert len(problems) == 1
     assert problems[0].startswith("serves the model as it came, until there are new weights: ")
 
     await client.update_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))  # step 1, trained again
-    os.kill(client.pid, signal.SIGKILL)
+    kill_worker(client)
     await eventually(lambda: client.restarts == 2)
     assert (await generate_group(client)).policy_version == client.policy_version == 1
     assert len(problems) == 1
@@ -238,22 +233,24 @@ async def test_a_worker_that_dies_during_a_hand_over_restarts_with_the_new_weigh
 ) -> None:
     client = make_client()
     await client.start()
-    os.kill(client.pid, signal.SIGSTOP)  # the hand-over is in flight when the supervisor misses the heartbeat
-    with pytest.raises(WorkerDiedError, match="no heartbeat"):
-        await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
+    updating = asyncio.create_task(client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0)))
+    await asyncio.sleep(0)
+    kill_worker(client)
+    with pytest.raises(WorkerDiedError):
+        await updating
     await client.wait_ready()
     assert (await generate_group(client)).policy_version == client.policy_version == 1
 
 
-async def test_a_worker_that_hangs_is_restarted(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_worker_that_dies_during_a_request_is_restarted(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
     call = asyncio.create_task(generate_group(client, prompt_ids=(UNANSWERED,)))
     await eventually((tmp_path / "unanswered").exists)
-    os.kill(client.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerDiedError, match="no heartbeat"):
+    kill_worker(client)
+    with pytest.raises(WorkerDiedError, match="was killed"):
         await call
-    assert len((await generate_group(client)).completions) == 3
+    assert len((await generate_group(client)).tokens) == 3
     assert client.restarts == 1
 
 
@@ -279,18 +276,15 @@ async def test_a_group_that_takes_too_long_fails_alone(make_client: MakeClient) 
     await client.start()
     with pytest.raises(WorkerTaskError, match="did not answer the generation request within 2.0 s"):
         await generate_group(client, prompt_ids=(UNANSWERED,))
-    assert len((await generate_group(client)).completions) == 3
+    assert len((await generate_group(client)).tokens) == 3
     assert client.restarts == 0
 
 
-async def test_stop_closes_the_engine_and_ends_the_worker(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_stop_closes_the_engine(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client()
     await client.start()
-    pid = client.pid
     await client.stop()
-    assert not psutil.pid_exists(pid)
-    assert (tmp_path / f"closed-{pid}").exists()
-    assert list((tmp_path / "s").iterdir()) == []
+    assert (tmp_path / "closed").exists()
 
 
 def test_the_client_imports_no_torch() -> None:

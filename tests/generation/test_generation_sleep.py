@@ -6,14 +6,13 @@ On a CPU, vLLM's worker frees no memory. Its core pauses and resumes as on a GPU
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import pytest_asyncio
+from generation_fake_worker import kill_worker
 from generation_support import (
     EMBEDDING_ROWS,
     NEVER,
@@ -103,7 +102,7 @@ async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine: Torc
     await asyncio.sleep(0.05)
     assert (waiting.done(), engine.tokens_made) == (False, 480)
     await engine.wake()
-    assert [len(completion.token_ids) for completion in (await waiting).completions] == [8] * 4
+    assert [len(completion.token_ids) for completion in (await waiting).tokens] == [8] * 4
     await engine.wake()  # no-op
     assert not engine.is_asleep
     assert len(await engine.probe((0, 1))) == 1
@@ -210,7 +209,7 @@ async def test_the_time_limit_of_a_request_excludes_sleep(make_client: MakeClien
     await asyncio.sleep(2.3)
     assert not waiting.done()
     await client.wake()
-    assert len((await waiting).completions) == 3
+    assert len((await waiting).tokens) == 3
     assert not client.is_asleep
 
 
@@ -236,8 +235,7 @@ async def test_a_worker_that_dies_asleep_is_restarted_on_waking(
     client = make_client()
     await client.start()
     await client.sleep()
-    assert client.pid is not None
-    os.kill(client.pid, signal.SIGKILL)
+    kill_worker(client)
     await eventually(lambda: client.state is WorkerState.BACKING_OFF)
     waiting = asyncio.create_task(generate_group(client))
     await asyncio.sleep(0.5)  # ten times the delay before a restart
@@ -247,7 +245,7 @@ async def test_a_worker_that_dies_asleep_is_restarted_on_waking(
         await client.wake()
     else:
         await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
-    assert len((await waiting).completions) == 3
+    assert len((await waiting).tokens) == 3
     assert (client.state, client.restarts, client.is_asleep) == (WorkerState.READY, 1, False)
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from generation_fake_worker import checksum_of
+from generation_fake_worker import checksum_of, kill_worker
 from generation_support import SETTINGS, MakeClient, generate_group, proof, publish
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
@@ -187,8 +185,7 @@ async def test_the_old_weights_stay_if_the_learner_writes_no_file(
 
 
 async def kill(client: GenerationClient) -> None:
-    assert client.pid is not None
-    os.kill(client.pid, signal.SIGKILL)
+    kill_worker(client)
     await eventually(lambda: client.restarts == 1)
     await client.wait_ready()
 
@@ -282,8 +279,7 @@ async def test_a_worker_that_dies_with_discarded_weights_restarts_with_the_newes
 ) -> None:
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
-    assert client.pid is not None
-    os.kill(client.pid, signal.SIGKILL)
+    kill_worker(client)
     await eventually(lambda: client.state == "backing-off")
     await client.wake()
     assert await served(client) == (1, 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -16,10 +17,31 @@ from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROMPT = (5, 80, 3)
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}  # of `random_groups`
 SETTINGS = {*LearnerSection.model_fields} - {"micro_batch_tokens", "recompute_activations"}  # fields of a boot
+
+
+def check_kind(event):
+    assert isinstance(event, PublishedWeights | WeightProof)
+
+
+@dataclasses.dataclass
+class Emit:
+    """A stub of the worker's emitter that calls `on_event` with each event."""
+
+    on_event: Callable[[object], object] = check_kind
+
+    def __call__(self, event):
+        self.on_event(event)
+
+    def progress(self):
+        pass
 
 
 def make_boot(model_folder, home, **changes):

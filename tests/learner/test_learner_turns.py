@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 import torch
-from learner_rig import make_boot, random_groups, sample_group
+from learner_rig import Emit, make_boot, random_groups, sample_group
 
 from ftis_node.errors import FtisError
 from ftis_node.learner import core
 from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, StateRequest, TrainRequest
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights
 from ftis_node.workers.wire import Done
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def check_kind(event):
-    assert isinstance(event, PublishedWeights | WeightProof)
-
-
-@dataclass
-class Emit:
-    """A stub of the worker's emitter that calls `on_event` with each event."""
-
-    on_event: Callable[[object], None] = check_kind
-
-    def __call__(self, event):
-        self.on_event(event)
-
-    def progress(self):
-        pass
 
 
 @pytest.fixture
@@ -116,3 +95,26 @@ async def test_a_check_waits_for_the_step_and_is_in_its_report(model_folder, tmp
         reply = await handlers[TrainRequest](TrainRequest(step=1, groups=peers), Emit())
     assert moments == (["answered", "measured"] if takes_turns else ["measured", "answered"])
     assert reply.report.mismatch_tokens == 15
+
+
+async def test_a_check_during_a_step_is_measured_before_its_update(model_folder, tmp_path, monkeypatch):
+    loop, begun, offered = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    model = load_causal_lm(resolve_model(str(model_folder)), dtype="float32", device="cpu")
+    group = sample_group(model, group_size=3, length=5, reward=lambda index: float(index == 0))
+    take_step = core.take_step
+
+    def late(*arguments, **options):
+        loop.call_soon_threadsafe(begun.set)
+        assert offered.wait(30)
+        return take_step(*arguments, **options)
+
+    monkeypatch.setattr(core, "take_step", late)
+    peers = tuple(msgspec.structs.replace(each, own=False) for each in random_groups())
+    async with build(make_boot(model_folder, tmp_path), Emit()) as handlers:
+        training = asyncio.create_task(handlers[TrainRequest](TrainRequest(step=1, groups=peers), Emit()))
+        await begun.wait()
+        checking = asyncio.create_task(handlers[CheckRequest](CheckRequest(group=group), Emit()))
+        await asyncio.sleep(0)
+        offered.set()
+        assert (await training).report.mismatch_tokens == 15
+        assert await checking == Done()

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 import torch
 from learner_rig import (
-    PROMPT,
+    Emit,
     checkpoint_tensors,
     make_boot,
-    make_group,
-    one_by_one_logprobs,
     random_groups,
     without_times,
 )
@@ -28,8 +25,10 @@ from learner_rig import (
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError, WorkerDiedError
+from ftis_node.learner import worker
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import TrainRequest
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from tests.waiting import eventually
@@ -37,8 +36,6 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.timeout(300)
 
 SMALL = {"num_groups": 2, "group_size": 3}
-MEDIUM = {"num_groups": 20, "group_size": 12, "max_length": 30}  # one at a time: several seconds
-LONG = {"num_groups": 200, "group_size": 12, "max_length": 60}  # one completion at a time: more than half a minute
 PATIENT = Timing(stop_grace_s=30.0)  # a worker that ends sooner was not killed
 SOON_S = PATIENT.stop_grace_s  # a process that imported torch ends slowly on a busy machine
 
@@ -47,9 +44,15 @@ def make_client(boot, tmp_path, **more):
     return LearnerClient(boot, sockets_dir=tmp_path / "s", log_path=tmp_path / "learner.log", timing=PATIENT, **more)
 
 
+@cache
+def long_groups():
+    """Return groups whose completions, one at a time, take more than half a minute."""
+    return random_groups(num_groups=200, group_size=12, max_length=60)
+
+
 async def begin_long_step(client, step):
     """Start a step that is in progress when this returns."""
-    train = asyncio.create_task(client.train(random_groups(**LONG), step=step))
+    train = asyncio.create_task(client.train(long_groups(), step=step))
     await asyncio.sleep(2.0)
     assert not train.done()
     return train
@@ -95,11 +98,13 @@ async def test_a_worker_killed_in_a_step_resumes_and_does_the_step_once(model_fo
     assert uninterrupted.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
 
 
-@pytest.mark.parametrize("lora", [None, LoraSection(rank=4, alpha=8)], ids=["full", "lora"])
-async def test_a_worker_killed_after_a_step_resumes_bit_for_bit(model_folder, tmp_path, lora):
-    """SIGKILL comes between steps 3 and 4. After step 6 all equals an uninterrupted run."""
+async def test_a_worker_killed_after_a_step_resumes_bit_for_bit(model_folder, tmp_path):
+    """SIGKILL comes between steps 3 and 4. After step 6 all equals an uninterrupted run.
+
+    `test_learner_checkpoint.py` has the same for the whole model, without a process.
+    """
     settings = {
-        "lora": lora,
+        "lora": LoraSection(rank=4, alpha=8),
         "schedule": "linear",
         "warmup_steps": 2,
         "decay_steps": 6,
@@ -129,29 +134,13 @@ async def test_a_worker_killed_after_a_step_resumes_bit_for_bit(model_folder, tm
     assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
-async def test_the_newest_step_is_saved_without_a_next_one(model_folder, tmp_path):
-    client = make_client(make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=None), tmp_path)
-    try:
-        await client.start()
+async def test_the_newest_step_is_saved_without_a_next_one(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "IDLE_POLL_INTERVAL_S", 0.05)
+    async with worker.build(make_boot(model_folder, tmp_path, checkpoint_every_steps=None), Emit()) as handlers:
         for step in (1, 2):  # the first write takes longer than a step
-            await client.train(random_groups(seed=step, **SMALL), step=step)
-        await eventually(lambda: is_complete(tmp_path / "home" / "checkpoints" / "step-00000002"), within_s=60)
-    finally:
-        await client.stop()
-
-
-async def test_the_newest_step_is_on_disk_when_save_returns(model_folder, tmp_path):
-    boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=1000)
-    client = make_client(boot, tmp_path)
-    await client.start()
-    try:
-        await client.train(random_groups(**SMALL), step=1)
-        newest = tmp_path / "home" / "checkpoints" / "step-00000001"
-        assert not is_complete(newest)
-        assert await client.save() == 1
-        assert is_complete(newest)
-    finally:
-        await client.stop()
+            request = TrainRequest(step=step, groups=tuple(random_groups(seed=step, **SMALL)))
+            await handlers[TrainRequest](request, Emit())
+        await eventually(lambda: is_complete(tmp_path / "checkpoints" / "step-00000002"), within_s=60)
 
 
 async def test_a_worker_stopped_on_a_slow_disk_saves_the_newest_step(model_folder, tmp_path):
@@ -215,6 +204,10 @@ async def test_a_death_between_two_steps_is_raised_by_the_next_step(model_folder
         assert (await client.start()).step == 0
         assert (await client.train(random_groups(seed=1, **SMALL), step=1)).proof == first.proof
         assert client.restarts == 1
+        newest = tmp_path / "home" / "checkpoints" / "step-00000001"
+        assert not is_complete(newest)
+        assert await client.save() == 1
+        assert is_complete(newest)
     finally:
         await client.stop()
 
@@ -232,7 +225,7 @@ async def test_a_worker_stopped_in_a_step_ends_soon_and_saves_the_earlier_steps(
         assert (await client.start()).step == 1
         assert [event.name for event in events] == ["step-00000002"]
         reply = await client.train(random_groups(seed=1, **SMALL), step=2)
-        worker = psutil.Process(client.pid)
+        process = psutil.Process(client.pid)
         train = await begin_long_step(client, 3)
     finally:
         started = time.monotonic()
@@ -240,57 +233,16 @@ async def test_a_worker_stopped_in_a_step_ends_soon_and_saves_the_earlier_steps(
     assert time.monotonic() - started < SOON_S
     with pytest.raises(WorkerDiedError, match="was stopped"):
         await train
-    assert not worker.is_running()
+    assert not process.is_running()
     resumed = Learner(boot).state()
     assert (resumed.step, resumed.proof) == (2, reply.proof)
 
 
-async def test_a_check_group_is_measured_only_at_its_version(model_folder, tmp_path):
-    """A twin in this process trains the same steps and provides the worker's log-probs at each version."""
-    twin = Learner(make_boot(model_folder, tmp_path / "twin", micro_batch_tokens=1))
-    client = make_client(make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1), tmp_path)
-    steps = {1: random_groups(seed=1, **SMALL), 2: random_groups(seed=2, **SMALL), 3: random_groups(**MEDIUM)}
-    steps = {step: [msgspec.structs.replace(group, own=False) for group in groups] for step, groups in steps.items()}
-
-    def group_of_twin():
-        version = twin.state().policy_version
-        with torch.no_grad():
-            logprobs = one_by_one_logprobs(twin.policy.causal_lm, PROMPT, [1, 2, 3]) - 0.1 * version
-        return make_group([[1, 2, 3]], [1.0], version=version, logprobs=[logprobs.tolist()])
-
-    try:
-        await client.start()
-        assert (await client.train(steps[1], step=1)).report.mismatch_kl is None
-        twin.train(steps[1], step=1)
-        late = group_of_twin()
-        await client.check(late)  # measured at once, because the worker is idle
-        report = (await client.train(steps[2], step=2)).report
-        assert (report.mismatch_version, report.mismatch_tokens, report.mismatch_share) == (1, 3, 1.0)
-        assert report.mismatch_kl == pytest.approx(math.expm1(0.1) - 0.1, rel=1e-3)
-
-        twin.train(steps[2], step=2)
-        await client.check(late)  # the weights have changed
-        train = asyncio.create_task(client.train(steps[3], step=3))
-        await asyncio.sleep(0.5)
-        assert not train.done()
-        await client.check(group_of_twin())
-        report = (await train).report
-        assert report.mismatch_version == 2
-        assert report.mismatch_kl == pytest.approx(math.expm1(0.2) - 0.2, rel=1e-3)
-        assert (await client.train(steps[1], step=4)).report.mismatch_kl is None
-    finally:
-        await client.stop()
-
-
-async def test_a_missing_model_is_a_user_error(tmp_path):
-    client = make_client(make_boot(tmp_path / "nowhere", tmp_path), tmp_path)
-    try:
-        with pytest.raises(ModelError, match="no such folder") as caught:
-            await client.start()
-    finally:
-        await client.stop()
+def test_a_missing_model_is_a_user_error(tmp_path):
+    """`test_workers_supervisor.py` tests that a worker passes on the error of its build."""
+    with pytest.raises(ModelError, match="no such folder") as caught:
+        Learner(make_boot(tmp_path / "nowhere", tmp_path))
     assert caught.value.exit_code == 2
-    assert client.restarts == 0
 
 
 def test_importing_the_client_loads_no_torch():

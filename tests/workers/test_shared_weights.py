@@ -202,18 +202,6 @@ def test_handles_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch, fi
     assert export_storage(torch.ones(3).untyped_storage()).num_bytes == 12
 
 
-@pytest.mark.parametrize(("version", "is_known"), [("2.10.1", False), ("2.13.0+cu130", True), ("2.14.0", False)])
-def test_only_known_versions_of_torch_share(
-    sharing: list[str], monkeypatch: pytest.MonkeyPatch, version: str, is_known: bool
-) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    if is_known:
-        Exporter().share(weights())
-        return
-    with pytest.raises(SharingError, match=f"not tried with torch {version}"):
-        Exporter().share(weights())
-
-
 def test_without_cuda_sharing_raises_an_error() -> None:
     with pytest.raises(SharingError, match="CUDA IPC cannot export a handle: CUDA is not available"):
         export_storage(torch.ones(3).untyped_storage())
@@ -229,23 +217,12 @@ def first_tensor(shared: SharedWeights, **fields: Any) -> SharedWeights:
     return changed(shared, tensors=(changed(shared.tensors[0], **fields), *shared.tensors[1:]))
 
 
-def first_storage(shared: SharedWeights, **fields: Any) -> SharedWeights:
-    return changed(shared, storages=(changed(shared.storages[0], **fields), *shared.storages[1:]))
-
-
 INCONSISTENT: dict[str, tuple[Callable[[SharedWeights], SharedWeights], str]] = {
     "no storage": (lambda shared: first_tensor(shared, storage=9), "a: there is no storage 9"),
-    "negative storage": (lambda shared: first_tensor(shared, storage=-1), "malformed"),
     "beyond": (lambda shared: first_tensor(shared, offset=1), "a reach beyond their storage"),
-    "before": (lambda shared: first_tensor(shared, offset=-1), "malformed"),
     "too many": (lambda shared: first_tensor(shared, shape=(3, 6)), "a reach beyond their storage"),
-    "huge": (lambda shared: first_tensor(shared, shape=(1 << 60,)), "malformed"),
-    "dimensions": (lambda shared: first_tensor(shared, shape=(1,) * 9), "malformed"),
     "type": (lambda shared: first_tensor(shared, dtype="F64"), "malformed"),
     "twice": (lambda shared: first_tensor(shared, name="c"), "names a tensor twice"),
-    "long handle": (lambda shared: first_storage(shared, handle=bytes(300)), "malformed"),
-    "counter": (lambda shared: first_storage(shared, ref_counter=bytes(300)), "malformed"),
-    "name": (lambda shared: first_tensor(shared, name=""), "malformed"),
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_rig import make_boot, random_groups
+from learner_rig import Emit, make_boot, random_groups
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.learner import core
@@ -154,19 +154,13 @@ def test_page_locked_files_have_the_content_of_plain_ones(model_folder, tmp_path
 
 
 async def test_the_worker_writes_after_the_step_in_progress(model_folder, tmp_path, sharing):
-    class Emit:
-        def __call__(self, event):
-            published.append(event)
-
-        def progress(self):
-            pass
-
     published = []
-    async with build(make_boot(model_folder, tmp_path, hand_over="ipc"), Emit()) as handlers:
-        await handlers[StateRequest](StateRequest(), Emit())
-        reply = await handlers[TrainRequest](TrainRequest(step=1, groups=tuple(random_groups())), Emit())
+    emit = Emit(published.append)
+    async with build(make_boot(model_folder, tmp_path, hand_over="ipc"), emit) as handlers:
+        await handlers[StateRequest](StateRequest(), emit)
+        reply = await handlers[TrainRequest](TrainRequest(step=1, groups=tuple(random_groups())), emit)
         assert reply.weights.way == "ipc"
-        written = await handlers[WriteWeights](WriteWeights(), Emit())
+        written = await handlers[WriteWeights](WriteWeights(), emit)
     assert isinstance(written, WeightsWritten)
     assert file_checksums(Path(written.weights.path)) == reply.weights.checksums
     assert published[0].shared == reply.weights.shared
