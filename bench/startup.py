@@ -94,27 +94,6 @@ def stopped_home(root: Path) -> str:
     return str(root)
 
 
-def log_reading_s(root: Path, num_mebibytes: int, *, has_snapshot: bool = True) -> float:
-    """Return the seconds to read the part of a new event log of this size that a start needs."""
-    from ftis_node.config.home import Home
-    from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
-
-    home = Home(root / f"log-{num_mebibytes}-{has_snapshot}")
-    home.root.mkdir()
-    with home.events.open("wb") as log:
-        for number in range(num_mebibytes << 12):  # lines of 256 bytes
-            line = b'{"time":1.0,"event":"admitted","group":"%064x","own":true,"sender":"me","number":%d' % (
-                number,
-                number,
-            )
-            log.write(line.ljust(254) + b"}\n")
-    if has_snapshot:
-        EventLogSnapshot(home).renew()
-    started_at = time.perf_counter()
-    EventLogSnapshot(home).read()
-    return round(time.perf_counter() - started_at, 3)
-
-
 def medians(name: str, runs: list[Taken | None]) -> dict[str, float | None]:
     """Return `<name>_s` and `<name>_cpu_s`, rounded to milliseconds, or None if no run succeeded."""
     done = [run for run in runs if run is not None]
@@ -146,10 +125,6 @@ def main() -> None:
             run()  # the first run reads files that are cached in memory later
             figures |= medians(name, [run() for _ in range(num_runs)])
             sys.stdout.write(f"{name:22} {figures[f'{name}_s']} s, {figures[f'{name}_cpu_s']} s of processors\n")
-        for name, size, has_snapshot in (("log", 4, True), ("log", 64, True), ("whole_log", 64, False)):
-            seconds = log_reading_s(Path(folder), size, has_snapshot=has_snapshot)
-            figures[f"{name}_{size}_mib_s"] = seconds
-            sys.stdout.write(f"{f'{name}_{size}_mib':22} {seconds} s\n")
     sys.stdout.write(json.dumps({"runs": num_runs, "cores": os.cpu_count()} | figures) + "\n")
 
 

@@ -37,7 +37,7 @@ const report = (event, fields) => console.log(JSON.stringify({ event, ...fields 
 
 class Peer {
   constructor ({ node, identity, run, manifest, tokenizer, lie }) {
-    Object.assign(this, { node, identity, run, manifest, tokenizer, lie, number: 0 })
+    Object.assign(this, { node, identity, run, manifest, tokenizer, lie, number: Math.floor(Date.now() / 1000) * 2 ** 20 })
     this.own = new Map()
     const bucket = rollout.sha256(identity.text).readUInt32BE() % 64
     this.topic = this.topicOf(bucket % manifest.wire.announcement_shards)

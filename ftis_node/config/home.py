@@ -1,7 +1,7 @@
 """A node's home: the folder that holds everything it must not lose.
 
     identity.key   the private key, 0600
-    home.json      which version of ftis-node it was made for (config/home_files.py)
+    home.json      the version of its schema, and the epoch of the last start (config/home_files.py)
     node.toml      settings of this node
     run.toml       the manifest of the run this home belongs to
     settings.json  the settings of the last start, all sources together
@@ -12,7 +12,6 @@
     checkpoints/   weights, optimizer and random state
     weights/       versions for the generator
     events.jsonl   the event log, one line an event
-    events.snapshot   a summary of the event log, so that a start need not read all of it
     tensorboard/, wandb/   files of those trackers, if `tracking.to` names them
     status.json    the last status, for a stopped node
     logs/          the workers' output
@@ -130,7 +129,6 @@ class Home:
     checkpoints = _Inside("checkpoints")
     weights = _Inside("weights")
     events = _Inside("events.jsonl")
-    event_log_snapshot = _Inside("events.snapshot")
     status = _Inside("status.json")
     logs = _Inside("logs")
     user = _Inside("user")

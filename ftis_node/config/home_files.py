@@ -1,7 +1,7 @@
-"""Two files of a home: the number of its schema, and the settings of its last start with the command that resumes it.
+"""Two files of a home: the marker, and the settings of its last start with the command that resumes it.
 
-`home.json` has the number. A home with another number is refused, because no version but the present one has been
-released.
+The marker `home.json` has the number of the schema. A home with another number is refused, because no version but the
+present one has been released. It also has the epoch of the last start (`node/storage/epochs.py`).
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
 HOME_SCHEMA = 1
+MAX_EPOCH = 1 << 42  # seconds: a larger one is no time
 REBUILT = "the next start writes it again from the home's content"
 REMEMBERED = {"model": str, "engine": str, "peers": list, "data_paths": dict}
 BUDGET_OPTIONS = {"learn_steps": "--steps", "learn_tokens": "--learn-tokens", "generate_tokens": "--generate-tokens"}
 
 
-def marked_schema(home: Home) -> int | None:
-    """Return the number in the home's marker; None if there is no marker. Raises ConfigError if it cannot be read."""
+def marked_epoch(home: Home) -> int:
+    """Return the epoch of the home's last start; 0 before the first. Raises as `check_schema`."""
     try:
-        schema = read_object(home.marker).get("schema")
+        marker = read_object(home.marker)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return 0
     except FileError as error:
         raise ConfigError(f"{home.marker} is damaged: remove it; {REBUILT} ({error})") from None
-    if not isinstance(schema, int) or schema < 1:
+    schema, epoch = marker.get("schema"), marker.get("epoch", 0)
+    if not (isinstance(schema, int) and schema >= 1 and isinstance(epoch, int) and 0 <= epoch <= MAX_EPOCH):
         raise ConfigError(f"{home.marker} is damaged: remove it; {REBUILT}")
-    return schema
-
-
-def check_schema(home: Home) -> None:
-    """Raise ConfigError if another version of ftis-node wrote the home. Changes nothing."""
-    schema = marked_schema(home)
-    if schema not in (None, HOME_SCHEMA):
+    if schema != HOME_SCHEMA:
         raise ConfigError(
             f"{home.root} was written by another version of ftis-node (schema {schema}, this one reads {HOME_SCHEMA}): "
             "use that version, or give another --home"
         )
+    return epoch
 
 
-def mark_schema(home: Home) -> None:
+def check_schema(home: Home) -> None:
+    """Raise ConfigError if another version of ftis-node wrote the home, or if its marker is damaged."""
+    marked_epoch(home)
+
+
+def mark(home: Home, *, epoch: int) -> None:
     """Write the marker, whole or not at all. Raises OSError."""
-    replace_file(home.marker, (json.dumps({"schema": HOME_SCHEMA}) + "\n").encode())
+    replace_file(home.marker, (json.dumps({"schema": HOME_SCHEMA, "epoch": epoch}) + "\n").encode())
 
 
 def last_settings(home: Home) -> dict[str, Any]:

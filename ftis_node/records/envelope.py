@@ -121,7 +121,7 @@ class Announcement:
     more: tuple[Announcement, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Return the announcement as sent: about 66 bytes, and 40 for each further group."""
+        """Return the announcement as sent: about 72 bytes, and 40 for each further group."""
         created_ms = milliseconds(self.created_at)
         return pb.Announcement(
             schema=SCHEMA,

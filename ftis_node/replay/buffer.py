@@ -12,19 +12,17 @@ from ftis_node.replay import side_tables
 from ftis_node.replay.database import give_back_pages, open_writer, transaction
 from ftis_node.replay.eviction import Freshness, choose_evicted
 from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State, choose_newest
-from ftis_node.replay.reset import limit_reset_at, read_reset_at
+from ftis_node.replay.reset import limit_reset_at
 from ftis_node.replay.rows import StoredGroup, candidate_of, new_row, sound_envelope
 from ftis_node.swarm.rate_limits import ShareCap
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from ftis_node.records.envelope import Accepted
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.telemetry.event_log_summary import LoggedGroup
-
 
 MAX_FAILED_STEPS = 3
 
@@ -59,7 +57,7 @@ class ReplayBuffer:
 
     def _insert(self, accepted: Accepted, *, own: bool) -> bool:
         group = accepted.group
-        is_before_reset = not own and group.created_at <= read_reset_at(self._db)
+        is_before_reset = not own and group.created_at <= side_tables.read_total(self._db, side_tables.RESET_AT)
         if is_before_reset or side_tables.is_forgotten(self._db, group.sender, group.number):
             return False
         row = new_row(accepted, own=own)
@@ -67,7 +65,8 @@ class ReplayBuffer:
         query = f"INSERT INTO groups ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING"
         done = self._db.execute(query, tuple(row.values()))
         if own and done.rowcount:
-            self._add(side_tables.LAST_NUMBER, group.number - self.last_number())
+            self._raise_last_number(group.number)
+            self._add(side_tables.PROMPT_POSITION, 1)
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
@@ -161,14 +160,6 @@ class ReplayBuffer:
         )
         return len(strayed)
 
-    def claim_used(self, used: Iterable[LoggedGroup]) -> int:
-        """Mark READY groups that steps have used according to the event log: READY -> TAKEN. Return their number."""
-        query = "UPDATE groups SET state = ?, step = ? WHERE id = ? AND state = ?"
-        with transaction(self._db):
-            return self._db.executemany(
-                query, [(State.TAKEN, group.step, group.id, State.READY) for group in used]
-            ).rowcount
-
     def note_failed(self, step: int) -> None:
         """Count a failure of the learner for each group of `step`; they stay TAKEN until `reconcile`.
 
@@ -241,21 +232,20 @@ class ReplayBuffer:
         )
 
     def last_number(self) -> int:
-        """Return the sequence number of this node's newest group; 0 if it has made none."""
+        """Return the highest sequence number of an own group, or the number before the first of a newer epoch."""
         return side_tables.read_total(self._db, side_tables.LAST_NUMBER)
 
     def prompt_position(self) -> int:
-        """Return the position in the prompt order: the number of own groups so far, under any identity."""
-        return side_tables.position_of(
-            self.last_number(), side_tables.read_total(self._db, side_tables.SKIPPED_NUMBERS)
-        )
+        """Return the position in the prompt order: the number of own groups so far."""
+        return side_tables.read_total(self._db, side_tables.PROMPT_POSITION)
 
     def raise_last_number(self, number: int) -> None:
-        """Raise the last sequence number to at least `number`. The position in the prompt order stays."""
+        """Raise the last sequence number to at least `number`."""
         with transaction(self._db):
-            skipped = max(0, number - self.last_number())
-            self._add(side_tables.LAST_NUMBER, skipped)
-            self._add(side_tables.SKIPPED_NUMBERS, skipped)
+            self._raise_last_number(number)
+
+    def _raise_last_number(self, number: int) -> None:
+        self._add(side_tables.LAST_NUMBER, max(0, number - self.last_number()))
 
     def _forget(self, row: sqlite3.Row) -> None:
         """Delete one row. Its sequence number stays known, and the totals of the status still count it."""

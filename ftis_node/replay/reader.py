@@ -16,9 +16,8 @@ from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.database import open_reader
 from ftis_node.replay.lifecycle import ReleaseReason, State
-from ftis_node.replay.reset import read_reset_at
 from ftis_node.replay.rows import StoredGroup, rewards_of, sound_envelope
-from ftis_node.replay.side_tables import is_forgotten, read_total
+from ftis_node.replay.side_tables import RESET_AT, is_forgotten, read_total
 
 if TYPE_CHECKING:
     import sqlite3
@@ -135,7 +134,7 @@ class ReplayReader:
 
     def reset_at(self) -> float:
         """Return the Unix time of the last reset: older groups of peers are rejected. 0 if there was no reset."""
-        return read_reset_at(self._db)
+        return float(read_total(self._db, RESET_AT))
 
     def envelopes(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the signed envelopes of those groups that are stored, in the order of `ids`.

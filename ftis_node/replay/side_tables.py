@@ -1,9 +1,5 @@
 """Two tables beside the groups: totals by name, and the sequence numbers of pruned groups.
 
-**Sequence numbers** of own groups give the position in the prompt order. After a reset of the buffer or a restored
-identity, the last number is uncertain. Then numbers continue at the seconds since 1970, and the buffer counts the
-skipped numbers. The position does not include them, so nodes with the same prompt order stay at about the same prompt.
-
 By the numbers of pruned groups, the node rejects an old envelope whose group it no longer stores. The table keeps the
 most recently pruned ones. An older group is still rejected because of its age.
 """
@@ -15,8 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import sqlite3
 
-LAST_NUMBER, SKIPPED_NUMBERS = "last_number", "skipped_numbers"  # in `totals`
-MAX_POSITION = 10**9  # no node makes so many groups: a higher last number contains seconds since 1970
+LAST_NUMBER, PROMPT_POSITION, RESET_AT = "last_number", "prompt_position", "reset_at"  # in `totals`
 FORGOTTEN_SCHEMA = """
 CREATE TABLE IF NOT EXISTS forgotten (
     sender  TEXT NOT NULL,
@@ -27,7 +22,7 @@ CREATE TABLE IF NOT EXISTS forgotten (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS forgotten_by_touch ON forgotten (touched);
 """
-MAX_FORGOTTEN = 65_536  # about 10 MB on disk; more than the groups of an event log's summary
+MAX_FORGOTTEN = 65_536  # about 10 MB on disk
 
 
 def is_forgotten(db: sqlite3.Connection, sender: str, number: int) -> bool:
@@ -54,9 +49,3 @@ def trim(db: sqlite3.Connection) -> None:
 def read_total(db: sqlite3.Connection, name: str) -> int:
     row = db.execute("SELECT value FROM totals WHERE name = ?", (name,)).fetchone()
     return int(row[0]) if row else 0
-
-
-def position_of(last_number: int, skipped_numbers: int) -> int:
-    """Return the position in the prompt order; 0 if the skipped numbers are unknown."""
-    position = last_number - skipped_numbers
-    return position if 0 <= position < MAX_POSITION else 0

@@ -149,16 +149,10 @@ KINDS = {
     "loop_blocked": Kind("bad", "The event loop was blocked"),
     "loop_stuck": Kind("bad", "A loop made no progress: {who}", "loop"),
     "loop_goes_on": Kind("good", "Makes progress again: {who}", "loop"),
-    "recovered": Kind("bad", "{file} was damaged and was recovered", has_cause=False),
-    "buffer_rolled_back": Kind(
-        "bad",
-        "The buffer lost writes and started empty: {num_lost} groups missing, {num_used} in a wrong state",
-        has_cause=False,
-    ),
+    "recovered": Kind("bad", "{file} was damaged or missing and was replaced", has_cause=False),
     "checkpoint_fallback": Kind(
         "bad", "Resumed at step {step} of the newest valid checkpoint; step {done} was done", has_cause=False
     ),
-    "steps_unknown": Kind("bad", "Resumed at step {step} of a checkpoint; this home recorded {done}", has_cause=False),
     "woke": Kind("plain", "The machine or the process was suspended for {slept_s} s", has_cause=False),
     "clock_moved": Kind("bad", "This machine's clock was moved by {jump_s} s", has_cause=False),
     "understated": Kind("bad", "Implausible log-probs from {who}", "sender"),

@@ -1,16 +1,31 @@
 """Sequence numbers of one sender, whose gaps show lost announcements.
 
-A sender numbers its groups 1, 2, 3, ... and announces each. Gossipsub may drop messages without an error. The loss
-shows as a gap between numbers, or as a higher number in the sender's directory record. Groups from before the first
-received announcement are not a gap: the node queries the fresh ones by time.
+A number is an epoch and a counter: `epoch << COUNTER_BITS | counter`. Each start of a node begins a new epoch, the
+Unix time in seconds or the last epoch plus one. Within an epoch the sender counts its groups 1, 2, 3, ... and announces
+each. So a node needs no memory of its last number to use none twice.
+
+Gossipsub may drop messages without an error. The loss shows as a gap between numbers of an epoch, or as a higher number
+in the sender's directory record. Groups from before the first received announcement are not a gap: the node queries the
+fresh ones by time. The same holds for the end of an earlier epoch.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+COUNTER_BITS = 20
+MAX_COUNTER = (1 << COUNTER_BITS) - 1
 MAX_GAPS = 64
 MAX_TRIES = 4
+
+
+def epoch_of(number: int) -> int:
+    return number >> COUNTER_BITS
+
+
+def epoch_base(epoch: int) -> int:
+    """Return the number before the first group of an epoch."""
+    return epoch << COUNTER_BITS
 
 
 class SequenceGap(NamedTuple):
@@ -22,7 +37,10 @@ class SequenceGap(NamedTuple):
 
 
 class SequenceTracker:
-    """Sequence tracker for one sender. At most `MAX_GAPS` gaps are kept; the oldest is dropped first."""
+    """Sequence tracker for one sender. At most `MAX_GAPS` gaps are kept; the oldest is dropped first.
+
+    A sender that claims a distant epoch hides only its own gaps: its later numbers are lower, and old.
+    """
 
     __slots__ = ("_gaps", "at", "highest")  # one object for each sender: slots need a third of the memory
 
@@ -45,17 +63,16 @@ class SequenceTracker:
         """
         if number > self.highest:
             self.at = max(self.at, at)
-            if self.highest and number > self.highest + 1:
-                self._add(SequenceGap(self.highest + 1, number - 1))
+            self._add_missing(number - 1)
             self.highest = number
         else:
             self._gaps = [part for gap in self._gaps for part in _without(gap, number)]
 
     def note_tail(self, last_number: int) -> None:
         """Add the last number in the sender's directory record."""
-        if self.highest and last_number > self.highest:
-            self._add(SequenceGap(self.highest + 1, last_number))
-        self.highest = max(self.highest, last_number)
+        if last_number > self.highest:
+            self._add_missing(last_number)
+            self.highest = last_number
 
     def note_query(self, gap: SequenceGap, *, is_final: bool) -> None:
         """Note that `gap` was queried and answered. Missing numbers are queried again after an incomplete answer.
@@ -70,9 +87,12 @@ class SequenceTracker:
                 kept.append(known._replace(tries=known.tries + 1))
         self._gaps = kept
 
-    def _add(self, gap: SequenceGap) -> None:
-        self._gaps.append(gap)
-        del self._gaps[:-MAX_GAPS]
+    def _add_missing(self, last: int) -> None:
+        """Add the gap from the highest number, or from the begin of a newer epoch, to `last`. None at first contact."""
+        first = max(self.highest, epoch_base(epoch_of(last))) + 1
+        if self.highest and first <= last:
+            self._gaps.append(SequenceGap(first, last))
+            del self._gaps[:-MAX_GAPS]
 
 
 def _without(gap: SequenceGap, number: int) -> list[SequenceGap]:

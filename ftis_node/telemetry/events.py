@@ -29,6 +29,7 @@ DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_KEPT_FILES = 3
 LONGEST_LINE = 1 << 20
 MAX_WAITING_BYTES = 8 << 20
+LAST_BYTES = 2 << 20
 MAX_ROTATED_FILES = 99
 JsonValue = str | int | float | bool | None
 
@@ -128,6 +129,19 @@ def event_log_files(path: Path) -> list[Path]:
     numbered = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
     older = sorted(numbered, key=lambda file: int(file.suffix[1:]), reverse=True)
     return [file for file in (*older, path) if file.exists()]
+
+
+def last_lines(path: Path, *, num_bytes: int = LAST_BYTES) -> list[bytes]:
+    """Return the last complete lines of the log, of `num_bytes` bytes of each of its last two files at most."""
+    lines: list[bytes] = []
+    for name in event_log_files(path)[-2:]:
+        check_regular(name)
+        with name.open("rb") as file:
+            begin = max(0, file.seek(0, os.SEEK_END) - num_bytes)
+            file.seek(begin)
+            found = file.read(num_bytes).splitlines(keepends=True)
+        lines += found[1:] if begin else found
+    return [line for line in lines if line.endswith(b"\n")]
 
 
 def _drop_half_line(path: Path) -> None:

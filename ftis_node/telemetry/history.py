@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ftis_node.telemetry.events import EventReader
+from ftis_node.telemetry.events import EventReader, last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -188,6 +188,20 @@ def read_head(line: bytes) -> EventHead | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return head if isinstance(head.event, str) else None
+
+
+def last_logged_step(path: Path) -> int:
+    """Return the learner's last step by the end of the event log at `path`; 0 without a step.
+
+    A step that takes groups is not done yet, also if the learner went back and repeats it.
+    """
+    step = 0
+    for head in filter(None, map(read_head, last_lines(path))):
+        if head.event == "step" and head.step is not None:
+            step = head.step
+        elif head.event == "taken" and head.step is not None:
+            step = min(step, head.step - 1)
+    return step
 
 
 def event_or_none(line: bytes) -> dict[str, Any] | None:

@@ -205,10 +205,11 @@ def test_a_crash_a_stop_and_a_logged_loss_are_no_violations() -> None:
     assert findings(replace(killed, is_torn=True, leftovers={("run", 7): "run"})) == []
     earlier = with_events(event("step_lost", step=3), *step_events(2, 2, 2))(killed)
     assert "the status is correct" not in names(earlier), "the status is older than the crash of the learner"
-    logged = without(3)(with_events(event("recovered", file="replay.sqlite"))(correct()))
+    lost = with_buffer(rows=(), pruned={}, last_number=0)
+    logged = lost(with_events(event("recovered", file="replay.sqlite"))(correct()))
     assert findings(logged) == [], "the node logged the loss of its buffer"
-    rolled_back = event("buffer_rolled_back", num_lost=1, num_used=0)
-    used_again = with_events(event("released", group=f"{US}-4"), rolled_back, *step_events(4, 4, 4))(correct())
+    reset = event("recovered", file="replay.sqlite")
+    used_again = with_events(event("released", group=f"{US}-4"), reset, *step_events(4, 4, 4))(correct())
     assert "a released group is not used" not in names(used_again), "the buffer lost the release"
     later = with_events(event("start", peer=US), admitted(5, version=3))(logged)
     assert names(replace(later, floor_step=2)) == {"no group is lost"}, "later losses are violations"

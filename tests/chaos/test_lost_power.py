@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import mark_schema, marked_schema
+from ftis_node.config.home_files import mark, marked_epoch
 from ftis_node.files import replace_file
 from ftis_node.learner.checkpoint.checkpoint import (
     CheckpointOwner,
@@ -86,7 +86,7 @@ def _identity_found(root: Path) -> str:
 
 
 def _marked_found(root: Path) -> str:
-    return "old" if marked_schema(Home(root)) is None else "new"
+    return "new" if marked_epoch(Home(root)) else "old"
 
 
 def _replace_folder(root: Path, text: str) -> None:
@@ -112,7 +112,7 @@ DURABLE_WRITES = [
         lambda root: Identity.from_seed(SEED).save(root / "identity.key"),
         _identity_found,
     ),
-    DurableWrite("home's schema", lambda root: None, lambda root: mark_schema(Home(root)), _marked_found),
+    DurableWrite("home's epoch", lambda root: None, lambda root: mark(Home(root), epoch=7), _marked_found),
     DurableWrite(
         "manifest and settings",
         lambda root: (root / "run.toml").write_text("old"),

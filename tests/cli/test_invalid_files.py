@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import mark_schema
+from ftis_node.config.home_files import mark
 from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text, replace_file
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(tmp_path: Path) -> Home:
     made = Home(tmp_path / "home")
     made.root.mkdir()
-    mark_schema(made)
+    mark(made, epoch=0)
     made.run_toml.write_text(load_manifest("arithmetic-ftis").to_toml())
     return made
 

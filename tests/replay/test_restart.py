@@ -14,7 +14,7 @@ import pytest
 from ftis_node.replay.buffer import MAX_FAILED_STEPS, ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
-from tests.replay.test_buffer import ME, accepted, fill
+from tests.replay.test_buffer import ANN, ME, accepted, fill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,9 +117,10 @@ def test_the_buffer_follows_a_checkpoint_that_disagrees(buffer: ReplayBuffer, re
     assert reader.figures().trained_own == 3
 
 
-def test_skipped_numbers_do_not_change_the_position_of_the_prompts(path: Path, buffer: ReplayBuffer) -> None:
-    for number in (1, 2):
+def test_a_raised_number_does_not_change_the_position_of_the_prompts(path: Path, buffer: ReplayBuffer) -> None:
+    for number in (1, 2, 2):
         buffer.admit(accepted(ME, number), own=True)
+    buffer.admit(accepted(ANN, 9), own=False)
     buffer.raise_last_number(5_000)
     buffer.raise_last_number(4_000)
     buffer.admit(accepted(ME, 5_001), own=True)

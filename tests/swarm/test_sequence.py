@@ -7,7 +7,12 @@ from ftis_node.swarm.sequence import (
     MAX_TRIES,
     SequenceGap,
     SequenceTracker,
+    epoch_base,
 )
+
+EPOCH = epoch_base(1_800_000_000)
+NEXT = epoch_base(1_800_000_001)
+DISTANT = epoch_base(1 << 42)
 
 
 def tracker_after(*numbers: int) -> SequenceTracker:
@@ -66,3 +71,31 @@ def test_the_gaps_of_a_sender_that_skips_every_other_number_are_bounded() -> Non
     sender = tracker_after(*range(1, 1001, 2))
     assert len(sender.gaps) == MAX_GAPS
     assert sender.gaps[0] == SequenceGap(998, 998)
+
+
+def test_a_new_epoch_counts_from_one() -> None:
+    assert tracker_after(EPOCH + 7, NEXT + 1, NEXT + 2).gaps == (), "the end of the last epoch is no gap"
+    sender = tracker_after(EPOCH + 7, NEXT + 3)
+    assert sender.gaps == (SequenceGap(NEXT + 1, NEXT + 2),)
+    sender = tracker_after(EPOCH + 7)
+    sender.note_tail(NEXT)
+    assert sender.gaps == (), "the sender has begun an epoch without a group"
+    sender.note_tail(NEXT + 2)
+    assert sender.gaps == (SequenceGap(NEXT + 1, NEXT + 2),)
+    assert tracker_after(EPOCH - 1, EPOCH).gaps == (), "counted on by an implementation that knows no epochs"
+
+
+def test_a_group_of_an_earlier_epoch_is_old() -> None:
+    sender = tracker_after(EPOCH + 1, EPOCH + 4, NEXT + 1)
+    for number in (EPOCH + 2, EPOCH + 9, 5):
+        sender.note(number, at=9.0)
+    assert sender.gaps == (SequenceGap(EPOCH + 3, EPOCH + 3),), "a late group ends its gap and makes no other"
+    assert (sender.highest, sender.at) == (NEXT + 1, 1.0)
+
+
+def test_a_distant_epoch_hides_only_the_later_gaps_of_its_sender() -> None:
+    sender = tracker_after(EPOCH + 1, DISTANT + 1, EPOCH + 2, EPOCH + 9)
+    assert (sender.gaps, sender.highest) == ((), DISTANT + 1)
+    sender.note_tail(2**63 - 1)
+    sender.note_tail(EPOCH + 20)
+    assert len(sender.gaps) == 1

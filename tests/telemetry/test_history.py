@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.telemetry.events import EventLog
-from ftis_node.telemetry.history import EvaluationPoint, History, HistoryReader
+from ftis_node.telemetry.events import EventLog, last_lines
+from ftis_node.telemetry.history import EvaluationPoint, History, HistoryReader, last_logged_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +45,26 @@ def test_points_have_the_figures_of_their_events_and_none_for_missing_ones(path:
 def test_a_missing_log_is_an_empty_history(path: Path) -> None:
     assert read_history(path) == History()
     assert HistoryReader(path).poll() is False
+
+
+def test_the_last_logged_step_is_that_of_the_present_weights(path: Path) -> None:
+    assert last_logged_step(path) == 0
+    with closing(EventLog(path)) as events:
+        for step in (1, 2):
+            events.write("taken", group="ab", step=step)
+            events.write("step", step=step, loss=float("nan"))
+        events.write("taken", group="cd", step=3)
+        assert last_logged_step(path) == 2, "step 3 is not done"
+        events.write("taken", group="cd", step=2)
+        assert last_logged_step(path) == 1, "the learner went back"
+
+
+def test_the_last_lines_are_whole_and_cross_a_rotated_file(path: Path) -> None:
+    path.with_name("events.jsonl.2").write_bytes(b"oldest\n")
+    path.with_name("events.jsonl.1").write_bytes(b"1 first\n1 last\n")
+    path.write_bytes(b"2 first\n2 last\n2 ha")
+    assert last_lines(path) == [b"1 first\n", b"1 last\n", b"2 first\n", b"2 last\n"]
+    assert last_lines(path, num_bytes=14) == [b"1 last\n", b"2 last\n"]
 
 
 def test_a_damaged_line_is_skipped_and_counted(path: Path) -> None:

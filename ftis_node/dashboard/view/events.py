@@ -27,8 +27,7 @@ TONES = {
         ),
         Tone.WARN,
     ),
-    **dict.fromkeys(("buffer_rolled_back", "clock_moved", "checkpoint_fallback"), Tone.WARN),
-    **dict.fromkeys(("recovered", "steps_unknown", "understated"), Tone.WARN),
+    **dict.fromkeys(("recovered", "clock_moved", "checkpoint_fallback", "understated"), Tone.WARN),
     **dict.fromkeys(
         ("step_lost", "generation_failed", "eval_failed", "weight_sync_failed", "check_failed", "audit_failed"),
         Tone.BAD,

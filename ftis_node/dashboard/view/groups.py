@@ -16,6 +16,7 @@ from ftis_node.dashboard.view.spans import (
     number,
     short_id,
 )
+from ftis_node.swarm.sequence import MAX_COUNTER
 from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _origin_lines(history: GroupHistory) -> list[Line]:
     return [
         labeled("made by", f"this node ({summary.sender})" if summary.own else printable(summary.sender)),
         labeled("with", f"{model}, version {summary.policy_version}, temperature {history.temperature:g}{weights}"),
-        labeled("when", f"{date_time(summary.created_at)}, its group number {summary.number}"),
+        labeled("when", f"{date_time(summary.created_at)}, group {summary.number & MAX_COUNTER} of its start"),
     ]
 
 

@@ -1,7 +1,8 @@
 """The publish loop: numbers and signs a scored group, submits it to validation, and announces it.
 
 A group is announced only after it is on disk, so that every peer that requests it gets it. Sequence numbers are
-consecutive, and only groups that pass validation get one. So a gap always means that announcements were lost.
+consecutive within an epoch, and only groups that pass validation get one. So a gap always means that announcements were
+lost. An epoch without a free number is followed by the next one.
 
 A small group's announcement, pull and confirmation cost more than its body. So the following
 small groups wait for the end of a short window, and one message announces them all. An idle node announces at once, and
@@ -29,9 +30,12 @@ from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import announce_group, join_announcements, open_envelope, seal_group
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import SendWindow
+from ftis_node.swarm.sequence import MAX_COUNTER
 from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.loops.intake import IntakeLoop
@@ -115,7 +119,8 @@ def _is_body(data: bytes, group_id: bytes) -> bool:
 class PublishLoop:
     """Loop that publishes one own group at a time.
 
-    `last_number` is the last sequence number of this node's groups in the buffer.
+    `last_number` is the last sequence number in the buffer. `begin_epoch` makes a new epoch durable and returns the
+    number before its first.
     """
 
     context: NodeContext
@@ -127,6 +132,7 @@ class PublishLoop:
     confirmations: Confirmations
     failures: FailureBoard
     last_number: int
+    begin_epoch: Callable[[], Awaitable[int]]
 
     def __post_init__(self) -> None:
         self._window = SendWindow(window_s=WINDOW_S)
@@ -153,6 +159,8 @@ class PublishLoop:
     async def publish(self, group: Group) -> ValidationResult:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
         self._num_begun += 1  # until it is announced or rejected
+        if self.last_number & MAX_COUNTER == MAX_COUNTER:
+            self.last_number = await self.begin_epoch()
         group = replace(group, number=self.last_number + 1)
         envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)
         data = envelope.to_bytes()

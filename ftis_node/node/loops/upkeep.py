@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.disk_space import HomeUse, measure_usage
-from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.swarm.peer_guard import Place
@@ -94,7 +93,6 @@ class DiskSpaceLoop:
     disk: DiskThread
 
     def __post_init__(self) -> None:
-        self._snapshot = EventLogSnapshot(self.home)
         self._reported = ""
 
     async def run(self) -> None:
@@ -104,10 +102,9 @@ class DiskSpaceLoop:
             await asyncio.sleep(DISK_PERIOD_S)
 
     async def check(self) -> None:
-        """Rotate long logs, renew the event log's snapshot, remove files if the disk is nearly full, report its use."""
+        """Rotate long logs, remove files if the disk is nearly full, report its use."""
         space = self.space
         await in_background(rotate_logs, self.home, max_bytes=self.context.settings.limits.log_file_bytes)
-        await in_background(self._snapshot.renew_if_due)
         use = await self._use()
         if missing_bytes := space.limit.missing_bytes(use):
             reclaimed = reclaim(

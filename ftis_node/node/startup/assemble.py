@@ -25,11 +25,11 @@ from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.factories import ProcessNodeFactory
 from ftis_node.node.startup.prepare import check_ports, prepare
-from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
-from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
+from ftis_node.node.startup.recovery import release_damaged
+from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
-from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
+from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
 from ftis_node.node.training.evaluation import EvaluationHistory, make_tracking
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
@@ -37,8 +37,9 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
+from ftis_node.telemetry.history import last_logged_step
 from ftis_node.telemetry.log import log_block, unwatched
-from ftis_node.telemetry.status import EndWord, EvalStatus
+from ftis_node.telemetry.status import EndWord
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weight_store import weights_folder
@@ -123,9 +124,8 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
     disk = stack.enter_context(closing(DiskThread(space)))
     buffer = stack.enter_context(closing(ReplayBuffer(home.replay)))
     reader = stack.enter_context(closing(ReplayReader(home.replay)))
-    summary = EventLogSnapshot(home).read()
+    begin_epoch(home, buffer)
     release_damaged(buffer, events)
-    buffer.claim_used(summary.used)
     weights = stack.enter_context(
         weights_folder(
             home,
@@ -133,10 +133,9 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
             num_versions=num_versions(settings, inputs.arrangement.hand_over),
         )
     )
-    state, evaluations = NodeState(step=summary.step), EvaluationHistory()
-    for event in summary.evaluations:
-        if all(name in event for name in EvalStatus.__struct_fields__):
-            evaluations.add(EvalStatus(**{name: event[name] for name in EvalStatus.__struct_fields__}))
+    state, evaluations = NodeState(step=last_logged_step(home.events)), EvaluationHistory()
+    for entry in read_last_status(home).eval:
+        evaluations.add(entry)
     learner: Learning = NullLearner(parameter_count(source))
     if settings.learns:
         learner = factory.learner(inputs, events=events, weights=weights)
@@ -220,7 +219,6 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
         if state.step < done:
             log.warning("step %d is done, but the newest readable checkpoint is of step %d", done, state.step)
             context.events.write("checkpoint_fallback", step=state.step, done=done)
-        log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
     log.debug("%s: %s parameters, at step %d", parts.source.name, f"{state.parameters:,}", state.step)
     if settings.role == "learner":
         log.info("generators take this learner's weights by --role generator --follow %s", context.peer_id)
@@ -251,5 +249,3 @@ async def _stop(parts: NodeComponents) -> None:
         remove_leftovers(parts.home.checkpoints, CHECKPOINT_PREFIX)
     tracked = {"tracked": parts.tracking.counts()} if parts.tracking else {}
     parts.context.events.write("stop", step=parts.context.state.step, **tracked)
-    with suppress(OSError):  # an unreadable log, which the next start reports
-        EventLogSnapshot(parts.home).renew()

@@ -28,6 +28,7 @@ from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
 from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
+from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluation import Evaluator, OwnStats
 from ftis_node.node.training.group_limits import BufferLimits
@@ -133,7 +134,9 @@ class Wiring:
 
     @cached_property
     def publish_loop(self) -> PublishLoop:
-        return self.make(PublishLoop, last_number=self.node.buffer.last_number())
+        node = self.node
+        next_epoch = partial(node.disk, begin_epoch, node.home, node.buffer)
+        return self.make(PublishLoop, last_number=node.buffer.last_number(), begin_epoch=next_epoch)
 
     @cached_property
     def exchange(self) -> GroupExchange:

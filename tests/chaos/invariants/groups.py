@@ -3,8 +3,8 @@
 A node writes a group to the buffer first and then to the event log. So the buffer must contain each logged group. A
 crash may lose the log lines of one commit.
 
-If the disk lost a part of the buffer, the node must log it (`recovered`, `buffer_rolled_back`). The buffer is then
-compared with the later events only. A loss that was not logged is a violation.
+If the disk lost a part of the buffer, the node must log it (`recovered`). The buffer is then compared with the later
+events only. A loss that was not logged is a violation.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftis_node.node.loops.intake import COMMIT_CAPACITY
+from ftis_node.swarm.sequence import epoch_base, epoch_of
 from tests.chaos.observation.event_log import effective_history
 
 if TYPE_CHECKING:
@@ -37,20 +38,19 @@ def lost_groups(seen: Observation) -> Iterator[str]:
 
 
 def missing_numbers(seen: Observation) -> Iterator[str]:
-    """The numbers of own groups are consecutive: each up to the last is in the buffer or was pruned."""
+    """The numbers of own groups are consecutive in each epoch: each up to the last is in the buffer or was pruned."""
     if seen.buffer is None:
         return
-    since = complete_since(seen)
-    logged = [event["number"] for event in seen.events[since:] if event.name == "admitted" and event["own"]]
+    last_number, expected = seen.buffer.last_number, 0
     stored = [row.number for row in seen.buffer.rows if row.own]
-    expected = 1 if since == 0 else min(logged, default=seen.buffer.last_number + 1)
     intervals = [*((number, number) for number in stored), *seen.buffer.pruned.get(peer_of(seen), ())]
-    for first, last in [*sorted(intervals), (seen.buffer.last_number + 1,) * 2]:
+    for first, last in [*sorted(intervals), (last_number + 1,) * 2]:
+        expected = max(expected, epoch_base(epoch_of(first)) + 1)
         if first > expected:
             yield f"own groups {expected} to {first - 1} are neither stored nor pruned"
         expected = max(expected, last + 1)
-    if stored and max(stored) > seen.buffer.last_number:
-        yield f"own group {max(stored)} has a number above the last assigned, {seen.buffer.last_number}"
+    if stored and max(stored) > last_number:
+        yield f"own group {max(stored)} has a number above the last assigned, {last_number}"
 
 
 def invalid_states(seen: Observation) -> Iterator[str]:
@@ -163,7 +163,7 @@ def complete_since(seen: Observation) -> int:
 
 
 def _reports_loss(event: Event) -> bool:
-    return event.name == "buffer_rolled_back" or (event.name == "recovered" and event["file"] == "replay.sqlite")
+    return event.name == "recovered" and event["file"] == "replay.sqlite"
 
 
 def _is_used(row: Row, step: int) -> bool:

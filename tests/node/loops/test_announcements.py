@@ -181,7 +181,7 @@ async def test_a_last_number_from_the_directory_makes_a_valid_request(tmp_path: 
         wiring.announcements.tracker_of(PEER).note_tail(2**63 - 1)
         async with asyncio.TaskGroup() as tasks:
             wiring.backfill._fill_gaps(tasks, [PEER])
-        assert [(request.first_number, request.last_number) for request in requests] == [(2, 2**63 - 1)]
+        assert [(request.first_number, request.last_number) for request in requests] == [(2**63 - 2**20 + 1, 2**63 - 1)]
 
 
 async def test_a_malformed_announcement_in_several_replies_is_charged_once(tmp_path: Path) -> None:
