@@ -109,8 +109,8 @@ class Identity:
     def load_or_create(cls, path: Path) -> Identity:
         """Return the identity in the file `path`; create the file if it is missing.
 
-        The file holds the hex seed and the peer id, one on each line, with mode 0600. A file of an older version has no
-        peer id. It is added, so that a flipped bit is detected.
+        The file holds the hex seed and the peer id, one on each line, with mode 0600. A file made by hand may have the
+        seed alone. The peer id is added, so that a flipped bit is detected.
         Raises DamagedError, and ConfigError if other users can read the file.
         """
         check_regular(path)
@@ -141,14 +141,14 @@ class Identity:
             identity = cls.parse(text)
         except FileNotFoundError:
             raise ConfigError(
-                f"there is no identity {path} yet: `join` makes one, `ftis-node identity restore` restores a backup"
+                f"there is no identity {path} yet: `join` makes one, or copy the identity.key of another home there"
             ) from None
         except OSError as error:
             raise ConfigError(f"the identity file {path} cannot be read: {error.strerror}") from None
         if identity is None:
             raise DamagedError(
-                f"the identity file {path} is damaged: `ftis-node identity restore BACKUP --home {path.parent}` puts a "
-                "backup back; without a backup delete the file, and the node becomes a new peer"
+                f"the identity file {path} is damaged: put a copy of it back; without a copy delete the file, and the "
+                "node becomes a new peer"
             )
         return identity
 

@@ -122,11 +122,6 @@ class ReplayReader:
     def is_own(self, group_id: bytes) -> bool:
         return self._db.execute("SELECT 1 FROM groups WHERE id = ? AND own = 1", (group_id,)).fetchone() is not None
 
-    def has_own_of(self, sender: str) -> bool:
-        """Return whether the buffer stores groups that this node made under the peer id `sender`."""
-        found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND own = 1 LIMIT 1", (sender,))
-        return found.fetchone() is not None
-
     def has_number(self, sender: str, number: int) -> bool:
         """Return whether a group of the sender with this number was ever admitted, pruned ones included."""
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))

@@ -33,7 +33,7 @@ ADVICE = {
     "scoring_quota": "raise rate_limits.scoring_s_per_minute of the refusing node",
     "scoring_timeout": "shorter problems or completions: scoring one took the whole time limit",
     "scoring_failed": "the refusing node is too busy: fewer groups per step, or more cores",
-    "sequence_reused": "one home per node; after a restored backup: ftis-node identity restore",
+    "sequence_reused": "one home per node: two nodes use the same identity.key",
     "duplicate_completions": "give each node its own home and seed: two send the same completions",
     "duplicate_of_own": "give each node its own home and seed: two send the same completions",
     "weights_not_offered": "restart the follower: it names weights that its learner does not offer",

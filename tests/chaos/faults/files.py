@@ -93,7 +93,7 @@ def damage_key(context: FaultContext) -> None:
     position = context.rng.randrange(64)
     path.write_text(text[:position] + ("0" if text[position] != "0" else "1") + text[position + 1 :])
     context.note(f"digit {position}")
-    context.expect_refusal(WRONG_USE, "identity restore")
+    context.expect_refusal(WRONG_USE, "put a copy of it back")
 
 
 def damage_settings(context: FaultContext) -> None:

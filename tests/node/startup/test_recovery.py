@@ -426,7 +426,7 @@ def test_a_flipped_bit_in_the_key_is_damage(tmp_path: Path) -> None:
     identity = Identity.load_or_create(path)
     text = path.read_text()
     path.write_text(("0" if text[0] != "0" else "1") + text[1:])
-    with pytest.raises(DamagedError, match="identity restore"):
+    with pytest.raises(DamagedError, match="put a copy of it back"):
         Identity.load(path)
     path.write_text(f"{identity.seed.hex()}\n")
     path.chmod(0o600)
