@@ -168,9 +168,8 @@ def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def _cell(member: MemberResult, figure: str, place: int) -> str:
-    """Return the metric as text; "" if it is unknown. Results of older versions lack some metrics."""
-    values = member.steps.get(figure)
-    value = None if values is None else values[place]
+    """Return the metric as text; "" if it is unknown."""
+    value = member.steps[figure][place]
     return "" if value is None else f"{value:.6g}"
 
 

@@ -123,8 +123,7 @@ def plan_run(
     manifest = manifest.model_copy(update={"task": (requested or mixture).canonical})
     domain = None
     is_run_meant = run is not None or own is not None  # else the preset is only a template for a run of this task
-    is_own = own is not None and own.run_id == manifest.run_id  # from an older version: a task's part was its whole run
-    if requested is not None and is_run_meant and not is_own and is_domain(requested, mixture):
+    if requested is not None and is_run_meant and is_domain(requested, mixture):
         domain = _checked_domain(requested, manifest)
         manifest = manifest.model_copy(update={"task": mixture.canonical})
     _check_same_run(manifest, own, home)
