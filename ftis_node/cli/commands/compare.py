@@ -196,12 +196,15 @@ def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
 def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
     from ftis_node.lab.experiment.pairs import make_models, tiny_models
     from ftis_node.lab.experiment.runner import run_trials
+    from ftis_node.models import resolve_model
 
     out.mkdir(parents=True, exist_ok=True)
     with show_fraction(f"{len(kind.trials)} trials") as show:
         specs = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
         make_models(specs, out / "models", jobs=jobs, watch=show)
         show(None, "starting")
+        for model in dict.fromkeys(member.model for trial in kind.trials for member in trial.members):
+            resolve_model(model, on_progress=show)  # before the first of many trials, and once
         results = run_trials(kind.trials, out, jobs=jobs, watch=show)
     return kind.write_report(results, out)
 
