@@ -42,7 +42,6 @@ from ftis_node.config.workers import (
     LearnerSection,
     LoraSection,
     MemorySection,
-    MismatchSection,
     PromptsSection,
 )
 from ftis_node.errors import ConfigError
@@ -181,7 +180,6 @@ class NodeSettings(BaseSettings):
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     memory: MemorySection = Field(default_factory=MemorySection)
-    mismatch: MismatchSection = Field(default_factory=MismatchSection)
     lora_adapter: LoraSection = Field(default_factory=LoraSection)
     buffer: BufferSection = Field(default_factory=BufferSection)
     swarm: SwarmSection = Field(default_factory=SwarmSection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -19,9 +21,10 @@ from ftis_node.config.home import Home
 from ftis_node.config.limits import Admission
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.events import read_events
+from tests.node.constants import CONSTANTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 STOP_LIMIT_S = 10.0
@@ -121,14 +124,22 @@ class RunningNode:
 
 @contextmanager
 def started(
-    home: Path, *arguments: str, on: Sequence[str] = (), module: str = "ftis_node", **environment: str
+    home: Path,
+    *arguments: str,
+    on: Sequence[str] = (),
+    module: str = "ftis_node",
+    constants: Mapping[str, Any] = MappingProxyType({}),
+    **environment: str,
 ) -> Iterator[RunningNode]:
     """Run `ftis-node ARGUMENTS --home HOME`; kill it and its descendants when the block ends.
 
     `on` precedes the command and runs it elsewhere, under the same process id. `module` replaces `ftis_node`.
+    `constants` replaces constants of the daemon, by their full names.
     """
     home.parent.mkdir(parents=True, exist_ok=True)
     log = home.with_suffix(".log")
+    if constants:
+        module, environment = "tests.node.constants", {CONSTANTS: json.dumps(dict(constants)), **environment}
     with log.open("ab") as output:
         process = subprocess.Popen(
             [*on, sys.executable, "-m", module, *arguments, "--home", str(home)],

@@ -24,7 +24,7 @@ DELAY_S = 2.0
 # before the next step. So steps need many large groups, few are in flight, and `prompt` often asks for new weights.
 GROUPS = 40
 GROUP_SIZE = 64
-FEW_IN_FLIGHT = "[generation]\ngroups_in_flight = 1\n"
+FEW_IN_FLIGHT = f"[generation]\nmax_batch = {GROUP_SIZE}\n"
 
 
 def _versions(node: RunningNode) -> list[int]:
