@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ftis_node.config.section import Section
 
@@ -101,7 +101,7 @@ class BufferSection(Section):
 
 
 class AccessSection(Section):
-    """Allow-list, trusted peers and bans."""
+    """Allow-list and trusted peers."""
 
     allow: tuple[PeerId, ...] = Field(
         default=(),
@@ -111,105 +111,20 @@ class AccessSection(Section):
     trust: tuple[PeerId, ...] = Field(
         default=(),
         max_length=MAX_LISTED,
-        description="Peer ids that the node never bans by itself. Each may hold the fraction "
-        "`rate_limits.max_buffer_fraction_per_trusted_peer` of the buffer.",
-    )
-    ban_initial_s: float = Field(
-        default=300.0, gt=0, le=86400, description="Length of a peer's first ban. Each further ban is twice as long."
-    )
-    ban_max_s: float = Field(default=86400.0, gt=0, le=30 * 86400, description="Length of the longest ban.")
-
-    @model_validator(mode="after")
-    def _bans_grow(self) -> AccessSection:
-        if self.ban_max_s < self.ban_initial_s:
-            raise ValueError(
-                f"access.ban_max_s ({self.ban_max_s:g}) is shorter than ban_initial_s ({self.ban_initial_s:g})"
-            )
-        return self
-
-
-class RateLimitsSection(Section):
-    """Rate limits and buffer quotas by peer. A new peer has not yet delivered enough valid groups to be known."""
-
-    groups_per_minute: float = Field(default=6000.0, gt=0, le=1e6, description="Groups checked for one sender.")
-    tokens_per_minute: float = Field(
-        default=20e6, gt=0, le=1e10, description="Completion tokens checked for one sender."
-    )
-    scoring_s_per_minute: float = Field(
-        default=20.0, gt=0, le=3600,
-        description="Seconds of scoring for the groups of one sender. Above it the node refuses them "
-        "(`scoring_quota`).",
-    )  # fmt: skip
-    new_peers_groups_per_minute: float = Field(
-        default=30000.0, gt=0, le=1e7, description="Groups checked for all new peers together."
-    )
-    new_peers_tokens_per_minute: float = Field(
-        default=100e6, gt=0, le=1e11, description="Completion tokens checked for all new peers together."
-    )
-    new_peers_scoring_s_per_minute: float = Field(
-        default=40.0, gt=0, le=3600,
-        description="Seconds of scoring for all new peers together. A separate process scores their groups.",
-    )  # fmt: skip
-    max_buffer_fraction_per_peer: float = Field(
-        default=0.25, gt=0, le=1,
-        description="Largest fraction of the buffer's places for foreign groups that one sender may hold. Among k "
-        "senders each may hold at least 1 / k.",
-    )  # fmt: skip
-    max_buffer_fraction_per_trusted_peer: float = Field(
-        default=0.5, gt=0, le=1, description="The same fraction for a trusted sender."
+        description="Peer ids that the node never bans by itself. Each may hold half of the buffer.",
     )
 
 
 class ValidationSection(Section):
-    """Limits of the checks on incoming groups (ftis-node docs reference/rejections)."""
+    """The audit of incoming groups: the learner recomputes their log-probs (ftis-node docs reference/rejections)."""
 
-    max_clock_skew_s: float = Field(
-        default=60.0, gt=0, le=3600,
-        description="The node refuses a group whose time is more seconds ahead than this (`clock_skew`).",
-    )  # fmt: skip
-    min_mean_logprob: float = Field(
-        default=-14.0, ge=-100, lt=0,
-        description="Lowest mean log-prob of a group, in nats per token. A uniform choice among 10^6 tokens has -14.",
-    )  # fmt: skip
-    max_logprob_gap_nats: float = Field(
-        default=16.0, ge=4, le=1000,
-        description="How many nats above the sender's log-probs the learner may score a completion. Above it the step "
-        "excludes the completion and penalizes the sender (`understated_logprobs`). Honest log-probs exceed t nats "
-        "with a probability of at most e^-t.",
-    )  # fmt: skip
-    duplicate_min_tokens: int = Field(
-        default=32, ge=8, le=1 << 20,
-        description="Shortest completion that can count as a duplicate. Shorter ones may be equal by chance.",
-    )  # fmt: skip
-    duplicate_max_fraction: float = Field(
-        default=0.25, ge=0, lt=1,
-        description="The node refuses a group if more than this fraction of its long completions are duplicates "
-        "(`duplicate_completions`).",
-    )  # fmt: skip
-    duplicate_history_size: int = Field(
-        default=4 << 20, ge=64, le=1 << 30,
-        description="Completion tokens kept to detect duplicates, 8 bytes each.",
-    )  # fmt: skip
     audit_fraction: float = Field(
         default=0.1, ge=0, le=1,
         description="Fraction of the groups that claim this node's present weights whose log-probs the learner "
         "recomputes. For a peer on probation it recomputes all. 0: none.",
-    )  # fmt: skip
-    audit_max_kl: float = Field(
-        default=0.1, gt=0, le=100,
-        description="Largest KL between the claimed and the recomputed log-probs, in nats per token. Number formats "
-        "alone cause up to 0.002.",
     )  # fmt: skip
     audit_folders: bool = Field(
         default=False,
         description="Whether to audit groups of a model given as a folder, by its name. Set it only if all peers with "
         "this name have the same weights. The node always audits models named by hub id.",
     )
-
-
-class Admission(Section):
-    """The three sections together."""
-
-    access: AccessSection = AccessSection()
-    rate_limits: RateLimitsSection = RateLimitsSection()
-    validation: ValidationSection = ValidationSection()

@@ -23,11 +23,9 @@ from pydantic_settings import (
 
 from ftis_node.config.limits import (
     AccessSection,
-    Admission,
     BudgetSection,
     BufferSection,
     LimitsSection,
-    RateLimitsSection,
     ValidationSection,
 )
 from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
@@ -184,7 +182,6 @@ class NodeSettings(BaseSettings):
     buffer: BufferSection = Field(default_factory=BufferSection)
     swarm: SwarmSection = Field(default_factory=SwarmSection)
     access: AccessSection = Field(default_factory=AccessSection)
-    rate_limits: RateLimitsSection = Field(default_factory=RateLimitsSection)
     validation: ValidationSection = Field(default_factory=ValidationSection)
     budget: BudgetSection = Field(default_factory=BudgetSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
@@ -233,10 +230,6 @@ class NodeSettings(BaseSettings):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ConfigError(f"generation.engine_options.{name} is {size!r}: give a number of GPUs, 1 or more")
         return prod(sizes)
-
-    @property
-    def admission(self) -> Admission:
-        return Admission(access=self.access, rate_limits=self.rate_limits, validation=self.validation)
 
     @property
     def generates(self) -> bool:

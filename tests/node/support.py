@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ftis_node.config.home import Home
-from ftis_node.config.limits import Admission
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.events import read_events
 from tests.node.constants import CONSTANTS
@@ -174,18 +173,3 @@ def bootstrap(home: Path) -> Iterator[str]:
     """Run a bootstrap node and yield its address."""
     with started(home, "bootstrap", "--listen", ANY_PORT) as node:
         yield node.first_line()
-
-
-def sections_of(**settings: object) -> dict[str, dict[str, object]]:
-    """Return the sections on peers for `NodeSettings`, with each setting in its section."""
-    sections = {
-        name: {key: value for key, value in settings.items() if key in field.annotation.model_fields}
-        for name, field in Admission.model_fields.items()
-    }
-    assert sum(map(len, sections.values())) == len(settings), "an unknown setting"
-    return sections
-
-
-def admission_of(**settings: object) -> Admission:
-    """Return the sections on peers, with each setting in its section."""
-    return Admission.model_validate(sections_of(**settings))

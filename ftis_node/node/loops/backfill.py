@@ -42,6 +42,7 @@ from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
+from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,7 +167,7 @@ class BackfillLoop:
             if num_answers < PAGE or newest <= since:
                 break
             if not is_known:
-                since = min(newest, time.time() + self.context.settings.validation.max_clock_skew_s)
+                since = min(newest, time.time() + MAX_CLOCK_SKEW_S)
         self._caught_up[peer_id] = None
 
     def note_record(self, record: PeerRecord) -> None:

@@ -115,7 +115,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
     manager = PeerManager(
         home.peers,
         own_id=identity.peer_id,
-        settings=settings.admission,
+        settings=settings.access,
         events=events,
         grades_alike=lambda peer_id: registry.grades_alike(peer_id, releases),
     )

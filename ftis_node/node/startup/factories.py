@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
+# How far the learner may score a completion above its sender. Honest log-probs exceed t nats with probability e^-t.
+MAX_LOGPROB_GAP_NATS = 16.0
 REQUEST_TIMEOUT_S = 3600.0  # of one group; a hung engine is found by its stall time
 # A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
 GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)
@@ -237,7 +239,7 @@ def learner_boot(
         sampling=manifest.sampling,
         optimizer=manifest.optimizer,
         settings=settings.learner,
-        max_logprob_gap_nats=math.inf if manifest.sampling.is_cut else settings.validation.max_logprob_gap_nats,
+        max_logprob_gap_nats=math.inf if manifest.sampling.is_cut else MAX_LOGPROB_GAP_NATS,
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
         lora=settings.lora_adapter if settings.lora else None,
         publish_as="adapter" if adapters else "model",

@@ -10,7 +10,6 @@ import pytest
 
 from bench.stubs.stub_node import StubTokenizer
 from ftis_node.config.home import Home
-from ftis_node.config.limits import ValidationSection
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection
@@ -89,7 +88,7 @@ def test_the_learner_gets_the_manifests_optimizer(tmp_path: Path) -> None:
 
 
 def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path) -> None:
-    assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == ValidationSection().max_logprob_gap_nats
+    assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == factories.MAX_LOGPROB_GAP_NATS
     cut = '[sampling]\ntop_p = 0.9\ntruncated_sampling = "correct"'
     assert learner_boot_of(tmp_path, cut).max_logprob_gap_nats == math.inf
 
