@@ -123,8 +123,8 @@ class WireSection(Section):
     )
     announcement_shards: Literal[1, 2, 4, 8, 16, 32, 64] = Field(
         default=8,
-        description="Topics over which announcements are spread, by sender. A node reads as many as "
-        "`swarm.announcements_per_s` allows, so large swarms need more.",
+        description="Topics over which announcements are spread, by sender. A node reads about 50 "
+        "announcements a second, so large swarms need more.",
     )
 
     @field_validator("codecs")

@@ -55,11 +55,6 @@ PullRule = Literal["auto", "all", "needed"]
 class SwarmSection(Section):
     """Traffic with peers."""
 
-    pulls_in_flight: int = Field(
-        default=4, ge=1, le=64, description="Peers from which the node pulls at the same time."
-    )
-    pull_batch: int = Field(default=16, ge=1, le=256, description="Groups requested in one pull.")
-    pull_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Timeout of one pull.")
     max_upload_bytes_per_s: int = Field(
         default=64 << 20,
         ge=1 << 16,
@@ -67,14 +62,6 @@ class SwarmSection(Section):
         description="Bytes of groups served per second to all peers together. Above it requests wait briefly or get "
         "the answer BUSY, first those of peers that received more than their share.",
     )
-    max_requests_per_minute: int = Field(
-        default=1200,
-        ge=60,
-        le=1 << 20,
-        description="Requests of one peer for one service. Above it the answer is BUSY. A request of `ask`, `hello` or "
-        "`batches` counts as ten.",
-    )
-    max_streams: int = Field(default=32, ge=2, le=4096, description="Requests of peers served at the same time.")
     secret_file: str = Field(
         default="",
         max_length=4096,
@@ -84,17 +71,7 @@ class SwarmSection(Section):
     pull_policy: PullRule = Field(
         default="auto",
         description="`all`: every announced group. `needed`: what the learner will use, and the groups that this "
-        "node is assigned to fetch for others. `auto`: all while there are at most `pull_all_max_peers` other "
-        "members.",
-    )
-    pull_all_max_peers: int = Field(
-        default=16, ge=0, le=10000, description="Largest number of other members for which `auto` pulls all groups."
-    )
-    announcements_per_s: float = Field(
-        default=50.0,
-        gt=0,
-        le=100000,
-        description="Announcements read per second. Above it a node that does not pull every group reads fewer shards.",
+        "node is assigned to fetch for others. `auto`: all while there are at most 16 other members.",
     )
     max_download_bytes_per_s: int = Field(
         default=0, ge=0, le=1 << 40, description="Bytes of groups pulled per second; 0: no limit."
@@ -109,14 +86,10 @@ class SwarmSection(Section):
         default="exact",
         description="Codec of this node's groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
     )
-    directory_period_s: float = Field(
-        default=30.0, gt=0, le=150, description="Seconds between the node's directory records."
-    )
-    publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
     publish_stats: bool = Field(
         default=True,
-        description="Put measurements into the record: step, groups a minute, rejections, pass@1, senders of trained "
-        "groups, refused senders.",
+        description="Put measurements into the node's directory record: step, groups a minute, rejections, pass@1, "
+        "senders of trained groups, refused senders.",
     )
 
 

@@ -35,7 +35,7 @@ MANIFEST = RunManifest(
     eval={"every_steps": 0},
     wire={"max_envelope_bytes": MAX_ENVELOPE_BYTES, "announcement_shards": 1},
 )
-# `pull_all_max_peers`: the directory lists attackers of earlier tests for a while, and the node must pull all groups.
+# `pull_policy`: the directory lists attackers of earlier tests for a while, and the node must pull all groups.
 SETTINGS = f"""
 [buffer]
 max_disk_bytes = {MAX_DISK_BYTES}
@@ -44,10 +44,7 @@ max_ready_groups = {MAX_READY_GROUPS}
 audit_fraction = 1.0
 audit_folders = true
 [swarm]
-max_requests_per_minute = {REQUESTS_PER_MINUTE}
-pull_timeout_s = 10.0
-pull_all_max_peers = 200
-directory_period_s = 2.0
+pull_policy = "all"
 """
 
 # Lower limits than those of a user's node, for short attacks.
@@ -55,6 +52,9 @@ CONSTANTS = {
     "ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0,
     "ftis_node.swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 300.0,
     "ftis_node.swarm.duplicates.MIN_LONG_TOKENS": 8,
+    "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0,
+    "ftis_node.node.loops.pull.PULL_TIMEOUT_S": 10.0,
+    "ftis_node.node.startup.factories.MAX_REQUESTS_PER_MINUTE": float(REQUESTS_PER_MINUTE),
 }
 
 

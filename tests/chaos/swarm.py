@@ -56,12 +56,12 @@ threads = 1
 [learner]
 threads = 1
 checkpoint_every_steps = 1
-[swarm]
-directory_period_s = 5.0
 """
 
-# Faults kill vLLM's core, so it is a process of its own.
-CONSTANTS = {"ftis_node.node.startup.factories.ENGINE_CORE": "separate"}
+CONSTANTS = {
+    "ftis_node.node.loops.directory.RECORD_PERIOD_S": 5.0,
+    "ftis_node.node.startup.factories.ENGINE_CORE": "separate",  # faults kill it
+}
 
 
 class SwarmNode:

@@ -21,10 +21,11 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
-from ftis_node.node.loops import announcements, backfill, directory, status, upkeep
+from ftis_node.node.loops import announcements, backfill, directory, pull, status, upkeep
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.startup import factories
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run_plan import RunPlan
@@ -61,6 +62,9 @@ PERIODS: list[tuple[Any, str, float]] = [
     (backfill, "PERIOD_S", 0.2),
     (backfill, "SILENCE_S", 0.5),
     (status, "PERIOD_S", 0.2),
+    (directory, "RECORD_PERIOD_S", 0.5),
+    (pull, "PULL_TIMEOUT_S", 5.0),
+    (factories, "MAX_REQUESTS_PER_MINUTE", 100_000.0),
     (announcements, "GROUPS_PER_MINUTE", 60_000.0),
     (rate_limits, "GROUPS_PER_MINUTE", 60_000.0),
     (rate_limits, "NEW_PEERS_GROUPS_PER_MINUTE", 60_000.0),
@@ -80,10 +84,7 @@ def node_settings(home: Home) -> NodeSettings:
             "device": "cpu",
             "swarm": {
                 "shutdown_serve_s": 0.0,
-                "pull_all_max_peers": 200,
-                "directory_period_s": 0.5,
-                "pull_timeout_s": 5.0,
-                "max_requests_per_minute": 100_000,
+                "pull_policy": "all",
             },
             "validation": {
                 "audit_fraction": 1.0,

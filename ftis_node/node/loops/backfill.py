@@ -68,6 +68,7 @@ PAGE = 256  # announcements in one answer
 GAPS_PER_TURN = 16  # of one sender
 EVERYBODYS_PER_MINUTE = 3.0
 SHARDS_INTERVAL_S = 10.0
+ANNOUNCEMENTS_PER_S = 50.0  # above it a node that does not pull every group reads fewer shards
 MIN_MISSED = 32  # groups
 
 
@@ -312,13 +313,13 @@ class ShardsLoop:
 
     async def _num_to_read(self, announcements_per_s: float) -> int:
         swarm, num_members = self.context.settings.swarm, len(await self.gossip.known_members())
-        if pulls_all(swarm.pull_policy, num_members=num_members, small_swarm=swarm.pull_all_max_peers):
+        if pulls_all(swarm.pull_policy, num_members=num_members):
             return self._num_shards
         return num_affordable(
             announcements_per_s,
             num_read=len(self._read),
             num_shards=self._num_shards,
-            budget_per_s=swarm.announcements_per_s,
+            budget_per_s=ANNOUNCEMENTS_PER_S,
         )
 
     def _required(self) -> frozenset[int]:

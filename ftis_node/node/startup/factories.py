@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # How far the learner may score a completion above its sender. Honest log-probs exceed t nats with probability e^-t.
 MAX_LOGPROB_GAP_NATS = 16.0
+MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask`, `hello` or `batches` counts as ten
 REQUEST_TIMEOUT_S = 3600.0  # of one group; a hung engine is found by its stall time
 # A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
 GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)
@@ -176,9 +177,8 @@ def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits
     return GossipLimits(
         max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
         max_body_bytes=manifest.wire.max_envelope_bytes,
-        max_streams=settings.swarm.max_streams,
         max_upload_bytes_per_s=settings.swarm.max_upload_bytes_per_s,
-        max_requests_per_minute=settings.swarm.max_requests_per_minute,
+        max_requests_per_minute=MAX_REQUESTS_PER_MINUTE,
     )
 
 

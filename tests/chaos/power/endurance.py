@@ -55,11 +55,13 @@ SETTINGS = """
 [learner]
 checkpoint_every_steps = 1
 [swarm]
-directory_period_s = 2.0
-pull_all_max_peers = 200
+pull_policy = "all"
 """
 
-CONSTANTS = {"ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0}
+CONSTANTS = {
+    "ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0,
+    "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0,
+}
 
 
 @dataclass
