@@ -1,12 +1,11 @@
 """Sections of node.toml that bound the node's use of its machine, its work, its buffer, and what it accepts of peers.
 
-Limits of one part are in the section of that part: `buffer.max_disk_bytes`, `buffer.max_ready_bytes`,
-`swarm.max_upload_bytes_per_s`, `swarm.max_download_bytes_per_s`, `generation.threads`, `learner.threads`.
+Limits of one part are in the section of that part: `buffer.max_disk_bytes`, `swarm.max_upload_bytes_per_s`,
+`swarm.max_download_bytes_per_s`, `generation.threads`, `learner.threads`.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 from pydantic import Field
@@ -14,8 +13,10 @@ from pydantic import Field
 from ftis_node.config.section import Section
 
 MIB = 1 << 20
+EVENT_FILE_BYTES = 64 * MIB  # at this size `events.jsonl` is rotated
 KEPT_EVENT_FILES = 3  # rotated files; the current one comes on top
-MIN_THREADS = 2
+LOG_FILE_BYTES = 16 * MIB  # of each file of `logs/`; one older file is kept
+MAX_READY_GROUPS, MAX_READY_BYTES = 256, 512 * MIB  # foreign groups kept ready; above it the oldest are dropped
 
 Amount = Annotated[int, Field(ge=1, le=1 << 53)]
 PeerId = Annotated[str, Field(min_length=8, max_length=128, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
@@ -50,48 +51,17 @@ class LimitsSection(Section):
         "generating and pulling until there is space. 0: derived from the other limits and the size of the model's "
         "checkpoints.",
     )
-    event_file_bytes: int = Field(
-        default=64 * MIB, ge=64 << 10, le=1 << 40,
-        description=f"Size at which `events.jsonl` is rotated; {KEPT_EVENT_FILES} older files are kept.",
-    )  # fmt: skip
-    log_file_bytes: int = Field(
-        default=16 * MIB, ge=64 << 10, le=1 << 40,
-        description="Size at which each file of `logs/` is rotated; one older file is kept.",
-    )  # fmt: skip
-    bodies_in_memory_bytes: int = Field(
-        default=128 * MIB, ge=1 * MIB, le=1 << 40,
-        description="Memory for received groups that are not on disk yet. A pull that may exceed it waits.",
-    )  # fmt: skip
     nice: int = Field(
         default=0,
         ge=0,
         le=19,
         description="CPU niceness of the node and all its processes. At 10 other programs stay responsive.",
     )
-    daemon_threads: int = Field(
-        default=0, ge=0, le=1024,
-        description="CPU threads of the daemon's libraries and of its network process; 0: a quarter of the cores, "
-        "at least 2. For the workers see `generation.threads` and `learner.threads`.",
-    )  # fmt: skip
-
-    @property
-    def num_daemon_threads(self) -> int:
-        return self.daemon_threads or max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // 4)
 
 
 class BufferSection(Section):
     """The replay buffer."""
 
-    max_ready_groups: int = Field(
-        default=256, ge=2, le=100000, description="Foreign groups kept ready. Above it the oldest are dropped."
-    )
-    max_ready_bytes: int = Field(
-        default=512 << 20,
-        ge=1 << 16,
-        le=1 << 50,
-        description="Total size of the foreign groups that are ready. Above it the node drops the oldest groups of the "
-        "sender with the most bytes.",
-    )
     max_disk_bytes: int = Field(
         default=4 << 30,
         ge=1 << 18,

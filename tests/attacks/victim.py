@@ -39,7 +39,6 @@ MANIFEST = RunManifest(
 SETTINGS = f"""
 [buffer]
 max_disk_bytes = {MAX_DISK_BYTES}
-max_ready_groups = {MAX_READY_GROUPS}
 [validation]
 audit_fraction = 1.0
 audit_folders = true
@@ -51,6 +50,7 @@ pull_policy = "all"
 CONSTANTS = {
     "ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0,
     "ftis_node.swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 300.0,
+    "ftis_node.config.limits.MAX_READY_GROUPS": MAX_READY_GROUPS,
     "ftis_node.swarm.duplicates.MIN_LONG_TOKENS": 8,
     "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0,
     "ftis_node.node.loops.pull.PULL_TIMEOUT_S": 10.0,

@@ -15,7 +15,10 @@ CONSTANTS = "TEST_CONSTANTS"  # environment variable with a JSON object: the val
 
 
 def set_constants(text: str) -> None:
-    """Raise AttributeError for a name that does not exist."""
+    """Set them in this order: modules copy constants when they are first imported.
+
+    Raises AttributeError for a name that does not exist.
+    """
     for name, value in json.loads(text).items():
         module, _, constant = name.rpartition(".")
         getattr(import_module(module), constant)

@@ -61,6 +61,7 @@ PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # r
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
 PULLS_IN_FLIGHT = 4  # peers from which the node pulls at the same time
 PULL_BATCH = 16  # groups
+MAX_BODIES_BYTES = 128 << 20  # received groups that are not on disk yet; a pull that may exceed it waits
 PULL_TIMEOUT_S = 30.0  # of one batch
 NUM_OTHERS = 3  # members to request a group from if its sender does not have it
 NUM_SHOWN = 4  # ids of abandoned groups in one event
@@ -99,7 +100,7 @@ class PullLoop:
         )
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
-        self._in_memory = HeldBytes(self.context.settings.limits.bodies_in_memory_bytes)
+        self._in_memory = HeldBytes(MAX_BODIES_BYTES)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -18,6 +18,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import is_disk_full
+from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
@@ -315,7 +316,7 @@ class StatusLoop:
             buffer_bytes=counts.envelope_bytes,
             buffer_limit_bytes=buffer.max_disk_bytes,
             ready_bytes=counts.ready_foreign_bytes,
-            ready_limit_bytes=buffer.max_ready_bytes,
+            ready_limit_bytes=MAX_READY_BYTES,
             open_files=num_open_files(),
             open_files_limit=open_files().soft,
             out_of_files=self._shortage.count,
