@@ -48,7 +48,7 @@ def export_model_of(
     manifest = load_manifest(str(home.run_toml))
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
-    tokenizer = load_tokenizer(source, prompts=prompts_of(settings, manifest))
+    tokenizer = load_tokenizer(source, prompts=prompts_of(settings))
     step = export_newest(boot, out, merge=merge, tokenizer=tokenizer, on_progress=on_progress)
     folder = out.expanduser()
     adapter = folder / ADAPTER_CONFIG_FILE
