@@ -56,6 +56,6 @@ def export_model_of(
     if is_adapter and (base or is_for_others):  # the name of a local folder is a path of this machine
         config = read_object(adapter) | {"base_model_name_or_path": base or source.base.name}
         adapter.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-    record = read_run_record(home, base=base or source.name, step=step)
-    write_model_card(folder, record, is_adapter=is_adapter, tokenizer=tokenizer, license=license)
+    record = read_run_record(home, base=base or source.name)
+    write_model_card(folder, record, step=step, is_adapter=is_adapter, tokenizer=tokenizer, license=license)
     return step
