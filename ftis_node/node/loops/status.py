@@ -36,6 +36,7 @@ from ftis_node.telemetry.status import (
     ReplayStatus,
     RunStatus,
     Status,
+    StepFigures,
     amount,
 )
 
@@ -59,10 +60,6 @@ if TYPE_CHECKING:
 PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5
 STILL_S = 300.0  # pruning a full disk takes a while
-STEP_FIGURES = (
-    *("loss", "reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "tokens_per_s"),
-    *("micro_batch_tokens", "out_of_memory", "learning_rate", "kl_to_start"),
-)
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
@@ -260,7 +257,7 @@ class StatusLoop:
         client, counters = self.learner, self.counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:
-            fields |= {name: getattr(report, name) for name in STEP_FIGURES}
+            fields |= {name: getattr(report, name) for name in StepFigures.__struct_fields__}
         if measured := counters.mismatch_report:
             fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
         return LearnerStatus(
