@@ -23,7 +23,7 @@ FILES = sorted(path for name in PACKAGES for path in (PACKAGE / name).rglob("*.p
 SIZED_QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}
 CONNECTING = {"open_connection", "open_unix_connection"}
 UNBOUNDED = {
-    "generation/engines/torch_engine.py": "requests of the daemon, at most `groups_in_flight` and one load",
+    "generation/engines/torch_engine.py": "requests of the daemon, at most `groups_in_flight()` and one load",
     "generation/engines/vllm_driver.py": "the same",
     "doctor/doctor.py": "one result for each check of the doctor",
     "telemetry/tracking.py": "`offer` checks the capacity first",

@@ -110,7 +110,7 @@ def adapter() -> LoraConfig:
     return LoraConfig(
         r=LORA.rank,
         lora_alpha=LORA.alpha,
-        lora_dropout=LORA.dropout,
+        lora_dropout=0.0,
         target_modules=ADAPTED_LAYERS,
         task_type="CAUSAL_LM",
     )

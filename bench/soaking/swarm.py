@@ -52,7 +52,6 @@ MANIFEST = RunManifest(
 )
 SETTINGS = """
 [buffer]
-max_ready_groups = 64
 max_disk_bytes = 262144
 [learner]
 micro_batch_tokens = 64

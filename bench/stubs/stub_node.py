@@ -125,7 +125,7 @@ def stub_components(
 ) -> NodeComponents:
     """Return components without a model on an existing home, closed with `stack`. `others` take the place of stubs."""
     disk, buffer, reader = DiskThread(), buffer or ReplayBuffer(home.replay), ReplayReader(home.replay)
-    peers = peers_type(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+    peers = peers_type(home.peers, own_id=identity.peer_id, settings=settings.access, events=events)
     for part in (events, disk, buffer, reader, peers):
         stack.callback(part.close)
     registry, counters = PeerRegistry(), NodeCounters()

@@ -207,7 +207,6 @@ class SimulatedNode(RequestingPeer):
         self._demand = pull_demand(
             "auto",
             num_members=self.world.num_peers - 1,
-            small_swarm=settings.small_swarm,
             per_step=settings.groups_per_step,
             num_ready=len(self.ready),
             num_in_flight=self.queue.num_in_flight,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from ftis_node.config.limits import AccessSection, RateLimitsSection
 from ftis_node.swarm.rate_limits import Quotas
 from ftis_node.swarm.reputation import Behaviour, Reputation
 
 UNKNOWN = Reputation()
-LIMITS = RateLimitsSection()
-ACCESS = AccessSection()
 
 
 class PeerTable:
@@ -19,7 +16,7 @@ class PeerTable:
     def __init__(self) -> None:
         self.records: dict[str, Reputation] = {}
         self.banned_at: dict[str, float] = {}  # time of the first ban
-        self._quotas = Quotas(LIMITS)
+        self._quotas = Quotas()
 
     def is_banned(self, peer_id: str, *, now: float) -> bool:
         record = self.records.get(peer_id)
@@ -27,7 +24,7 @@ class PeerTable:
 
     def note(self, peer_id: str, conduct: Behaviour, *, now: float) -> None:
         """Apply one `conduct`."""
-        record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now, access=ACCESS)
+        record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now)
         self.records[peer_id] = record
         if record.num_bans and peer_id not in self.banned_at:
             self.banned_at[peer_id] = now

@@ -59,7 +59,6 @@ class SimulationSettings:
 
     # parameters of the policies
     with_assignment: bool = True
-    small_swarm: int = 16  # with up to this many other members, all groups are pulled
     announcements_per_s: float = 50.0  # budget of announcements
     max_wants: int = 256
     first_wait_s: float = 10.0  # before an unconfirmed group is announced again

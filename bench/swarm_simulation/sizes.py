@@ -7,7 +7,6 @@ import tracemalloc
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ftis_node.config.limits import AccessSection, RateLimitsSection
 from ftis_node.replay.lifecycle import Candidate
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
@@ -77,15 +76,11 @@ def _unconfirmed() -> RetryQueue[bytes]:
 
 
 def _reputations() -> dict[str, Reputation]:
-    access = AccessSection()
-    return {
-        _peer(number): Reputation().after(Behaviour.CONTRIBUTED, now=1.0 + number, access=access)
-        for number in range(NUM_MADE)
-    }
+    return {_peer(number): Reputation().after(Behaviour.CONTRIBUTED, now=1.0 + number) for number in range(NUM_MADE)}
 
 
 def _quotas() -> Quotas:
-    quotas = Quotas(RateLimitsSection())
+    quotas = Quotas()
     for number in range(NUM_MADE):
         quotas.spend(_peer(number), 3600, is_new_peer=True, now=1.0 + number)
     return quotas

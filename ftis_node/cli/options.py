@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.progress import show_fraction
 from ftis_node.config.home import Home, default_home, give_user_folder
 from ftis_node.config.home_files import check_schema
 from ftis_node.errors import FtisError, UsageError
@@ -136,7 +135,7 @@ def push_target(
     from ftis_node.models.hub_push import PushTarget, check_target
 
     replaces = MODEL_FILES if kind == "model" else DATA_FILES
-    target = PushTarget(repo, kind, public, revision or "", message or "", replaces)
+    target = PushTarget(repo, kind, public, revision, message, replaces)
     check_target(target)
     return target
 
@@ -150,11 +149,8 @@ def push_and_report(folder: Path, target: PushTarget, *, message: str) -> None:
 
     folder = folder.expanduser()
     try:
-        with show_fraction("push") as progress:
-            target = replace(target, message=target.message or message)
-            result = push_folder(folder, target, on_progress=progress)
+        url, is_private = push_folder(folder, replace(target, message=target.message or message))
     except FtisError as error:
-        by_hand = target.by_hand.replace("FOLDER", shlex.quote(str(folder)))
+        by_hand = f"hf upload {target.repo} {shlex.quote(str(folder))} . --type {target.kind}"
         raise type(error)(f"{error}; the export is in {folder}: `{by_hand}` pushes it") from error
-    visibility = "private" if result.is_private else "public"
-    typer.echo(f"{result.url}: {result.num_files} files pushed to {target.repo} ({visibility})")
+    typer.echo(f"{url}: pushed to {target.repo} ({'private' if is_private else 'public'})")

@@ -10,19 +10,16 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from datetime import date  # noqa: TC003  # pydantic evaluates the annotation
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import tomli_w
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -45,20 +42,17 @@ class SamplingSection(Section):
     group_size: int = Field(default=12, ge=2, le=256, description="Completions for one prompt by one node (G).")
     temperature: float = Field(default=1.0, gt=0, le=5, description="Softmax temperature.")
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Nucleus mass; 1 is off. See `sampling.truncated_sampling`."
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Nucleus mass; 1 is off. Below 1 sampling never draws the tokens that were cut, which is a bias. "
+        "The log-probs are those of the full softmax, so equal weights have a ratio of 1.",
     )
     top_k: int = Field(
         default=0,
         ge=0,
         le=1 << 24,
-        description="Tokens kept before sampling; 0 is off. See `sampling.truncated_sampling`.",
-    )
-    truncated_sampling: Literal["refuse", "correct"] = Field(
-        default="refuse",
-        description="Whether `top_p` below 1 or `top_k` above 0 is allowed; both bias every importance ratio. "
-        "`refuse`: the manifest does not load. `correct`: allowed at temperature 1. Log-probs are then those of the "
-        "full softmax, so equal weights have a ratio of 1. A bias remains: sampling never draws the tokens that "
-        "were cut.",
+        description="Tokens kept before sampling; 0 is off. See `sampling.top_p`.",
     )
     max_prompt_tokens: int = Field(
         default=512, ge=1, le=131072, description="Longer prompts are skipped (event `prompt_skipped`)."
@@ -75,15 +69,10 @@ class SamplingSection(Section):
     def _settings_agree(self) -> SamplingSection:
         if self.max_total_tokens <= self.max_prompt_tokens:
             raise ValueError("max_total_tokens must be above max_prompt_tokens, or no completion fits")
-        if self.is_cut and self.truncated_sampling == "refuse":
-            raise ValueError(
-                "top_p below 1 or top_k above 0 biases every importance ratio: set top_p = 1 and top_k = 0, "
-                'or sampling.truncated_sampling = "correct"'
-            )
         if self.is_cut and self.temperature != 1:
             raise ValueError(
-                'sampling.truncated_sampling = "correct" needs temperature = 1: '
-                "engines report the full softmax only at that temperature"
+                "top_p below 1 or top_k above 0 needs temperature = 1: engines report the full softmax only there, "
+                "and a truncated one biases every importance ratio"
             )
         return self
 
@@ -123,8 +112,8 @@ class WireSection(Section):
     )
     announcement_shards: Literal[1, 2, 4, 8, 16, 32, 64] = Field(
         default=8,
-        description="Topics over which announcements are spread, by sender. A node reads as many as "
-        "`swarm.announcements_per_s` allows, so large swarms need more.",
+        description="Topics over which announcements are spread, by sender. A node reads about 50 "
+        "announcements a second, so large swarms need more.",
     )
 
     @field_validator("codecs")
@@ -138,11 +127,6 @@ class RunManifest(Section):
     """Settings on which all nodes of one swarm agree."""
 
     schema_version: Literal[1] = Field(default=1, description="Schema version of the manifest.")
-    prompt_date: date | None = Field(
-        default=None,
-        description="Date that chat templates see, YYYY-MM-DD, such as the day on which the run begins. Unset: "
-        "2026-01-01. No template reads a clock.",
-    )
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name of the run, for people.")
     task: str = Field(
         min_length=1,
@@ -164,12 +148,6 @@ class RunManifest(Section):
                 f"a group may take {worst} bytes (group_size x tokens x 8), more than wire.max_envelope_bytes"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_unset_date(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave an unset date out, so that it does not change the run id."""
-        document: dict[str, Any] = serialize(self)
-        return {key: value for key, value in document.items() if key != "prompt_date" or value is not None}
 
     @property
     def run_id(self) -> str:

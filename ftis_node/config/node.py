@@ -23,11 +23,9 @@ from pydantic_settings import (
 
 from ftis_node.config.limits import (
     AccessSection,
-    Admission,
     BudgetSection,
     BufferSection,
     LimitsSection,
-    RateLimitsSection,
     ValidationSection,
 )
 from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
@@ -42,7 +40,6 @@ from ftis_node.config.workers import (
     LearnerSection,
     LoraSection,
     MemorySection,
-    MismatchSection,
     PromptsSection,
 )
 from ftis_node.errors import ConfigError
@@ -58,11 +55,6 @@ PullRule = Literal["auto", "all", "needed"]
 class SwarmSection(Section):
     """Traffic with peers."""
 
-    pulls_in_flight: int = Field(
-        default=4, ge=1, le=64, description="Peers from which the node pulls at the same time."
-    )
-    pull_batch: int = Field(default=16, ge=1, le=256, description="Groups requested in one pull.")
-    pull_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Timeout of one pull.")
     max_upload_bytes_per_s: int = Field(
         default=64 << 20,
         ge=1 << 16,
@@ -70,14 +62,6 @@ class SwarmSection(Section):
         description="Bytes of groups served per second to all peers together. Above it requests wait briefly or get "
         "the answer BUSY, first those of peers that received more than their share.",
     )
-    max_requests_per_minute: int = Field(
-        default=1200,
-        ge=60,
-        le=1 << 20,
-        description="Requests of one peer for one service. Above it the answer is BUSY. A request of `ask`, `hello` or "
-        "`batches` counts as ten.",
-    )
-    max_streams: int = Field(default=32, ge=2, le=4096, description="Requests of peers served at the same time.")
     secret_file: str = Field(
         default="",
         max_length=4096,
@@ -87,17 +71,7 @@ class SwarmSection(Section):
     pull_policy: PullRule = Field(
         default="auto",
         description="`all`: every announced group. `needed`: what the learner will use, and the groups that this "
-        "node is assigned to fetch for others. `auto`: all while there are at most `pull_all_max_peers` other "
-        "members.",
-    )
-    pull_all_max_peers: int = Field(
-        default=16, ge=0, le=10000, description="Largest number of other members for which `auto` pulls all groups."
-    )
-    announcements_per_s: float = Field(
-        default=50.0,
-        gt=0,
-        le=100000,
-        description="Announcements read per second. Above it a node that does not pull every group reads fewer shards.",
+        "node is assigned to fetch for others. `auto`: all while there are at most 16 other members.",
     )
     max_download_bytes_per_s: int = Field(
         default=0, ge=0, le=1 << 40, description="Bytes of groups pulled per second; 0: no limit."
@@ -112,14 +86,10 @@ class SwarmSection(Section):
         default="exact",
         description="Codec of this node's groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
     )
-    directory_period_s: float = Field(
-        default=30.0, gt=0, le=150, description="Seconds between the node's directory records."
-    )
-    publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
     publish_stats: bool = Field(
         default=True,
-        description="Put measurements into the record: step, groups a minute, rejections, pass@1, senders of trained "
-        "groups, refused senders.",
+        description="Put measurements into the node's directory record: step, groups a minute, rejections, pass@1, "
+        "senders of trained groups, refused senders.",
     )
 
 
@@ -181,12 +151,10 @@ class NodeSettings(BaseSettings):
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     memory: MemorySection = Field(default_factory=MemorySection)
-    mismatch: MismatchSection = Field(default_factory=MismatchSection)
     lora_adapter: LoraSection = Field(default_factory=LoraSection)
     buffer: BufferSection = Field(default_factory=BufferSection)
     swarm: SwarmSection = Field(default_factory=SwarmSection)
     access: AccessSection = Field(default_factory=AccessSection)
-    rate_limits: RateLimitsSection = Field(default_factory=RateLimitsSection)
     validation: ValidationSection = Field(default_factory=ValidationSection)
     budget: BudgetSection = Field(default_factory=BudgetSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
@@ -235,10 +203,6 @@ class NodeSettings(BaseSettings):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ConfigError(f"generation.engine_options.{name} is {size!r}: give a number of GPUs, 1 or more")
         return prod(sizes)
-
-    @property
-    def admission(self) -> Admission:
-        return Admission(access=self.access, rate_limits=self.rate_limits, validation=self.validation)
 
     @property
     def generates(self) -> bool:

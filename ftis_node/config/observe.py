@@ -94,7 +94,6 @@ class TrackingSection(Section):
     project: str = Field(
         default="ftis-node", min_length=1, max_length=64, description="Project for `wandb` and `trackio`."
     )
-    name: str = Field(default="", max_length=64, description="The run's name in the trackers; empty: the node's name.")
 
     @field_validator("to")
     @classmethod

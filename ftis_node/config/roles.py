@@ -31,6 +31,8 @@ ROLES: dict[Role, RoleTraits] = {
 }
 
 MAX_DELAY_S = 1800.0  # HeteroRL's largest
+MAX_PENDING_VERSIONS = 4  # kept by a generator during their delay; of more on the way, some are skipped
+MAX_PUBLISHED_VERSIONS = 4  # kept by a learner: the two newest, and older ones that a generator is fetching
 
 
 class RolesSection(Section):
@@ -48,34 +50,9 @@ class RolesSection(Section):
         description="Generator: age in seconds at which it starts to use a version: `none`, `fixed:S`, or "
         "`lognormal:MIN-MAX`, drawn again for each version; up to 1800.",
     )
-    poll_interval_s: float = Field(
-        default=1.0, ge=0.05, le=600, description="Generator: seconds between polls for a new version."
-    )
-    poll_timeout_s: float = Field(
-        default=10.0,
-        gt=0,
-        le=600,
-        description="Generator: after this long without an answer the learner counts as unreachable.",
-    )
-    max_pending_versions: int = Field(
-        default=4,
-        ge=1,
-        le=64,
-        description="Generator: versions kept on disk during their delay. If more are on the way, some are skipped.",
-    )
     evaluate: bool = Field(
         default=False,
         description="Generator: evaluate each version that it serves, at the run's `eval.every_steps`.",
-    )
-    publish_every_steps: int = Field(
-        default=1, ge=1, le=100000, description="Learner: steps between published versions."
-    )
-    max_published_versions: int = Field(
-        default=4,
-        ge=2,
-        le=64,
-        description="Learner: versions kept for generators: the two newest, and older ones that a generator is "
-        "fetching.",
     )
     weights_for: Literal["members", "trusted"] = Field(
         default="members",

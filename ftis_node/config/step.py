@@ -6,7 +6,7 @@ The learning rate is a pure function of the step's number:
 
     rate
     peak |      ________                 constant
-         |     /  '-._                   linear, cosine: from the peak to final_share of it
+         |     /  '-._                   linear, cosine: from the peak to a tenth of it
          |    /       '-._
          |   /            '-------       ... constant from here
          |__/________________________
@@ -19,7 +19,7 @@ of a warm-up has the rate 0, and without a warm-up the first step has the peak.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -28,8 +28,7 @@ from ftis_node.config.section import MOST, Section
 Share = Literal["vertical", "horizontal"]
 Choice = Literal["newest", "sapo"]
 ScheduleName = Literal["constant", "linear", "cosine"]
-Decay = Annotated[float, Field(ge=0, lt=1)]
-DEFAULT_FINAL_SHARE = 0.1  # not 0: a swarm's run has no end
+FINAL_SHARE = 0.1  # of the peak, which remains at last; not 0: a swarm's run has no end
 
 
 class OptimizerSection(Section):
@@ -40,7 +39,7 @@ class OptimizerSection(Section):
     schedule: ScheduleName = Field(
         default="constant",
         description="Schedule of the learning rate after the warm-up. `constant`; `linear` and `cosine`: it falls "
-        "within `decay_steps` to the fraction `final_share` and stays there. Steps are those of each node.",
+        "within `decay_steps` to a tenth and stays there. Steps are those of each node.",
     )
     warmup_steps: int = Field(
         default=0,
@@ -54,18 +53,6 @@ class OptimizerSection(Section):
         le=10000000,
         description="Steps over which the rate falls, counted from the first step at the full rate. `linear` and "
         "`cosine` need it.",
-    )
-    final_share: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description=f"Share of the rate that remains after `decay_steps`; unset: {DEFAULT_FINAL_SHARE}.",
-    )
-    betas: tuple[Decay, Decay] = Field(
-        default=(0.9, 0.999), description="Decay of Adam's first and second moment, each in [0, 1)."
-    )
-    eps: float = Field(
-        default=1e-8, ge=1e-16, le=1, description="Adam's epsilon, added to the root of the second moment."
     )
     weight_decay: float = Field(
         default=0.0,
@@ -91,10 +78,9 @@ class OptimizerSection(Section):
 
     @model_validator(mode="after")
     def _decay_belongs_to_a_schedule(self) -> OptimizerSection:
-        if self.schedule == "constant" and (self.decay_steps, self.final_share) != (None, None):
+        if self.schedule == "constant" and self.decay_steps is not None:
             raise ValueError(
-                "decay_steps and final_share have no effect on a constant rate: "
-                'set schedule = "linear" or "cosine", or remove them'
+                'decay_steps has no effect on a constant rate: set schedule = "linear" or "cosine", or remove it'
             )
         if self.schedule != "constant" and self.decay_steps is None:
             raise ValueError(f'schedule = "{self.schedule}" needs decay_steps: over how many steps the rate falls')
@@ -109,8 +95,7 @@ class OptimizerSection(Section):
         first_at_peak = max(1, self.warmup_steps)
         progress = min(1.0, (step - first_at_peak) / self.decay_steps)
         left = 1 - progress if self.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
-        final_share = DEFAULT_FINAL_SHARE if self.final_share is None else self.final_share
-        return peak * (final_share + (1 - final_share) * left)
+        return peak * (FINAL_SHARE + (1 - FINAL_SHARE) * left)
 
 
 class StepSection(Section):

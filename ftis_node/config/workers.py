@@ -1,4 +1,4 @@
-"""Settings of the prompts and the two workers: six tables of `node.toml`."""
+"""Settings of the prompts and the two workers: five tables of `node.toml`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class LoraSection(Section):
     alpha: int = Field(
         default=256, ge=1, le=65536, description="Scale: the adapter's output is multiplied by alpha / r."
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
 
 
 class PromptsSection(Section):
@@ -54,23 +53,6 @@ class GenerationSection(Section):
         default=0, ge=0, le=8192, description="Completions decoded in one batch; 0: 256 with vllm, 128 with torch."
     )
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
-    groups_in_flight: int = Field(
-        default=0, ge=0, le=1024, description="Prompts that the engine has at once; 0: enough to fill its batch."
-    )
-    max_policy_versions_per_completion: int = Field(
-        default=8, ge=0, le=100000,
-        description="A weight update ends completions that began more policy versions ago than this (vllm engine).",
-    )  # fmt: skip
-    request_timeout_s: float = Field(
-        default=600.0, gt=0, le=86400, description="Longest time for one group. After it the node drops the request."
-    )
-    startup_timeout_s: float = Field(
-        default=1800.0, gt=0, le=86400, description="Longest time for loading and the first compilation."
-    )
-    stall_timeout_s: float = Field(
-        default=300.0, gt=0, le=86400,
-        description="If the engine has requests and makes no step for this long, the worker restarts.",
-    )  # fmt: skip
     gpus: tuple[GpuIndex, ...] = Field(
         default=(),
         max_length=64,
@@ -82,15 +64,6 @@ class GenerationSection(Section):
         gt=0,
         le=1,
         description="Fraction of its GPU's memory that vLLM may use; unset: the memory plan chooses.",
-    )
-    weight_check_tolerance_nats: float | None = Field(
-        default=None, gt=0, le=100,
-        description="Largest error of the log-probs that verify new weights (root mean square, nats); unset: 1e-4 "
-        "in float32, 0.25 in bfloat16.",
-    )  # fmt: skip
-    engine_core: Literal["auto", "inside", "separate"] = Field(
-        default="auto",
-        description="Process of vLLM's core: the worker's (auto on a CPU) or a separate one (auto on a GPU).",
     )
     adapters: Literal["auto", "merge", "serve"] = Field(
         default="auto",
@@ -159,12 +132,6 @@ class LearnerSection(Section):
         "`compile` (torch.compile, layer by layer), `liger` (the package liger-kernel). `auto`: the fastest of them "
         "on a GPU, measured at the start; `plain` on a CPU and for a learner of several processes.",
     )
-    stall_timeout_s: float = Field(
-        default=1800.0,
-        gt=0,
-        le=86400,
-        description="If a step makes no progress for this long, the worker restarts.",
-    )
     report_entropy: bool = Field(
         default=False, description="Report the policy's entropy with each step. It costs one more pass over the logits."
     )
@@ -203,22 +170,4 @@ class MemorySection(Section):
         description="How new weights go from the learner to the engine of a GPU. `auto`: the fastest way that "
         "works, in the GPU's memory if both are on one GPU. `pinned`: through a page-locked file at best. `file`: "
         "through a plain file.",
-    )
-
-
-class MismatchSection(Section):
-    """Thresholds of the warning that engine and learner compute different log-probs for the same weights."""
-
-    max_kl: float | None = Field(
-        default=None,
-        gt=0,
-        le=1000,
-        description="Largest healthy KL(engine, learner) in nats per token; unset: 1e-4 in float32, 2e-3 in bfloat16.",
-    )
-    max_share: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Largest healthy fraction of tokens whose importance ratio is off by more than 1 %. Unset: "
-        "0.01 in float32, 0.9 in bfloat16, because rounding alone is that large.",
     )

@@ -197,7 +197,7 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
         return
     if source is not None:
         question = replace(question, settings=continued(question.settings, source.adapter))
-        yield from _files(source, prompts_of(question.settings, question.manifest))
+        yield from _files(source, prompts_of(question.settings))
         yield from _planned(question, partial(read_shape, source))
         return
     try:

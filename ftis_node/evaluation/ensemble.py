@@ -42,7 +42,6 @@ from ftis_node.models import (
     read_shape,
     resolve_model,
 )
-from ftis_node.node.startup.prompts import prompts_of_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
@@ -138,7 +137,7 @@ def _load_experts(members: list[Member], prompts: PromptSettings, on_progress: O
     experts = []
     for member in members:
         source = resolve_model(member.model, trains=False, on_progress=on_progress)
-        tokenizer = load_tokenizer(source, prompts=prompts_of_model(source, member.prompts or prompts))
+        tokenizer = load_tokenizer(source, prompts=member.prompts or prompts)
         experts.append(Expert(member, replace(source, name=member.name), tokenizer))
     return experts
 

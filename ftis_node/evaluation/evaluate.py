@@ -17,7 +17,6 @@ from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import EvalResult, answer_problems, evaluate
 from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
-from ftis_node.node.startup.prompts import prompts_of_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
@@ -90,7 +89,7 @@ async def _evaluate(
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     on_progress(None, "loading the tokenizer")
-    tokenizer = load_tokenizer(source, prompts=prompts_of_model(source, prompts))
+    tokenizer = load_tokenizer(source, prompts=prompts)
     settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
     on_progress(None, f"loading {source.name} into the engine")
     async with IsolatedScorer(problems) as scorer, serving(open_engine, source, settings) as opened:

@@ -19,6 +19,7 @@ from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
+from ftis_node.telemetry.status import StepFigures
 from ftis_node.workers.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
@@ -112,18 +113,16 @@ class TrainGroup(msgspec.Struct, frozen=True):
     end_ids: tuple[int, ...] = ()
 
 
-class StepReport(msgspec.Struct, frozen=True):
-    """The report of one step. Fractions and means are of the step's first pass over the batch.
+class StepReport(StepFigures, frozen=True, kw_only=True):
+    """The report of one step.
 
-    `policy_version` is the newest step that changed the weights. `loss` includes the weighted `kl_to_start`, if the run
-    has one; `kl_to_start` is the mean KL itself, in nats a token. `skipped` (no signal) and `refused` (a value was not
+    `policy_version` is the newest step that changed the weights. `skipped` (no signal) and `refused` (a value was not
     finite) give the reason why this step changed no weights. Then `num_updates` and `grad_norm` are 0.
 
     The `mismatch_` fields (see `train_report.py`) cover `mismatch_tokens` own tokens that `mismatch_version` sampled,
     the version from which the step started. They are None without such tokens. `entropy` is the policy's own, in nats a
     token, over the tokens that had a pass with a gradient, None unless the run measures it.
 
-    `micro_batch_tokens` is the budget of the step's passes, after it ran out of memory `out_of_memory` times.
     `understated` holds the ids of groups that `Objective.excluded` excludes, `unreadable` those of groups whose body
     could not be unpacked. `by_sender` has one entry for each sender, including this node; none if the first pass was
     refused. `agreement` by sender and `own_agreement` are cosines of gradients (`agreement.py`), if the run measures
@@ -132,27 +131,13 @@ class StepReport(msgspec.Struct, frozen=True):
 
     step: int
     policy_version: int
-    loss: float = 0.0
-    reward_mean: float | None = None
     own_reward_mean: float | None = None
     foreign_reward_mean: float | None = None
-    kept_fraction: float = 0.0
-    truncated_fraction: float = 0.0
-    mean_kl: float = 0.0
-    grad_norm: float = 0.0
-    learning_rate: float | None = None
-    kl_to_start: float | None = None
     entropy: float | None = None
-    mismatch_kl: float | None = None
-    mismatch_share: float | None = None
     mismatch_tokens: int = 0
-    mismatch_version: int | None = None
     num_updates: int = 0
     num_tokens: int = 0
     duration_s: float = 0.0
-    tokens_per_s: float = 0.0
-    micro_batch_tokens: int = 0
-    out_of_memory: int = 0
     own_groups: int = 0
     foreign_groups: int = 0
     understated: tuple[str, ...] = ()

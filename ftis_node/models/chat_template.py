@@ -17,7 +17,7 @@ import signal
 import subprocess  # nosec B404: runs this interpreter
 import sys
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RUN_DATE = date(2026, 1, 1)  # if the run sets none
+NOW = datetime(2026, 1, 1, tzinfo=UTC)  # for every template: prompts of one problem are equal on all nodes
 RENDER_LIMIT_S = 1  # CPU time for all examples
 MEMORY_LIMIT_BYTES = 1 << 30
 WALL_LIMIT_S = 60
@@ -44,13 +44,12 @@ EXAMPLES = (
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """How this node renders prompts. `run_date` is the run's; `template` and `arguments` are the operator's.
+    """How this node renders prompts, as its operator sets it.
 
     `template` names one of several chat templates. `arguments` are variables of the template, such as
     `enable_thinking`. With `needs_names` a name is an error for a tokenizer whose one template has none.
     """
 
-    run_date: date = RUN_DATE
     template: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     needs_names: bool = True
@@ -62,14 +61,11 @@ class ChatTemplate:
     `variables` are the tokenizer's special tokens by name, `arguments` the operator's, such as `enable_thinking`.
     """
 
-    def __init__(
-        self, source: str, *, variables: Mapping[str, Any], arguments: Mapping[str, Any], run_date: date = RUN_DATE
-    ) -> None:
+    def __init__(self, source: str, *, variables: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         self.source = source
         self._arguments = dict(arguments)
         self._overridden = variables.keys() & arguments.keys()
         self.variables = {**variables, **arguments}
-        self.run_date = run_date
 
     @property
     def source_with_defaults(self) -> str:
@@ -85,7 +81,6 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """Return the prompt up to the assistant's turn. Raises jinja2.TemplateError, whatever the template does."""
-        midnight = datetime(self.run_date.year, self.run_date.month, self.run_date.day, tzinfo=UTC)
         template = _compiled(self.source)
         template.environment.turns_left = MAX_TURNS  # type: ignore[attr-defined]
         try:
@@ -94,7 +89,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
-                strftime_now=partial(_formatted, midnight),
+                strftime_now=partial(_formatted, NOW),
                 **self.variables,
             )
         except jinja2.TemplateError:
@@ -104,9 +99,7 @@ class ChatTemplate:
 
     def to_json(self) -> str:
         """Return the arguments of the constructor. Raises TypeError for a variable that is no JSON."""
-        return json.dumps(
-            {"source": self.source, "variables": self.variables, "run_date": self.run_date.isoformat()}, sort_keys=True
-        )
+        return json.dumps({"source": self.source, "variables": self.variables}, sort_keys=True)
 
 
 def _product_size(left: Any, right: Any) -> int:
@@ -209,9 +202,7 @@ def check_template(template: ChatTemplate) -> str | None:
 def _render_examples() -> None:
     """Render the examples with the template on standard input, under the limits."""
     given = json.load(sys.stdin)
-    template = ChatTemplate(
-        given["source"], variables=given["variables"], arguments={}, run_date=date.fromisoformat(given["run_date"])
-    )
+    template = ChatTemplate(given["source"], variables=given["variables"], arguments={})
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, RENDER_LIMIT_S)

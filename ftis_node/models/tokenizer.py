@@ -295,9 +295,7 @@ def _chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> Chat
         )
     if source is None:
         return None
-    return ChatTemplate(
-        source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments, run_date=prompts.run_date
-    )
+    return ChatTemplate(source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments)
 
 
 def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None) -> PromptTokenizer:

@@ -5,7 +5,6 @@ It works beside a running node and for a stopped one.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.database import open_reader
 from ftis_node.replay.lifecycle import ReleaseReason, State
-from ftis_node.replay.rows import StoredGroup, rewards_of, sound_envelope
+from ftis_node.replay.rows import rewards_of
 from ftis_node.replay.side_tables import RESET_AT, is_forgotten, read_total
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
-USABLE_REASONS = [ReleaseReason.TRAINED, ReleaseReason.STALE, ReleaseReason.EVICTED, ReleaseReason.DELIVERED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,19 +246,6 @@ class ReplayReader:
         """Yield every stored group with its envelope, oldest first."""
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
-
-    def newest_foreign(self, *, since: float) -> Iterator[StoredGroup]:
-        """Yield peers' groups of token ids created after `since` (Unix s), newest arrival first, one row at a time.
-
-        Groups that the node found faulty are omitted.
-        """
-        reasons = json.dumps(USABLE_REASONS)
-        query = (
-            "SELECT * FROM groups WHERE own = 0 AND created_at > ? AND text_token_ids IS NULL"
-            " AND (reason IS NULL OR reason IN (SELECT value FROM json_each(?))) ORDER BY arrival DESC"
-        )
-        rows = ((row, sound_envelope(row)) for row in self._db.execute(query, (since, reasons)))
-        return (StoredGroup.from_row(row, envelope) for row, envelope in rows if envelope is not None)
 
     def kept_bytes(self) -> int:
         return self._db.execute("SELECT sum(num_bytes) FROM groups").fetchone()[0] or 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.node import PullRule
 
+SMALL_SWARM = 16  # other members; the rule `auto` pulls all groups up to this number
 STEPS_IN_STOCK = 2  # remote groups kept ready for the learner: for the next step and the one after it
 MAX_ASSIGNED_STEPS = 4  # if more are in flight, a node leaves its assigned groups to the next member
 MIN_MEMBERS_PER_SHARD = 4  # on average; with fewer, some shard contains only its sender
@@ -98,21 +99,19 @@ class PullDemand:
     takes_assigned: bool
 
 
-def pulls_all(rule: PullRule, *, num_members: int, small_swarm: int) -> bool:
-    """Return whether a node pulls every announced group: by `all`, or by `auto` with up to `small_swarm` members."""
-    return rule == "all" or (rule == "auto" and num_members <= small_swarm)
+def pulls_all(rule: PullRule, *, num_members: int) -> bool:
+    """Return whether a node pulls every announced group: by `all`, or by `auto` in a small swarm."""
+    return rule == "all" or (rule == "auto" and num_members <= SMALL_SWARM)
 
 
-def pull_demand(
-    rule: PullRule, *, num_members: int, small_swarm: int, per_step: int, num_ready: int, num_in_flight: int
-) -> PullDemand:
+def pull_demand(rule: PullRule, *, num_members: int, per_step: int, num_ready: int, num_in_flight: int) -> PullDemand:
     """Return what to pull now, if a step takes `per_step` remote groups and `num_ready` wait for the learner.
 
     Assigned groups are pulled even if the learner needs none. Otherwise one group in ten would find no holder whenever
     a few nodes generate more than the learners use. Each assigned group costs one pull, and a node is assigned no more
     groups than an average member of its shard generates.
     """
-    if pulls_all(rule, num_members=num_members, small_swarm=small_swarm):
+    if pulls_all(rule, num_members=num_members):
         return PullDemand(need=None, takes_assigned=True)
     stock = num_ready + num_in_flight
     return PullDemand(

@@ -30,10 +30,12 @@ from ftis_node.swarm.similarity import SeenCompletion, Similarity, first_copied,
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftis_node.config.limits import ValidationSection
     from ftis_node.records.group import Group
     from ftis_node.swarm.similarity import Text
 
+MIN_LONG_TOKENS = 32  # of a completion that is compared: shorter ones may be equal by chance
+MAX_COPIED_FRACTION = 0.25  # of a group's long completions
+MAX_HISTORY_TOKENS = 4 << 20  # 8 bytes each
 MIN_EVIDENCE_NATS = 20.0
 MAX_KEPT_TOKENS = 1024  # of one completion
 MAX_PER_PROBLEM = 128  # completions
@@ -132,13 +134,12 @@ class FirstAnnouncements:
 class DuplicateDetector:
     """Completions of accepted groups by the hash of their problem.
 
-    It holds at most `validation.duplicate_history_size` tokens. Beyond it the problems without a new group for the
+    It holds at most `MAX_HISTORY_TOKENS`. Beyond it the problems without a new group for the
     longest time are forgotten.
     """
 
-    def __init__(self, own_id: str, limits: ValidationSection) -> None:
+    def __init__(self, own_id: str) -> None:
         self._own_id = own_id
-        self._limits = limits
         self._similarity = Similarity()
         self._kept: OrderedDict[bytes, list[_Kept]] = OrderedDict()
         self.num_tokens = 0
@@ -154,10 +155,10 @@ class DuplicateDetector:
         A node's own group never is. The surprise is the one that the first sender reported, because a copy may claim
         any value. For repetitions within one group it is that group's value.
         """
-        long = [one for one in completions if len(one.ids) >= self._limits.duplicate_min_tokens]
+        long = [one for one in completions if len(one.ids) >= MIN_LONG_TOKENS]
         if sender == self._own_id or not long:
             return None
-        most = self._limits.duplicate_max_fraction * len(long)
+        most = MAX_COPIED_FRACTION * len(long)
         kept = [one for one in self._kept.get(problem, ()) if one.has_surprise]
         texts, pairings = self._similarity.similar(long, [one.text for one in kept])
         origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
@@ -179,7 +180,7 @@ class DuplicateDetector:
         self.num_tokens += sum(len(one.ids) for one in new)
         self._kept[problem] = kept = [*kept, *(_Kept(text, origin) for text in self._similarity.texts_of(new))]
         self._drop(kept, len(kept) - MAX_PER_PROBLEM)
-        while self.num_tokens > self._limits.duplicate_history_size and len(self._kept) > 1:
+        while self.num_tokens > MAX_HISTORY_TOKENS and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._drop(oldest, len(oldest))
 

@@ -22,7 +22,6 @@ from ftis_node.swarm.lru import LruDict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ftis_node.config.limits import RateLimitsSection
 
 MAX_WAIT_S = 2.0  # for one item; a longer wait is answered with BUSY
 RECENT_S = 10.0  # time constant of the decay
@@ -154,6 +153,12 @@ def minute_bucket(per_minute: float) -> TokenBucket:
     return TokenBucket(rate_per_s=per_minute / MINUTE_S, burst=per_minute)
 
 
+# Of one sender: a hundred times what a fast GPU makes. New peers share one limit, because identities cost nothing.
+GROUPS_PER_MINUTE, NEW_PEERS_GROUPS_PER_MINUTE = 6000.0, 30000.0
+TOKENS_PER_MINUTE, NEW_PEERS_TOKENS_PER_MINUTE = 20e6, 100e6
+SCORING_S_PER_MINUTE, NEW_PEERS_SCORING_S_PER_MINUTE = 20.0, 40.0  # a separate process scores groups of new peers
+
+
 class _PeerBuckets:
     """Token buckets for groups, tokens and scoring seconds."""
 
@@ -173,13 +178,10 @@ class _PeerBuckets:
 class Quotas:
     """Token buckets of the `max_peers` peers seen last. `now` is a monotonic clock in seconds."""
 
-    def __init__(self, limits: RateLimitsSection, *, max_peers: int = 4096) -> None:
-        self._limits = limits
+    def __init__(self, *, max_peers: int = 4096) -> None:
         self._senders = LruDict[str, _PeerBuckets](max_peers)
         self._new_peers = _PeerBuckets(
-            limits.new_peers_groups_per_minute,
-            limits.new_peers_tokens_per_minute,
-            limits.new_peers_scoring_s_per_minute,
+            NEW_PEERS_GROUPS_PER_MINUTE, NEW_PEERS_TOKENS_PER_MINUTE, NEW_PEERS_SCORING_S_PER_MINUTE
         )
 
     def allows(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
@@ -210,8 +212,7 @@ class Quotas:
     def _buckets_of(self, peer_id: str) -> _PeerBuckets:
         buckets = self._senders.get(peer_id)
         if buckets is None:
-            limits = self._limits
-            buckets = _PeerBuckets(limits.groups_per_minute, limits.tokens_per_minute, limits.scoring_s_per_minute)
+            buckets = _PeerBuckets(GROUPS_PER_MINUTE, TOKENS_PER_MINUTE, SCORING_S_PER_MINUTE)
         self._senders[peer_id] = buckets
         return buckets
 

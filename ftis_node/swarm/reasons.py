@@ -24,7 +24,7 @@ REFUSALS = {
     "duplicate": "the node has it already",
     "sequence_reused": "its sender used the sequence number before, as after a restored backup",
     "weights_not_offered": "it claims weights of this node that this node has not offered",
-    "clock_skew": "its time is further ahead than `validation.max_clock_skew_s`: one of the two clocks is wrong",
+    "clock_skew": "its time is more than a minute ahead: one of the two clocks is wrong",
     "stale": "it is older than the run's `step.max_age_s`, or than this node's last buffer reset",
     "tokenizer": "its token ids are those of another tokenizer",
     "group_size": "its number of completions differs from the run's group size",
@@ -34,7 +34,7 @@ REFUSALS = {
     "token_out_of_range": "a token id is outside the tokenizer's vocabulary",
     "logprobs": (
         "a log-prob is not finite or above 0, more than 16 are equal for different or uncertain completions, or "
-        "their mean is below `validation.min_mean_logprob`"
+        "their mean is below -14 nats"
     ),
     "finish_reason": "a finish reason does not fit the end tokens that its sender names",
     "scoring_quota": "scoring the groups of its sender, or of all new peers, exceeded their time limit",
@@ -68,7 +68,7 @@ BEHAVIOUR = {
     "false_claim": "it made a false claim under its own signature",
     "by the operator": "an operator of this node decided so",
     "announcement_flood": "it announced more groups than this node reads",
-    "announcement_clock_skew": "it announced groups with a time further ahead than `validation.max_clock_skew_s`",
+    "announcement_clock_skew": "it announced groups with a time more than a minute ahead",
     "announcement_version": "it announces in another wire version: update the older of the two nodes",
     "pull_complete": "it announced groups as its own, and its complete answer had none of them",
     "question_version": "its queries have another wire version: update the older of the two nodes",

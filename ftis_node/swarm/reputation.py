@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.config.limits import AccessSection
-
 MAX_SCORE = 10.0
 WATCH_SCORE = -3.0
 BAN_SCORE = -10.0
@@ -30,6 +28,8 @@ KNOWN_SCORE = 1.0  # from this score on a peer has its own rate limits
 NO_FLOOR = -1e9
 HALF_LIFE_S = 1800.0  # of a negative score
 FORGIVE_BAN_S = 86400.0
+FIRST_BAN_S = 300.0  # each further ban is twice as long
+LONGEST_BAN_S = 86400.0
 BY_OPERATOR = "by the operator"
 EVICTED_FRACTION = 8  # one peer in 8
 MAX_REASONS = 32
@@ -118,9 +118,7 @@ class Reputation:
         away_s = max(0.0, now - max(self.updated_at, self.banned_until))
         return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
 
-    def after(
-        self, conduct: Behaviour, *, now: float, access: AccessSection, reason: str = "", credit: float = 1.0
-    ) -> Reputation:
+    def after(self, conduct: Behaviour, *, now: float, reason: str = "", credit: float = 1.0) -> Reputation:
         """Return the record after one behavior; unchanged during a ban. Users see `reason`.
 
         `credit` is the fraction of the points that count.
@@ -134,7 +132,7 @@ class Reputation:
         forgiven = self._after_forgiving(now)
         if moved > BAN_SCORE or self.trusted:
             return replace(forgiven, score=max(moved, BAN_SCORE), updated_at=now)
-        length_s = min(access.ban_max_s, access.ban_initial_s * 2.0 ** min(forgiven.num_bans, 64))
+        length_s = min(LONGEST_BAN_S, FIRST_BAN_S * 2.0 ** min(forgiven.num_bans, 64))
         return forgiven.banned(length_s, now=now, reason=reason or conduct)
 
     def banned(self, length_s: float, *, now: float, reason: str) -> Reputation:
@@ -189,8 +187,7 @@ class ReputationTable:
     kept. Of the others, peers with their own rate limits are dropped last, and before them those with the longest bans.
     """
 
-    def __init__(self, access: AccessSection, *, max_peers: int = 4096) -> None:
-        self._access = access
+    def __init__(self, *, max_peers: int = 4096) -> None:
         self._max_peers = max_peers
         self._peers: dict[str, PeerReputation] = {}
         self.changed: set[str] = set()  # peers to save; the owner clears the set
@@ -223,7 +220,7 @@ class ReputationTable:
         """Record one behavior of a peer; return the new trust level if it changed."""
         name = reason or conduct.value
         before = self.reputation(peer_id)
-        after = before.after(conduct, now=now, access=self._access, reason=name, credit=credit)
+        after = before.after(conduct, now=now, reason=name, credit=credit)
         record = self._set(peer_id, after, now=now)
         if conduct not in GOOD_BEHAVIOUR and (name in record.reasons or len(record.reasons) < MAX_REASONS):
             record.reasons[name] += 1

@@ -85,33 +85,42 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     last_group_at: float | None = None
 
 
-class LearnerStatus(msgspec.Struct, frozen=True):
-    """The learner worker, with values of the last step; the groups are totals over all steps.
+class StepFigures(msgspec.Struct, frozen=True):
+    """Figures of one step, in the learner's report and in the status. Fractions and means are of its first pass.
 
-    `micro_batch_tokens` is below the setting if the step ran out of memory. The training-inference mismatch is measured
-    from time to time. `layout` is packed or padded rows; `kernels` names the implementation of a layer
-    (`learner.kernels`). Both are None before the learner has started.
+    `loss` includes the weighted `kl_to_start`, if the run has one; `kl_to_start` is the mean KL itself, in nats per
+    token. `micro_batch_tokens` is the budget of the step's passes, after it ran out of memory `out_of_memory` times.
+    The training-inference mismatch is measured from time to time, on tokens that `mismatch_version` sampled.
     """
 
-    state: str = "stopped"
-    step: int = 0
     loss: float | None = None
     reward_mean: float | None = None
     kept_fraction: float | None = None
     truncated_fraction: float | None = None
     mean_kl: float | None = None
     grad_norm: float | None = None
+    learning_rate: float | None = None
+    kl_to_start: float | None = None
     tokens_per_s: float = 0.0
     micro_batch_tokens: int | None = None
     out_of_memory: int | None = None
-    own_groups: int = 0
-    foreign_groups: int = 0
-    restarts: int = 0
-    learning_rate: float | None = None
-    kl_to_start: float | None = None
     mismatch_kl: float | None = None
     mismatch_share: float | None = None
     mismatch_version: int | None = None
+
+
+class LearnerStatus(StepFigures, frozen=True):
+    """The learner worker, with the figures of the last step; the groups are totals over all steps.
+
+    `layout` is packed or padded rows; `kernels` names the implementation of a layer (`learner.kernels`). Both are None
+    before the learner has started.
+    """
+
+    state: str = "stopped"
+    step: int = 0
+    own_groups: int = 0
+    foreign_groups: int = 0
+    restarts: int = 0
     last_step_at: float | None = None
     layout: str | None = None
     kernels: str | None = None

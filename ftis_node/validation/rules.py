@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ftis_node.config.limits import ValidationSection
 from ftis_node.records.group import FinishReason
 from ftis_node.records.think_block import is_opening
 
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0
 MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by chance
 TEMPERATURE_SLACK = 1e-6
+MAX_CLOCK_SKEW_S = 60.0
+MIN_GROUP_MEAN_LOGPROB = -14.0  # nats per token; a uniform choice among 10^6 tokens has -14
 _STOP = FinishReason.STOP
 
 
@@ -65,8 +66,6 @@ class ValidationContext:
     """Unix time in seconds."""
     reset_at: float = 0.0
     """Unix time of the last buffer reset. The node does not know which earlier groups of peers it has used."""
-    limits: ValidationSection = ValidationSection()
-    """Limits of this node alone. The manifest holds the limits that all nodes of the run share."""
     own_id: str = ""
     """This node's peer id."""
     newest_offered: Callable[[], int | None] = lambda: None
@@ -129,12 +128,12 @@ def weights_offered(envelope: Envelope, group: Group | TextGroup, context: Valid
 def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
     """Reject a group from the future, from before the last reset of the buffer, or older than the run accepts.
 
-    Clocks may differ by `max_clock_skew_s`.
+    Clocks may differ by `MAX_CLOCK_SKEW_S`.
     """
     age_s = context.now() - group.created_at
-    if not -age_s <= context.limits.max_clock_skew_s:
+    if not -age_s <= MAX_CLOCK_SKEW_S:
         return Refusal("clock_skew", f"made {-age_s:.0f} s in the future: a clock is wrong")
-    if group.sender != context.own_id and group.created_at <= context.reset_at + context.limits.max_clock_skew_s:
+    if group.sender != context.own_id and group.created_at <= context.reset_at + MAX_CLOCK_SKEW_S:
         return Refusal("stale", "made before the replay buffer of this node was reset")
     max_age_s = context.manifest.step.max_age_s
     return None if age_s <= max_age_s else Refusal("stale", f"{age_s:.0f} s old, the run uses {max_age_s:.0f}")
@@ -195,7 +194,7 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
     """
     logprobs = group.tokens.logprobs
     mean = float(logprobs.mean(dtype=np.float64))
-    if not mean >= context.limits.min_mean_logprob:
+    if not mean >= MIN_GROUP_MEAN_LOGPROB:
         return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
     if len(logprobs) > MAX_EQUAL_TOKENS and logprobs[0] == logprobs[-1] and logprobs.min() == logprobs.max():
         is_one_text = len({ids.tobytes() for ids in group.tokens.ids_of_each()}) == 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ftis_node.records.group import FinishReason
 from ftis_node.validation.rules import (
     LOGPROB_SLACK,
+    MIN_GROUP_MEAN_LOGPROB,
     Refusal,
     ids_in_vocabulary,
     in_time,
@@ -73,7 +74,7 @@ def means_possible(envelope: Envelope, group: TextGroup, context: ValidationCont
             return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
     num_tokens = sum(completion.num_tokens for completion in group.completions)
     mean = sum(completion.mean_logprob * completion.num_tokens for completion in group.completions) / num_tokens
-    if not mean >= context.limits.min_mean_logprob:
+    if not mean >= MIN_GROUP_MEAN_LOGPROB:
         return Refusal("logprobs", f"a mean log-prob of {mean:.4g} over the group")
     means = {completion.mean_logprob for completion in group.completions}
     if len(means) == 1 and len({completion.text for completion in group.completions}) >= MIN_DISTINCT_TEXTS:

@@ -15,7 +15,7 @@ from ftis_node.node.http_api.node_client import read_document
 from tests.node.support import ANY_PORT, RunningNode, started
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from tests.attacks.member import Member
@@ -35,24 +35,27 @@ MANIFEST = RunManifest(
     eval={"every_steps": 0},
     wire={"max_envelope_bytes": MAX_ENVELOPE_BYTES, "announcement_shards": 1},
 )
-# `pull_all_max_peers`: the directory lists attackers of earlier tests for a while, and the node must pull all groups.
+# `pull_policy`: the directory lists attackers of earlier tests for a while, and the node must pull all groups.
 SETTINGS = f"""
 [buffer]
 max_disk_bytes = {MAX_DISK_BYTES}
-max_ready_groups = {MAX_READY_GROUPS}
-[rate_limits]
-groups_per_minute = 600
-new_peers_groups_per_minute = 300
 [validation]
-duplicate_min_tokens = 8
 audit_fraction = 1.0
 audit_folders = true
 [swarm]
-max_requests_per_minute = {REQUESTS_PER_MINUTE}
-pull_timeout_s = 10.0
-pull_all_max_peers = 200
-directory_period_s = 2.0
+pull_policy = "all"
 """
+
+# Lower limits than those of a user's node, for short attacks.
+CONSTANTS = {
+    "ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0,
+    "ftis_node.swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 300.0,
+    "ftis_node.config.limits.MAX_READY_GROUPS": MAX_READY_GROUPS,
+    "ftis_node.swarm.duplicates.MIN_LONG_TOKENS": 8,
+    "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0,
+    "ftis_node.node.loops.pull.PULL_TIMEOUT_S": 10.0,
+    "ftis_node.node.startup.factories.MAX_REQUESTS_PER_MINUTE": float(REQUESTS_PER_MINUTE),
+}
 
 
 class Victim:
@@ -154,14 +157,16 @@ async def wait_until_continued(victim: Victim, honest: Member) -> None:
 
 
 @asynccontextmanager
-async def running_victim(folder: Path, model: Path, *, settings: str = SETTINGS) -> AsyncIterator[Victim]:
+async def running_victim(
+    folder: Path, model: Path, *, constants: Mapping[str, Any] = CONSTANTS
+) -> AsyncIterator[Victim]:
     """Run a node without peers, with its manifest and home in `folder`."""
     run, home = folder / "run.toml", folder / "home"
     run.write_text(MANIFEST.to_toml())
     home.mkdir()
-    (home / "node.toml").write_text(settings)
+    (home / "node.toml").write_text(SETTINGS)
     arguments = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")
-    with started(home, "join", "--model", str(model), *arguments) as node:
+    with started(home, "join", "--model", str(model), *arguments, constants=constants) as node:
         victim = Victim(node)
         await asyncio.to_thread(node.wait_for, Home(home).running_url, timeout_s=READY_S)
         await victim.until(victim.addresses, within_s=READY_S)

@@ -53,13 +53,15 @@ SETTINGS = """
 announce = ["{announced}"]
 [generation]
 threads = 1
-engine_core = "separate"
 [learner]
 threads = 1
 checkpoint_every_steps = 1
-[swarm]
-directory_period_s = 5.0
 """
+
+CONSTANTS = {
+    "ftis_node.node.loops.directory.RECORD_PERIOD_S": 5.0,
+    "ftis_node.node.startup.factories.ENGINE_CORE": "separate",  # faults kill it
+}
 
 
 class SwarmNode:
@@ -96,7 +98,7 @@ class SwarmNode:
             assert not self.is_running
             self.close()
             self._process = self._running.enter_context(
-                started(self.home, *self.arguments, on=prefix(offset_file_of(self.home)))
+                started(self.home, *self.arguments, on=prefix(offset_file_of(self.home)), constants=CONSTANTS)
             )
 
     def stop(self, number: int = signal.SIGTERM, *, timeout_s: float = STOP_S) -> int:

@@ -15,7 +15,6 @@ from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
 
 ABSURD = 1e300
-TUPLES = {"betas": lambda value: [0.9, value]}
 
 
 def sections(kind: type[Section]) -> set[type[Section]]:
@@ -47,7 +46,7 @@ FIELDS = [
 
 def refuses(section: type[Section], name: str, value: Any) -> bool:
     try:
-        section.model_validate({name: TUPLES.get(name, lambda given: given)(value)})
+        section.model_validate({name: value})
     except ValidationError as error:
         return any(finding["loc"][:1] == (name,) for finding in error.errors())
     return False
@@ -68,7 +67,6 @@ def test_the_search_finds_the_fields() -> None:
     names = {f"{section.__name__}.{name}" for section, name, _ in FIELDS}
     assert {
         "OptimizerSection.learning_rate",
-        "OptimizerSection.betas",
         "MethodSection.cap",
         "StepSection.own_groups",
     } <= names

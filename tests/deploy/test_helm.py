@@ -129,18 +129,18 @@ def test_settings_extend_and_override_the_preset_and_keep_their_types(tmp_path: 
         "listen": ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"],
         "data_paths": {"rg:chain_sum": 'a "quoted" path'},
         "generation": {"engine_options": {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.25}},
-        "buffer": {"max_ready_bytes": 5 << 30},
-        "swarm": {"pull_timeout_s": 7.5},
+        "buffer": {"max_disk_bytes": 5 << 30},
+        "swarm": {"shutdown_serve_s": 7.5},
     }
     rendered = settings_of(template(tmp_path, {"settings": given, "gpu": {"count": 2}}))
     preset = tomllib.loads((DEPLOY / "node" / "gpu-24gb.toml").read_text())
     wanted = preset | given | {"generation": preset["generation"] | given["generation"]}  # type: ignore[operator]
     assert tomllib.loads(rendered) == wanted
-    whole = re.findall(r"^\"(seed|max_ready_bytes|tensor_parallel_size|max_batch)\" = (\d+)$", rendered, re.MULTILINE)
-    assert dict(whole) == {"seed": "7", "max_ready_bytes": str(5 << 30), "tensor_parallel_size": "2", "max_batch": "48"}
+    whole = re.findall(r"^\"(seed|max_disk_bytes|tensor_parallel_size|max_batch)\" = (\d+)$", rendered, re.MULTILINE)
+    assert dict(whole) == {"seed": "7", "max_disk_bytes": str(5 << 30), "tensor_parallel_size": "2", "max_batch": "48"}
     (tmp_path / "node.toml").write_text(rendered)
     settings = load_node_settings(tmp_path / "node.toml")
-    assert (settings.buffer.max_ready_bytes, settings.lora, settings.generation.max_batch) == (5 << 30, False, 48)
+    assert (settings.buffer.max_disk_bytes, settings.lora, settings.generation.max_batch) == (5 << 30, False, 48)
 
 
 def test_the_schema_has_the_roles_of_a_node(tmp_path: Path) -> None:

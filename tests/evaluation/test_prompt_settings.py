@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,7 @@ from ftis_node.errors import ModelError
 from ftis_node.evaluation import ensemble, evaluate
 from ftis_node.evaluation.members import swarm_members
 from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
-from ftis_node.node.startup.prompts import prompts_for_command, prompts_of_model
+from ftis_node.node.startup.prompts import prompts_for_command
 from tests.cli.test_export import RUN, trained_home
 from tests.models.tiny_models import save_tiny
 
@@ -34,8 +33,7 @@ TOML = (
     '[prompts]\ntemplate = "chat"\n[prompts.template_arguments]\nenable_thinking = false\nstyle = "plain"\n'
     "unused = [1]\n"
 )
-RENDERED = "   plain\n27 Nov 2026 Q: What is 12 + 30? A:<think></think>"
-DATED_RUN = f"prompt_date = 2026-11-27\n{RUN}"
+RENDERED = "   plain\n01 Jan 2026 Q: What is 12 + 30? A:<think></think>"
 
 
 @pytest.fixture(autouse=True)
@@ -77,9 +75,9 @@ def test_a_command_reads_environment_node_toml_and_the_last_start(
     home = Home(tmp_path)
     assert prompts_for_command(home) == PromptSettings(needs_names=False)
     home.settings.write_text(json.dumps({"model": "m", "prompts": PROMPTS | {"template": "last"}}))
-    home.run_toml.write_text(DATED_RUN)
+    home.run_toml.write_text(RUN)
     found = prompts_for_command(home)
-    assert (found.run_date, found.template, found.arguments) == (date(2026, 11, 27), "last", ARGUMENTS)
+    assert (found.template, found.arguments) == ("last", ARGUMENTS)
     home.node_toml.write_text('[prompts]\ntemplate = "chat"')
     assert prompts_for_command(home).template == "chat"
     monkeypatch.setenv("FTIS_PROMPTS__TEMPLATE", "tool")
@@ -96,17 +94,6 @@ def test_a_name_of_a_file_is_no_error_for_a_model_with_one_template(tmp_path: Pa
         load_tokenizer(source, prompts=prompts_for_command(home, template="chat"))
 
 
-def test_the_date_is_that_of_the_run_that_trained_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = save_tiny(tmp_path / "tiny")
-    source, given = resolve_model(str(folder)), PromptSettings(date(2025, 5, 5))
-    assert prompts_of_model(source, given) == given
-    (folder / "run.toml").write_text(DATED_RUN)
-    assert prompts_of_model(source, given).run_date == date(2026, 11, 27)
-    (folder / "run.toml").write_text("[[")
-    assert prompts_of_model(source, given) == given
-    assert "run.toml, which cannot be read" in caplog.text
-
-
 @pytest.mark.parametrize("command", ["eval", "ensemble"])
 def test_a_command_renders_by_the_home_or_its_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], evaluated: list[str], command: str
@@ -115,7 +102,7 @@ def test_a_command_renders_by_the_home_or_its_option(
     home = Home(tmp_path / "home")
     home.create()
     home.node_toml.write_text(TOML)
-    home.run_toml.write_text(DATED_RUN)
+    home.run_toml.write_text(RUN)
     task = ["--task", "arithmetic", "--limit", "1", "--engine", "torch", "--max-tokens", "99"]
     arguments = [command, "--model" if command == "eval" else "--models", str(model), *task]
     arguments += ["--mode", "vote"] if command == "ensemble" else []
@@ -147,7 +134,7 @@ def test_an_exported_model_is_prompted_as_by_its_node(
 ) -> None:
     from transformers import AutoTokenizer
 
-    trained_home(tmp_path, lora=lora, run=DATED_RUN)
+    trained_home(tmp_path, lora=lora)
     give_templates(tmp_path / "tiny")
     home, out = Home(tmp_path / "home"), tmp_path / "out"
     settings = json.loads(home.settings.read_text())
@@ -164,7 +151,7 @@ def test_an_exported_model_is_prompted_as_by_its_node(
 
 
 def test_a_member_of_a_swarm_is_prompted_by_its_own_home(tmp_path: Path) -> None:
-    trained_home(tmp_path, lora=False, run=DATED_RUN)
+    trained_home(tmp_path, lora=False)
     give_templates(tmp_path / "tiny")
     home = Home(tmp_path / "home")
     settings = json.loads(home.settings.read_text())

@@ -30,6 +30,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.wire_probe import VOCABULARY
+from ftis_node.node.loops import pull
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.records.codec import CODECS, unpack_any
@@ -51,7 +52,7 @@ RUN = RunManifest(
     step={"own_groups": 4, "foreign_groups": 4, "other_tokenizers": "text"},
     wire={"codecs": tuple(CODECS)},
 )
-NODE_SETTINGS = NodeSettings(model="none", swarm={"directory_period_s": 1.0, "shutdown_serve_s": 0})
+NODE_SETTINGS = NodeSettings(model="none", swarm={"shutdown_serve_s": 0})
 NUM_HOSTILE = 3
 NUM_WARM_UP_GROUPS = 12  # of the honest member, so the victim knows it before the first attack
 ARRIVAL_LIMIT_S = 90.0  # an honest group is late after both limits
@@ -123,6 +124,7 @@ class Simulation:
             identity.peer_id, run_id=RUN.run_id, num_shards=RUN.wire.announcement_shards, limits=GossipLimits()
         )
         node = StubNode(home, identity, gossip, manifest=RUN, settings=NODE_SETTINGS, on_event=on_event)
+        node.wiring.directory_loop.record_period_s = 1.0
         tokenizer: Any = TextTokenizer()
         node.parts = replace(node.parts, disk=InlineDisk(), tokenizer=tokenizer)
         node.wiring = Wiring(node.parts)
@@ -217,7 +219,7 @@ class Simulation:
             "malformed": (len(handler._malformed), 4096),
             "peers": (len(parts.registry.peers), 4096),
             "later": (len(node.wiring.pull._later), 8192),
-            "asking": (len(node.wiring.pull._slots._asking), NODE_SETTINGS.swarm.pulls_in_flight),
+            "asking": (len(node.wiring.pull._slots._asking), pull.PULLS_IN_FLIGHT),
             "inbox": (node.gossip._queue._queue.qsize(), 8192),  # type: ignore[attr-defined]
             "to confirm": (len(handler.to_confirm), 1 << 14),
             "arrivals": (node.wiring.intake._known.arrivals.qsize(), 64),

@@ -21,15 +21,17 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
-from ftis_node.node.loops import backfill, directory, status, upkeep
+from ftis_node.node.loops import announcements, backfill, directory, pull, status, upkeep
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.startup import factories
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.task_monitor import TaskMonitor
+from ftis_node.swarm import rate_limits
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
@@ -60,6 +62,14 @@ PERIODS: list[tuple[Any, str, float]] = [
     (backfill, "PERIOD_S", 0.2),
     (backfill, "SILENCE_S", 0.5),
     (status, "PERIOD_S", 0.2),
+    (directory, "RECORD_PERIOD_S", 0.5),
+    (pull, "PULL_TIMEOUT_S", 5.0),
+    (factories, "MAX_REQUESTS_PER_MINUTE", 100_000.0),
+    (announcements, "GROUPS_PER_MINUTE", 60_000.0),
+    (rate_limits, "GROUPS_PER_MINUTE", 60_000.0),
+    (rate_limits, "NEW_PEERS_GROUPS_PER_MINUTE", 60_000.0),
+    (rate_limits, "TOKENS_PER_MINUTE", 1e9),
+    (rate_limits, "NEW_PEERS_TOKENS_PER_MINUTE", 1e9),
 ]
 EXPOSED_LOOPS = {AuditLoop: "audit", DirectoryLoop: "directory", PullLoop: "pull"}
 HONEST_PERIOD_S = 0.15
@@ -74,16 +84,7 @@ def node_settings(home: Home) -> NodeSettings:
             "device": "cpu",
             "swarm": {
                 "shutdown_serve_s": 0.0,
-                "pull_all_max_peers": 200,
-                "directory_period_s": 0.5,
-                "pull_timeout_s": 5.0,
-                "max_requests_per_minute": 100_000,
-            },
-            "rate_limits": {
-                "groups_per_minute": 60_000,
-                "new_peers_groups_per_minute": 60_000,
-                "tokens_per_minute": 1e9,
-                "new_peers_tokens_per_minute": 1e9,
+                "pull_policy": "all",
             },
             "validation": {
                 "audit_fraction": 1.0,

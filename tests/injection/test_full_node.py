@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.config.home import Home
+from ftis_node.node.loops.pull import PULLS_IN_FLIGHT
 from ftis_node.node.supervision.task_monitor import AT_WORK
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.events import read_events
@@ -91,11 +92,10 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
 
 def _is_at_rest(node: FullNode) -> bool:
     """Return whether no pull runs and each envelope has a verdict."""
-    places = node.parts.context.settings.swarm.pulls_in_flight
     states = [(name, state.waits_for) for name, state, _ in node.monitor.states() if name.startswith("intake-")]
     assert len(states) == NUM_INTAKE_TASKS, states
     is_validating = any(waits_for == AT_WORK for _, waits_for in states)
-    return node.pull._slots._free._value == places and not +node.pull._slots._asking and not is_validating
+    return node.pull._slots._free._value == PULLS_IN_FLIGHT and not +node.pull._slots._asking and not is_validating
 
 
 def allowed(place: Place) -> set[str]:

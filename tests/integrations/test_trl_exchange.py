@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
-from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroups
+from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.grpo import own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
@@ -250,7 +250,6 @@ def test_a_node_of_another_role_is_refused(tmp_path: Path, monkeypatch: pytest.M
         ({"min_p": 0.1}, {}, "min_p"),
         ({"mask_truncated_completions": True}, {}, "mask_truncated_completions"),
         ({}, {"train_dataset": None}, "prompt_index"),
-        ({}, {"foreign": True}, "omit foreign"),
     ],
     ids=str,
 )
@@ -261,8 +260,6 @@ async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
         if "train_dataset" in options:
             options = {"train_dataset": Dataset.from_dict({"prompt": ["1+1="] * 4})}
-        if "foreign" in options:
-            options = {"foreign": ForeignGroups(node.home.root)}
         with pytest.raises(ConfigError, match=message):
             await asyncio.to_thread(swarm_trainer, tmp_path, exchange, grpo=grpo, **options)
         exchange.close()

@@ -301,7 +301,7 @@ def test_default_learning_rates_are_those_of_the_paper(model_folder, tmp_path):
     assert boot.peak_learning_rate == 1e-6
     boot = msgspec.structs.replace(boot, lora=LoraSection())
     assert boot.peak_learning_rate == 1e-4
-    assert (boot.lora.rank, boot.lora.alpha, boot.lora.dropout, boot.optimizer.max_grad_norm) == (128, 256, 0.0, 1.0)
+    assert (boot.lora.rank, boot.lora.alpha, boot.optimizer.max_grad_norm) == (128, 256, 1.0)
     optimizer = Learner(boot)._optimizer
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (1e-4, 0.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.node.loops import directory, pull
 from ftis_node.records.codec import hash_messages
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import PromptRef
@@ -62,16 +64,28 @@ class LightSwarm:
 
     @asynccontextmanager
     async def node(
-        self, number: int, *, domain: str = "", gossip: Gossip | None = None, **swarm: Any
+        self,
+        number: int,
+        *,
+        domain: str = "",
+        gossip: Gossip | None = None,
+        directory_period_s: float = 0.2,
+        pulls_in_flight: int = pull.PULLS_IN_FLIGHT,
+        **swarm: Any,
     ) -> AsyncIterator[StubNode]:
         """Run a node with these settings of its section `swarm`; `gossip` replaces the loopback network."""
         home = Home(self._folder / str(number))
         home.create()
-        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "shutdown_serve_s": 0} | swarm)
-        node = StubNode(
-            home, identity_of(number), gossip or self.join(number),
-            manifest=self.manifest, settings=settings, on_event=lambda name, fields: None, domain=domain,
-        )  # fmt: skip
+        settings = NodeSettings(model="none", swarm={"shutdown_serve_s": 0} | swarm)
+        with (
+            patch.object(directory, "RECORD_PERIOD_S", directory_period_s),
+            patch.object(pull, "PULLS_IN_FLIGHT", pulls_in_flight),
+        ):
+            node = StubNode(
+                home, identity_of(number), gossip or self.join(number),
+                manifest=self.manifest, settings=settings, on_event=lambda name, fields: None, domain=domain,
+            )  # fmt: skip
+            _ = node.wiring.pull, node.wiring.directory_loop  # they read the constants
         await node.start()
         try:
             yield node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -11,17 +12,18 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ftis_node.config.home import Home
-from ftis_node.config.limits import Admission
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.events import read_events
+from tests.node.constants import CONSTANTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 STOP_LIMIT_S = 10.0
@@ -121,14 +123,22 @@ class RunningNode:
 
 @contextmanager
 def started(
-    home: Path, *arguments: str, on: Sequence[str] = (), module: str = "ftis_node", **environment: str
+    home: Path,
+    *arguments: str,
+    on: Sequence[str] = (),
+    module: str = "ftis_node",
+    constants: Mapping[str, Any] = MappingProxyType({}),
+    **environment: str,
 ) -> Iterator[RunningNode]:
     """Run `ftis-node ARGUMENTS --home HOME`; kill it and its descendants when the block ends.
 
     `on` precedes the command and runs it elsewhere, under the same process id. `module` replaces `ftis_node`.
+    `constants` replaces constants of the daemon, by their full names.
     """
     home.parent.mkdir(parents=True, exist_ok=True)
     log = home.with_suffix(".log")
+    if constants:
+        module, environment = "tests.node.constants", {CONSTANTS: json.dumps(dict(constants)), **environment}
     with log.open("ab") as output:
         process = subprocess.Popen(
             [*on, sys.executable, "-m", module, *arguments, "--home", str(home)],
@@ -163,18 +173,3 @@ def bootstrap(home: Path) -> Iterator[str]:
     """Run a bootstrap node and yield its address."""
     with started(home, "bootstrap", "--listen", ANY_PORT) as node:
         yield node.first_line()
-
-
-def sections_of(**settings: object) -> dict[str, dict[str, object]]:
-    """Return the sections on peers for `NodeSettings`, with each setting in its section."""
-    sections = {
-        name: {key: value for key, value in settings.items() if key in field.annotation.model_fields}
-        for name, field in Admission.model_fields.items()
-    }
-    assert sum(map(len, sections.values())) == len(settings), "an unknown setting"
-    return sections
-
-
-def admission_of(**settings: object) -> Admission:
-    """Return the sections on peers, with each setting in its section."""
-    return Admission.model_validate(sections_of(**settings))

@@ -31,18 +31,15 @@ def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tin
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
         common = ("--model", str(tiny_models["s"]), "--run", str(run), "--peers", address, "--listen", ANY_PORT)
-        quick = "[swarm]\ndirectory_period_s = 1\n"
-        (tmp_path / "learner").mkdir()
-        (tmp_path / "learner" / "node.toml").write_text(quick)
-        learner = stack.enter_context(
-            started(tmp_path / "learner", "join", "--role", "learner", "--name", "learner", "--task", FAR, *common)
-        )
+        quick = {"ftis_node.node.loops.directory.RECORD_PERIOD_S": 1.0}
+        far = ("--role", "learner", "--name", "learner", "--task", FAR, *common)
+        learner = stack.enter_context(started(tmp_path / "learner", "join", *far, constants=quick))
         learner.wait_for(lambda: "--follow" in learner.log.read_text(), timeout_s=START_S)
         peer_id = learner.peer_id()
         (tmp_path / "generator").mkdir()
-        (tmp_path / "generator" / "node.toml").write_text(f'task = "{NEAR}"\n[budget]\ngenerate_tokens = 200\n{quick}')
+        (tmp_path / "generator" / "node.toml").write_text(f'task = "{NEAR}"\n[budget]\ngenerate_tokens = 200\n')
         follow = ("--role", "generator", "--follow", peer_id, "--name", "generator", *common)
-        generator = stack.enter_context(started(tmp_path / "generator", "join", *follow))
+        generator = stack.enter_context(started(tmp_path / "generator", "join", *follow, constants=quick))
         assert generator.wait(timeout_s=START_S) == 0, generator.log.read_text()[-3000:]
         status = generator.status()
         assert status["node"]["domain"] == NEAR
@@ -52,7 +49,8 @@ def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tin
         assert learner.status()["node"]["domain"] == FAR
 
         groups = status["generation"]["groups_made"]
-        again = stack.enter_context(started(tmp_path / "generator", "join", *follow, "--generate-tokens", "100000"))
+        more = (*follow, "--generate-tokens", "100000")
+        again = stack.enter_context(started(tmp_path / "generator", "join", *more, constants=quick))
         again.wait_for(lambda: len(again.events("admitted")) > groups, timeout_s=START_S)
         learner.wait_for(lambda: peers(learner).get("generator", {}).get("domain") == NEAR, timeout_s=90)
         again.stop()

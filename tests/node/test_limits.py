@@ -12,6 +12,7 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.node.loops import pull
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from tests.gossip.helpers import settings as network
 from tests.models.tiny_models import save_tiny
@@ -77,7 +78,8 @@ def test_a_full_home_pauses_the_node_until_there_is_space(tmp_path: Path) -> Non
 async def test_pulls_keep_the_download_rate(tmp_path: Path, understates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes over p2pd. At any time, the received bytes are at most burst, rate times time, and one pull."""
     swarm = LightSwarm(tmp_path, manifest_of())
-    limits = {"max_download_bytes_per_s": RATE, "pull_batch": 1, "pulls_in_flight": 1}
+    limits = {"max_download_bytes_per_s": RATE, "pulls_in_flight": 1}
+    monkeypatch.setattr(pull, "PULL_BATCH", 1)
     async with AsyncExitStack() as stack:
 
         async def start(number: int, peers: tuple[str, ...] = (), **limits: float) -> tuple[StubNode, Libp2pGossip]:

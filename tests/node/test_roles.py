@@ -24,7 +24,7 @@ DELAY_S = 2.0
 # before the next step. So steps need many large groups, few are in flight, and `prompt` often asks for new weights.
 GROUPS = 40
 GROUP_SIZE = 64
-FEW_IN_FLIGHT = "[generation]\ngroups_in_flight = 1\n"
+FEW_IN_FLIGHT = f"[generation]\nmax_batch = {GROUP_SIZE}\n"
 
 
 def _versions(node: RunningNode) -> list[int]:
@@ -45,15 +45,14 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
         learner = stack.enter_context(started(tmp_path / "learner", "join", "--role", "learner", *common))
         learner.wait_for(lambda: "--follow" in learner.log.read_text(), timeout_s=START_S)
         peer_id = learner.peer_id()
-        roles = {
-            "prompt": "[roles]\npoll_interval_s = 0.05\n",
-            "late": f'[roles]\nweights_delay = "fixed:{DELAY_S}"\nevaluate = true\n',
-        }
+        roles = {"prompt": "", "late": f'[roles]\nweights_delay = "fixed:{DELAY_S}"\nevaluate = true\n'}
         for name, settings in roles.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / "node.toml").write_text(FEW_IN_FLIGHT + settings)
         follow = ("--role", "generator", "--follow", peer_id, *common)
-        prompt, late = (stack.enter_context(started(tmp_path / name, "join", *follow)) for name in ("prompt", "late"))
+        quick = {"ftis_node.node.loops.weight_follow.POLL_INTERVAL_S": 0.05}
+        prompt = stack.enter_context(started(tmp_path / "prompt", "join", *follow, constants=quick))
+        late = stack.enter_context(started(tmp_path / "late", "join", *follow))
         for node in (prompt, late):
             node.wait_for(lambda node=node: len(_versions(node)) >= 3, timeout_s=START_S)
         learner.wait_for(lambda: len(learner.events("step")) >= 3, timeout_s=60)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ftis_node.config.limits import ValidationSection
 from ftis_node.records.identity import Identity
+from ftis_node.swarm import duplicates
 from ftis_node.swarm.duplicates import (
     MAX_PER_PROBLEM,
     ORDER_MARGIN_S,
@@ -24,9 +24,14 @@ from ftis_node.swarm.duplicates import (
 from ftis_node.swarm.similarity import SPAN, WINDOW, SeenCompletion, Similarity, evidence
 from tests.conftest import make_completion, make_group
 
-RULES = ValidationSection(duplicate_min_tokens=8, duplicate_max_fraction=0.25, duplicate_history_size=100_000)
 ANN, BOB, ME = Origin("ann", b"a", 1000.0), Origin("bob", b"b", 1001.0), Origin("me", b"m", 0.0)
 RNG = np.random.default_rng(1)
+
+
+@pytest.fixture(autouse=True)
+def short_texts_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "MIN_LONG_TOKENS", 8)
+    monkeypatch.setattr(duplicates, "MAX_HISTORY_TOKENS", 100_000)
 
 
 def text(num_tokens: int = 44, *, nats: float = 1.0) -> SeenCompletion:
@@ -65,7 +70,7 @@ def periodic(edit: str, one: SeenCompletion, every: int, *, front: int = 0) -> S
 
 
 def found(copies: list[SeenCompletion], *known: SeenCompletion, origin: Origin = ANN, sender: str = "bob") -> bool:
-    detector = DuplicateDetector("me", RULES)
+    detector = DuplicateDetector("me")
     detector.remember(origin, b"sum/1", known)
     return detector.find(sender, b"sum/1", copies) is not None
 
@@ -147,7 +152,7 @@ def test_a_copy_is_found_for_each_first_sender() -> None:
 
 
 def test_the_first_sender_of_a_completion_remains_its_author() -> None:
-    detector, texts = DuplicateDetector("me", RULES), [text() for _ in range(4)]
+    detector, texts = DuplicateDetector("me"), [text() for _ in range(4)]
     detector.remember(ME, b"sum/1", texts[:1])
     detector.remember(BOB, b"sum/1", texts)  # too few copies to be rejected
     copy = detector.find("cat", b"sum/1", texts[:1])
@@ -169,14 +174,14 @@ def test_short_and_likely_completions_never_count() -> None:
 
 
 def test_equal_completions_of_different_prompts_are_no_copies() -> None:
-    detector, one = DuplicateDetector("me", RULES), text()
+    detector, one = DuplicateDetector("me"), text()
     detector.remember(ANN, b"sum/1", [one])
     assert detector.find("bob", b"sum/1", [one]) is not None
     assert detector.find("bob", b"sum/2", [one]) is None
 
 
 def test_the_history_is_bounded_and_drops_the_oldest() -> None:
-    detector = DuplicateDetector("me", RULES)
+    detector = DuplicateDetector("me")
     texts = [text(500) for _ in range(400)]
     for at, one in enumerate(texts):
         detector.remember(ANN, b"sum/%d" % at, [one])
@@ -188,7 +193,7 @@ def test_the_history_is_bounded_and_drops_the_oldest() -> None:
 
 
 def test_a_forgotten_group_is_no_author() -> None:
-    detector, texts = DuplicateDetector("me", RULES), [text(), text()]
+    detector, texts = DuplicateDetector("me"), [text(), text()]
     detector.remember(ANN, b"sum/1", texts[:1])
     detector.remember(BOB, b"sum/1", texts[1:])
     detector.forget(b"a", b"sum/1")
@@ -250,7 +255,7 @@ def test_only_certain_copies_are_charged(first: Origin, again: Origin, verdict: 
 
 
 def new_nats(completions: list[SeenCompletion], known: list[SeenCompletion]) -> float:
-    detector = DuplicateDetector("me", RULES)
+    detector = DuplicateDetector("me")
     detector.remember(ANN, b"sum/1", known)
     return detector.new_nats(b"sum/1", completions)
 

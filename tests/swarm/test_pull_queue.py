@@ -112,9 +112,7 @@ def test_the_queue_is_bounded_and_drops_the_oldest() -> None:
 def test_the_rule_auto_pulls_only_needed_groups_in_a_large_swarm(
     rule: str, num_members: int, num_ready: int, expected: PullDemand
 ) -> None:
-    demand = pull_demand(
-        rule, num_members=num_members, small_swarm=16, per_step=10, num_ready=num_ready, num_in_flight=1
-    )  # type: ignore[arg-type]
+    demand = pull_demand(rule, num_members=num_members, per_step=10, num_ready=num_ready, num_in_flight=1)  # type: ignore[arg-type]
     assert demand == expected
 
 
@@ -145,9 +143,7 @@ def test_an_assigned_group_is_requested_even_without_a_need() -> None:
 def test_a_node_with_too_many_requests_in_flight_takes_no_assigned_groups(
     num_in_flight: int, takes_assigned: bool
 ) -> None:
-    demand = pull_demand(
-        "needed", num_members=99, small_swarm=16, per_step=10, num_ready=0, num_in_flight=num_in_flight
-    )
+    demand = pull_demand("needed", num_members=99, per_step=10, num_ready=0, num_in_flight=num_in_flight)
     assert demand.takes_assigned == takes_assigned
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.config.limits import RateLimitsSection
+from ftis_node.swarm import rate_limits
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, TokenBucket, subnet_of
 
-LIMITS = RateLimitsSection(
-    groups_per_minute=60.0, tokens_per_minute=6000.0, new_peers_groups_per_minute=120.0, new_peers_tokens_per_minute=1e6
-)
+
+@pytest.fixture(autouse=True)
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 60.0)
+    monkeypatch.setattr(rate_limits, "TOKENS_PER_MINUTE", 6000.0)
+    monkeypatch.setattr(rate_limits, "NEW_PEERS_GROUPS_PER_MINUTE", 120.0)
+    monkeypatch.setattr(rate_limits, "NEW_PEERS_TOKENS_PER_MINUTE", 1e6)
 
 
 def spend(quotas: Quotas, peer_id: str, *, groups: int, tokens: int = 1, is_new: bool = False) -> int:
@@ -23,7 +27,7 @@ def spend(quotas: Quotas, peer_id: str, *, groups: int, tokens: int = 1, is_new:
 
 
 def test_a_sender_may_use_one_minutes_allowance_and_then_its_rate() -> None:
-    quotas = Quotas(LIMITS)
+    quotas = Quotas()
     assert spend(quotas, "ann", groups=100) == 60
     assert quotas.allows("bob", is_new_peer=False, now=0.0)
     assert not quotas.allows("ann", is_new_peer=False, now=0.9)
@@ -31,11 +35,11 @@ def test_a_sender_may_use_one_minutes_allowance_and_then_its_rate() -> None:
 
 
 def test_the_number_of_tokens_is_bounded_too() -> None:
-    assert spend(Quotas(LIMITS), "ann", groups=100, tokens=2000) == 3
+    assert spend(Quotas(), "ann", groups=100, tokens=2000) == 3
 
 
 def test_a_thousand_new_peers_share_one_limit_and_do_not_use_that_of_a_known_peer() -> None:
-    quotas = Quotas(LIMITS, max_peers=50)
+    quotas = Quotas(max_peers=50)
     assert sum(spend(quotas, f"new{i}", groups=2, is_new=True) for i in range(1000)) == 120
     assert not quotas.allows("new5000", is_new_peer=True, now=0.0)
     assert spend(quotas, "ann", groups=100) == 60

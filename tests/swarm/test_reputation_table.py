@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ftis_node.config.limits import AccessSection
 from ftis_node.swarm.reputation import MAX_REASONS, Behaviour, ReputationTable, TrustLevel
 
 
@@ -14,7 +13,7 @@ def note(
 
 
 def test_a_full_table_keeps_decisions_of_the_operator_and_peers_that_contributed() -> None:
-    table = ReputationTable(AccessSection(), max_peers=16)
+    table = ReputationTable(max_peers=16)
     table.ban("banned by hand", 5.0, now=1e6)
     table.trust("trusted", True, now=1e6)
     note(table, "contributor", Behaviour.CONTRIBUTED, 12)
@@ -30,7 +29,7 @@ def test_a_full_table_keeps_decisions_of_the_operator_and_peers_that_contributed
 
 
 def test_a_change_of_trust_is_returned_once() -> None:
-    table = ReputationTable(AccessSection())
+    table = ReputationTable()
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is TrustLevel.PROBATION
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is None
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is TrustLevel.BANNED
@@ -38,7 +37,7 @@ def test_a_change_of_trust_is_returned_once() -> None:
 
 
 def test_reasons_are_counted_and_bounded() -> None:
-    table = ReputationTable(AccessSection())
+    table = ReputationTable()
     for number in range(100):
         table.note("ann", Behaviour.HARMLESS, now=1e6, reason=f"reason {number}")
         table.note("ann", Behaviour.HARMLESS, now=1e6, reason="reason 0")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.config.limits import AccessSection
 from ftis_node.swarm.reputation import Behaviour, Reputation, TrustLevel
-
-ACCESS = AccessSection(ban_initial_s=100.0, ban_max_s=350.0)
 
 
 def after(*conducts: Behaviour, start: Reputation | None = None, now: float = 1000.0) -> Reputation:
     record = start or Reputation()
     for conduct in conducts:
-        record = record.after(conduct, now=now, access=ACCESS, reason=f"reason {conduct}")
+        record = record.after(conduct, now=now, reason=f"reason {conduct}")
     return record
 
 
@@ -23,10 +20,10 @@ def after(*conducts: Behaviour, start: Reputation | None = None, now: float = 10
 def test_an_unknown_peer_is_banned_after_this_many_in_a_row(conduct: Behaviour, number: int) -> None:
     assert not after(*[conduct] * (number - 1)).is_banned(now=1000.0)
     banned = after(*[conduct] * number)
-    assert banned.trust_level(now=1099.0) is TrustLevel.BANNED
+    assert banned.trust_level(now=1299.0) is TrustLevel.BANNED
     assert banned.ban_reason == f"reason {conduct}"
-    assert banned.trust_level(now=1100.0) is TrustLevel.PROBATION, "it returns on probation"
-    assert banned.score_at(1100.0) == pytest.approx(-5.0)
+    assert banned.trust_level(now=1300.0) is TrustLevel.PROBATION, "it returns on probation"
+    assert banned.score_at(1300.0) == pytest.approx(-5.0)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +52,11 @@ def test_only_contributions_raise_the_score_far_and_it_is_bounded() -> None:
 
 def test_ban_lengths_double_up_to_the_maximum() -> None:
     record, now, lengths = Reputation(), 0.0, []
-    for _ in range(4):
+    for _ in range(11):
         record = after(*[Behaviour.FALSE_CLAIM] * 3, start=record, now=now)
         lengths.append(record.banned_until - now)
         now = record.banned_until
-    assert lengths == [100.0, 200.0, 350.0, 350.0]
+    assert lengths == [*(300.0 * 2**number for number in range(9)), 86400.0, 86400.0]
 
 
 def test_a_running_ban_is_not_extended() -> None:
@@ -73,8 +70,8 @@ def test_a_negative_score_decays_and_one_ban_a_day_is_forgotten() -> None:
     good = after(*[Behaviour.CONTRIBUTED] * 20)
     assert good.score_at(1e9) == pytest.approx(2.0), "a positive score does not decay to 0"
     banned = after(*[Behaviour.FALSE_CLAIM] * 3)
-    day_after = after(*[Behaviour.FALSE_CLAIM] * 3, start=banned, now=1100.0 + 86400.0)
-    assert day_after.banned_until == pytest.approx(1100.0 + 86400.0 + 100.0), "as long as a first ban"
+    day_after = after(*[Behaviour.FALSE_CLAIM] * 3, start=banned, now=1300.0 + 86400.0)
+    assert day_after.banned_until == pytest.approx(1300.0 + 86400.0 + 300.0), "as long as a first ban"
     assert day_after.num_bans == 1
 
 

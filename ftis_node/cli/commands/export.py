@@ -40,7 +40,7 @@ def export(
     """Write the newest checkpoint as a model folder that transformers and vLLM load.
 
     With LoRA only the adapter is written, unless --merge is given. Works while the node runs. --push-to needs `hf auth
-    login`. It pushes the folder with its card: the run, the base model, tokens, peers, evaluations, task and license.
+    login`. It pushes the folder with its card: the run, the base model, groups, evaluations, task and license.
     """
     target = push_target(push_to, "model", public=public, revision=revision, message=commit_message, license=license)
     if base_model is not None:

@@ -70,7 +70,7 @@ def ban(
     context: typer.Context,
     peer: PeerArgument,
     length: Annotated[
-        str | None, typer.Option("--for", help="Duration: 90s, 30m, 2h, 7d.", show_default="access.ban_max_s")
+        str | None, typer.Option("--for", help="Duration: 90s, 30m, 2h, 7d.", show_default="a day")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,

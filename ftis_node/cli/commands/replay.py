@@ -151,12 +151,13 @@ def export(
             write = partial(_export_rows, where, reader, format_=format_, text=text, flat=flat)
             if target is not None:
                 from ftis_node.node.storage.hub_cards import read_run_record, write_data_card
-                from ftis_node.replay.rollout_rows import RowTotals
+                from ftis_node.replay.rollout_rows import RowTotals, rows_schema
 
                 record, totals = read_run_record(where), RowTotals(with_senders=with_senders)
                 folder, file = _new_folder(out), f"data/train.{format_.value}"
                 write(folder / file, totals=totals)
-                write_data_card(folder, record, totals, file=file, with_texts=text, is_flat=flat, license=license)
+                schema = rows_schema(with_texts=text, is_flat=flat)
+                write_data_card(folder, record, totals, file=file, schema=schema, license=license)
             elif format_ is ExportFormat.ENVELOPE:
                 typer.echo(f"{_write_envelopes(reader, out)} groups written to {out}")
             else:

@@ -13,14 +13,12 @@ from ftis_node.errors import UsageError
 from ftis_node.install_hint import how_to_install
 
 if TYPE_CHECKING:
-    from ftis_node.integrations.trl.foreign_groups import ForeignGroups
     from ftis_node.integrations.trl.grpo import SwarmGRPOTrainer
     from ftis_node.integrations.trl.run_dataset import swarm_dataset
     from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 
-__all__ = ["ForeignGroups", "SwarmExchange", "SwarmGRPOTrainer", "swarm_dataset"]
+__all__ = ["SwarmExchange", "SwarmGRPOTrainer", "swarm_dataset"]
 _FILES = {
-    "ForeignGroups": "foreign_groups",
     "SwarmExchange": "swarm_exchange",
     "SwarmGRPOTrainer": "grpo",
     "swarm_dataset": "run_dataset",

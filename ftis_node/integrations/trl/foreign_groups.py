@@ -1,29 +1,20 @@
-"""Foreign groups of a node's home for a trainer beside that node.
-
-The node pulls, validates and stores the groups. This file only reads its buffer.
-"""
+"""Groups of peers as rows of TRL's batches: which ones a trainer can use, and how they join its own rows."""
 
 from __future__ import annotations
 
 import logging
 import math
-import time
-from collections import deque
 from dataclasses import dataclass, replace
-from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
 from ftis_node.algorithms.loss import group_advantages
-from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.group import Group
-from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,11 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ftis_node.node.exchange.messages import TakenGroup
-    from ftis_node.replay.rows import StoredGroup
 
 logger = logging.getLogger(__name__)
-MAX_ROWS_READ: Final = 256  # rows of the buffer that one draw looks at
-MAX_REMEMBERED: Final = 4096  # ids of drawn groups
 ADVANTAGE_EPS = 1e-4  # TRL's
 ROW_KEYS = ("advantages", "group_ids", "sender_ids")  # `[N]`
 COMPLETION_KEYS = ("completion_ids", "completion_mask", "sampling_per_token_logps", "old_per_token_logps", "tool_mask")
@@ -140,65 +128,17 @@ class ForeignGroup:
     rewards: tuple[float, ...]
 
 
-class ForeignSource(Protocol):
-    """Interface of a source of foreign groups. It gives at most `per_batch` for a batch."""
-
-    per_batch: int
-
-    def draw(self, fit: Fit) -> list[ForeignGroup]:
-        """Return new groups that `fit` accepts."""
-        ...
-
-
-class ForeignGroups:
-    """Source of peers' groups in a home, each drawn once."""
-
-    def __init__(
-        self, home: str | Path, *, per_batch: int = 1, max_age_s: float = 3600.0, max_prompt_length: int = 2048
-    ) -> None:
-        """Draw at most `per_batch` groups for a batch, created in the last `max_age_s` seconds.
-
-        `max_prompt_length` is in tokens. Raises ConfigError if the home has no buffer or `per_batch` is below 1.
-        """
-        if per_batch < 1:
-            raise ConfigError(f"per_batch must be at least 1, not {per_batch}")
-        self.per_batch = per_batch
-        self._path = Home(Path(home).expanduser()).replay
-        self._max_age_s = max_age_s
-        self._max_prompt_length = max_prompt_length
-        self._drawn: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
-        ReplayReader(self._path).close()
-
-    def draw(self, fit: Fit) -> list[ForeignGroup]:
-        """Return the newest groups that `fit` accepts and that no earlier call returned, at most `per_batch`."""
-        reader = ReplayReader(self._path)
-        chosen: list[ForeignGroup] = []
-        try:
-            for stored in islice(reader.newest_foreign(since=time.time() - self._max_age_s), MAX_ROWS_READ):
-                is_new = stored.id not in self._drawn
-                group = read_foreign(stored, fit, max_prompt_length=self._max_prompt_length) if is_new else None
-                if group is None:
-                    continue
-                self._drawn.append(stored.id)
-                chosen.append(group)
-                if len(chosen) == self.per_batch:
-                    break
-        finally:
-            reader.close()
-        return chosen
-
-
-def read_foreign(stored: StoredGroup | TakenGroup, fit: Fit, *, max_prompt_length: int) -> ForeignGroup | None:
-    """Return a stored group for the trainer; None if its body is unreadable or text, or if it does not fit."""
+def read_foreign(taken: TakenGroup, fit: Fit, *, max_prompt_length: int) -> ForeignGroup | None:
+    """Return a group of the node for the trainer; None if its body is unreadable or text, or if it does not fit."""
     try:
-        group = unpack_any(stored.body)
+        group = unpack_any(taken.body)
     except RecordError as error:
-        logger.warning("foreign group skipped: %s is unreadable: %s", stored.id.hex()[:12], error)
+        logger.warning("foreign group skipped: %s is unreadable: %s", taken.id.hex()[:12], error)
         return None
     if not isinstance(group, Group):
         return None
     group = replace(group, tokens=group.tokens_ending_with(fit.end_ids))
-    foreign = ForeignGroup(np.frombuffer(stored.prompt_ids, "<i4").copy(), group, tuple(stored.rewards))
+    foreign = ForeignGroup(np.frombuffer(taken.prompt_ids, "<i4").copy(), group, tuple(taken.rewards))
     return foreign if _is_usable(foreign, fit, max_prompt_length=max_prompt_length) else None
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from trl import GRPOConfig
 
-    from ftis_node.integrations.trl.foreign_groups import ForeignGroup, ForeignSource
+    from ftis_node.integrations.trl.foreign_groups import ForeignGroup
     from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 
 UNUSED_TERMS = {
@@ -97,14 +97,13 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         *args: Any,
         method: str = "ftis",
         method_params: Mapping[str, Any] | None = None,
-        foreign: ForeignSource | None = None,
         exchange: SwarmExchange | None = None,
         **kwargs: Any,
     ) -> None:
         """Take the arguments of GRPOTrainer, the method's name, and the parameters that differ from its defaults.
 
-        Groups of `foreign` or `exchange` replace the last prompts of a batch, which TRL then does not sample. Through
-        `exchange` peers get the own groups.
+        Groups of peers from `exchange` replace the last prompts of a batch, which TRL then does not sample. Peers get
+        the own groups.
 
         Raises ValueError for an unknown method or parameter, ConfigError for a GRPOConfig that the loss cannot follow.
         """
@@ -113,17 +112,14 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         find_method(method)
         super().__init__(*args, **kwargs)
         _require_usable(self.args, method, self.method_params, num_processes=self.accelerator.num_processes)
-        if exchange is not None and foreign is not None:
-            raise ConfigError("exchange gives foreign groups, too: omit foreign")
-        self._foreign = foreign = foreign or exchange
         self._exchange = exchange
         num_rows = self.model.get_input_embeddings().num_embeddings
         self._texts = PromptTokenizer(
             self._tokenizer, name="the trainer's model", extra_eos_ids=self.eos_token_ids, num_rows=num_rows
         )
         self._prompt_ids: Sequence[Sequence[int]] = ()
-        if foreign is not None:
-            _require_place(self.args, foreign.per_batch, num_processes=self.accelerator.num_processes)
+        if exchange is not None:
+            _require_place(self.args, exchange.per_batch, num_processes=self.accelerator.num_processes)
             self._fit = Fit(
                 tokenizer=self._texts.fingerprint,
                 vocab_size=num_rows,
@@ -134,7 +130,6 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 top_k=self.top_k,
                 end_ids=self._texts.end_ids,
             )
-        if exchange is not None:
             require_agreement(self, exchange.node, tokenizer=self._texts.fingerprint)
             self.add_callback(FlushCallback(exchange))
 
@@ -144,18 +139,18 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         TRL shuffles the rows before it makes micro-batches.
         """
         is_training = self.model.training
-        foreign = self._foreign.draw(self._fit) if is_training and self._foreign else []
+        exchange = self._exchange if is_training else None
+        foreign = exchange.draw(self._fit) if exchange else []
         num_own = len(inputs) - len(foreign) * self.num_generations
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs[:num_own])
         rows = torch.arange(num_own, device=batch["advantages"].device)
         batch["group_ids"] = rows // (self.num_generations if is_training else self.num_generations_eval)
         batch["sender_ids"] = torch.zeros_like(rows)
-        if is_training and self._exchange:
-            self._share(self._exchange, batch, inputs[:num_own])
+        if exchange:
+            self._metrics["train"]["foreign_groups"].append(len(foreign))
+            self._share(exchange, batch, inputs[:num_own])
         if foreign:
             batch = self._with_foreign(batch, foreign)
-        if is_training and self._foreign:
-            self._metrics["train"]["foreign_groups"].append(len(foreign))
         return batch
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:

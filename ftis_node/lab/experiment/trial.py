@@ -273,7 +273,6 @@ def _make_home(root: Path, seed: int, index: int) -> Home:
 
 
 def _settings(trial: Trial, member: TrialMember) -> NodeSettings:
-    step = trial.manifest.step
     return NodeSettings(
         model=member.model,
         name=member.name,
@@ -281,7 +280,7 @@ def _settings(trial: Trial, member: TrialMember) -> NodeSettings:
         lora=member.lora,
         device=trial.device,
         seed=trial.seed,
-        generation=GenerationSection(groups_in_flight=max(1, step.num_generated), max_batch=MAX_BATCH, threads=1),
+        generation=GenerationSection(max_batch=MAX_BATCH, threads=1),
         learner=LearnerSection(threads=1, checkpoint_every_steps=NEVER),
         lora_adapter=trial.lora_adapter,
         swarm=SwarmSection(codec=trial.codec),

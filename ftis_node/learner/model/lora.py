@@ -35,15 +35,13 @@ def add_adapter(causal_lm: Any, lora: LoraSection, *, start: Path | None = None)
 
     Returns peft's wrapper. Raises ConfigError.
     """
-    if lora.dropout != 0:
-        raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
     with quiet_library_logging():
         from peft import LoraConfig, get_peft_model
 
         config = LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
-            lora_dropout=0.0,
+            lora_dropout=0.0,  # or the two passes over a batch would not see the same model
             target_modules=list(read_adapter(start).targets) if start else _layers_of(causal_lm),
             task_type="CAUSAL_LM",
         )

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.messages import LearnerBoot
 
+ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 BLOCK_SIZE = 256  # elements that share a scale; fixed in bitsandbytes
 LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the same for all tensors
 LARGEST = torch.finfo(torch.float32).max / 4
@@ -194,8 +195,8 @@ def moment_shapes(shape: torch.Size) -> tuple[torch.Size, ...]:
 def _adam(parameters: list[Parameter], boot: LearnerBoot) -> torch.optim.Optimizer:
     how: dict[str, Any] = {
         "lr": boot.peak_learning_rate,
-        "betas": boot.optimizer.betas,
-        "eps": boot.optimizer.eps,
+        "betas": ADAM_BETAS,
+        "eps": ADAM_EPS,
         "weight_decay": boot.optimizer.weight_decay,
     }
     if boot.settings.optimizer_states == "8bit":

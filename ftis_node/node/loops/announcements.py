@@ -22,9 +22,10 @@ from ftis_node.swarm.demand import eligible_members, is_assigned
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
-from ftis_node.swarm.rate_limits import RateLimiter
+from ftis_node.swarm.rate_limits import GROUPS_PER_MINUTE, RateLimiter
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
+from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -61,13 +62,13 @@ class AnnouncementHandler:
     counters: NodeCounters
 
     def __post_init__(self) -> None:
-        self._reset_at = self.reader.reset_at() + self.context.settings.validation.max_clock_skew_s
+        self._reset_at = self.reader.reset_at() + MAX_CLOCK_SKEW_S
         self._trackers = LruDict[str, SequenceTracker](MAX_SENDERS)
         self.queue = PullQueue()
         self._refused = LruDict[bytes, None](MAX_REFUSED)  # not to be pulled again
         self._refused_of = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, group): not to be requested from it
         self._malformed = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, hash of a payload): charged once
-        self._limiter = RateLimiter[str](max_per_minute=self.context.settings.rate_limits.groups_per_minute)
+        self._limiter = RateLimiter[str](max_per_minute=GROUPS_PER_MINUTE)
         self.changed = asyncio.Event()
         self.to_confirm = IdsByPeer(capacity=MAX_TO_CONFIRM)
         self.has_to_confirm = asyncio.Event()
@@ -160,7 +161,7 @@ class AnnouncementHandler:
 
     def _consider(self, announcer: str, announcement: Announcement, *, is_repair: bool) -> Announcement | None:
         """Queue an announced group if the node has to pull it. Return the announcement; None if it is not usable."""
-        if announcement.created_at > time.time() + self.context.settings.validation.max_clock_skew_s:
+        if announcement.created_at > time.time() + MAX_CLOCK_SKEW_S:
             self._count_refusal(announcer, "announcement_clock_skew")
             self.peers.note_unused(announcer, "clock_skew")
             return None

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ftis_node.swarm.peer_guard import PeerGuard
 
 MAX_WAITING = 8  # groups; further ones are not audited
+MAX_AUDIT_KL = 0.1  # nats per token; number formats alone cause up to 0.002
 REASON = "logprob_mismatch"
 CHECK, AUDIT = "the mismatch measurement", "the audit of a group"
 log = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ class AuditLoop:
         if reply.kl is None:
             return
         self.context.events.write("audited", group=group_id, sender=group.sender, kl=reply.kl, tokens=reply.num_tokens)
-        if reply.kl > self.context.settings.validation.audit_max_kl:
+        if reply.kl > MAX_AUDIT_KL:
             await self._refuse(accepted, reply.kl)
 
     def _as_trained(self, stored: StoredGroup) -> TrainGroup:

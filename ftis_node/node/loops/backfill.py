@@ -42,6 +42,7 @@ from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
+from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +68,7 @@ PAGE = 256  # announcements in one answer
 GAPS_PER_TURN = 16  # of one sender
 EVERYBODYS_PER_MINUTE = 3.0
 SHARDS_INTERVAL_S = 10.0
+ANNOUNCEMENTS_PER_S = 50.0  # above it a node that does not pull every group reads fewer shards
 MIN_MISSED = 32  # groups
 
 
@@ -166,7 +168,7 @@ class BackfillLoop:
             if num_answers < PAGE or newest <= since:
                 break
             if not is_known:
-                since = min(newest, time.time() + self.context.settings.validation.max_clock_skew_s)
+                since = min(newest, time.time() + MAX_CLOCK_SKEW_S)
         self._caught_up[peer_id] = None
 
     def note_record(self, record: PeerRecord) -> None:
@@ -311,13 +313,13 @@ class ShardsLoop:
 
     async def _num_to_read(self, announcements_per_s: float) -> int:
         swarm, num_members = self.context.settings.swarm, len(await self.gossip.known_members())
-        if pulls_all(swarm.pull_policy, num_members=num_members, small_swarm=swarm.pull_all_max_peers):
+        if pulls_all(swarm.pull_policy, num_members=num_members):
             return self._num_shards
         return num_affordable(
             announcements_per_s,
             num_read=len(self._read),
             num_shards=self._num_shards,
-            budget_per_s=swarm.announcements_per_s,
+            budget_per_s=ANNOUNCEMENTS_PER_S,
         )
 
     def _required(self) -> frozenset[int]:

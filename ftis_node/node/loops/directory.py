@@ -44,6 +44,7 @@ MAX_OTHERS_READ = 32  # records of peers that are listed and not connected: they
 MAX_READS_IN_FLIGHT = 8  # of records in the directory
 MAX_NAMED = 4  # peers in one log line
 ID_TAIL = 8
+RECORD_PERIOD_S = 30.0
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 SKEW_NOTE_S = 1.0
 SKEW_REFUSED_S = 3.0  # hivemind peers refuse messages with more clock skew
@@ -150,6 +151,7 @@ class DirectoryLoop:
         self._words = SwarmLogMessages()
         self._late: dict[str, None] = {}  # members whose records were not read in time
         self._is_due = asyncio.Event()  # set: renew the record now
+        self.record_period_s = RECORD_PERIOD_S
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -205,7 +207,7 @@ class DirectoryLoop:
             log.log(level, "%s", text)
 
     async def _renew_records(self) -> None:
-        period_s = self.context.settings.swarm.directory_period_s
+        period_s = self.record_period_s
         while True:
             self.stats.sample(last_number=self.buffer.last_number())
             record = seal_peer_record(self._own_record(), self.context.identity)
@@ -269,7 +271,7 @@ class DirectoryLoop:
         return PeerRecord(
             run_id=self.context.manifest.run_id,
             peer_id=self.context.peer_id,
-            name=self.about.name if self.context.settings.swarm.publish_name else "",
+            name=self.about.name,
             model=self.about.model,
             parameters=learner.parameters if learner else 0,
             tokenizer=self.about.tokenizer,

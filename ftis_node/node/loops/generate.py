@@ -243,10 +243,9 @@ class GenerateLoop:
 
 
 def groups_in_flight(context: NodeContext) -> int:
-    """Return the setting, or else enough groups for a full batch, plus one."""
-    generation = context.settings.generation
-    batch = generation.max_batch or DEFAULT_MAX_BATCH
-    return generation.groups_in_flight or -(-batch // context.manifest.sampling.group_size) + 1
+    """Return enough groups for a full batch, plus one."""
+    batch = context.settings.generation.max_batch or DEFAULT_MAX_BATCH
+    return -(-batch // context.manifest.sampling.group_size) + 1
 
 
 def prompt_order(context: NodeContext, *, num_items: int) -> PromptOrder:

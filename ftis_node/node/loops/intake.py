@@ -122,7 +122,6 @@ class IntakeLoop:
             within_quota=self.peers.within_quota,
             duplicate_reason=self.peers.duplicate_reason,
             reset_at=self.reader.reset_at(),
-            limits=self.context.settings.validation,
             own_id=self.context.peer_id,
             newest_offered=self.newest_offered,
         )

@@ -59,6 +59,10 @@ RETRY_S = 2.0  # first pause of a group that no peer had
 MAX_RETRIES = 6
 PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
+PULLS_IN_FLIGHT = 4  # peers from which the node pulls at the same time
+PULL_BATCH = 16  # groups
+MAX_BODIES_BYTES = 128 << 20  # received groups that are not on disk yet; a pull that may exceed it waits
+PULL_TIMEOUT_S = 30.0  # of one batch
 NUM_OTHERS = 3  # members to request a group from if its sender does not have it
 NUM_SHOWN = 4  # ids of abandoned groups in one event
 BURST_S = 2.0  # seconds of the download budget that one burst may use
@@ -89,14 +93,14 @@ class PullLoop:
         self._later: RetryQueue[PullItem] = RetryQueue(first_wait_s=RETRY_S, max_attempts=MAX_RETRIES)
         self._confirmations = ConfirmationLoop(announcements=self.announcements, gossip=self.gossip)
         self._slots = PullSlots(
-            num_slots=self.context.settings.swarm.pulls_in_flight,
+            num_slots=PULLS_IN_FLIGHT,
             guard=self.gossip.guard,
             peers=self.peers,
             registry=self.registry,
         )
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
-        self._in_memory = HeldBytes(self.context.settings.limits.bodies_in_memory_bytes)
+        self._in_memory = HeldBytes(MAX_BODIES_BYTES)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -139,7 +143,7 @@ class PullLoop:
         while True:
             await self._slots.acquire()
             batch = self._queue.next_request(
-                most=self.context.settings.swarm.pull_batch,
+                most=PULL_BATCH,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._slots.may_ask,
@@ -201,7 +205,6 @@ class PullLoop:
         demand = pull_demand(
             self.context.settings.swarm.pull_policy,
             num_members=len(known),
-            small_swarm=self.context.settings.swarm.pull_all_max_peers,
             per_step=self.step_shares.of_next_step()[1],
             num_ready=num_ready,
             num_in_flight=self._queue.num_in_flight,
@@ -231,8 +234,7 @@ class PullLoop:
         """Request the groups of a batch, and return the verdicts on those that arrived."""
         peer_id, as_text = batch.source
         ids = [item.id for item in batch.items]
-        timeout_s = self.context.settings.swarm.pull_timeout_s
-        fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
+        fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=PULL_TIMEOUT_S)
         self._spend_the_rest(batch, fetched.bodies)
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.bodies]

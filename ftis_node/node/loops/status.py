@@ -18,6 +18,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import is_disk_full
+from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
@@ -35,6 +36,7 @@ from ftis_node.telemetry.status import (
     ReplayStatus,
     RunStatus,
     Status,
+    StepFigures,
     amount,
 )
 
@@ -58,10 +60,6 @@ if TYPE_CHECKING:
 PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5
 STILL_S = 300.0  # pruning a full disk takes a while
-STEP_FIGURES = (
-    *("loss", "reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "tokens_per_s"),
-    *("micro_batch_tokens", "out_of_memory", "learning_rate", "kl_to_start"),
-)
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
@@ -259,7 +257,7 @@ class StatusLoop:
         client, counters = self.learner, self.counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:
-            fields |= {name: getattr(report, name) for name in STEP_FIGURES}
+            fields |= {name: getattr(report, name) for name in StepFigures.__struct_fields__}
         if measured := counters.mismatch_report:
             fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
         return LearnerStatus(
@@ -315,7 +313,7 @@ class StatusLoop:
             buffer_bytes=counts.envelope_bytes,
             buffer_limit_bytes=buffer.max_disk_bytes,
             ready_bytes=counts.ready_foreign_bytes,
-            ready_limit_bytes=buffer.max_ready_bytes,
+            ready_limit_bytes=MAX_READY_BYTES,
             open_files=num_open_files(),
             open_files_limit=open_files().soft,
             out_of_files=self._shortage.count,

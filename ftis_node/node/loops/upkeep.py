@@ -104,7 +104,7 @@ class DiskSpaceLoop:
     async def check(self) -> None:
         """Rotate long logs, remove files if the disk is nearly full, report its use."""
         space = self.space
-        await in_background(rotate_logs, self.home, max_bytes=self.context.settings.limits.log_file_bytes)
+        await in_background(rotate_logs, self.home, max_bytes=LOG_FILE_BYTES)
         use = await self._use()
         if missing_bytes := space.limit.missing_bytes(use):
             reclaimed = reclaim(

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftis_node.config.roles import MAX_PENDING_VERSIONS
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.models import model_fingerprint
 from ftis_node.node.loops.pull_slots import ANSWERED
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
+POLL_INTERVAL_S = 1.0
+POLL_TIMEOUT_S = 10.0  # then the learner counts as unreachable
 DOWNLOAD = "the download of weights"
 
 
@@ -107,13 +110,13 @@ class FollowLoop:
                 if offer is not None and self._should_fetch(offer):
                     with waiting_for(f"the file of weights {offer.version}"):  # the learner may be off
                         await self._fetch(offer, signed)
-            await pause(self._settings.poll_interval_s)
+            await pause(POLL_INTERVAL_S)
 
     async def _poll(self) -> tuple[WeightsOffer | None, bytes]:
         """Return the learner's newest offer and its signed form; None without an answer, or if the offer is refused."""
         question = WeightsRequest(WeightsPart.OFFER).to_bytes()
         fetched = await self.gossip.request_weights(
-            self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
+            self._settings.follow, question, max_items=1, timeout_s=POLL_TIMEOUT_S
         )
         self._note_outcome(fetched.outcome)
         signed = fetched.bodies[0] if fetched.bodies else b""
@@ -144,7 +147,7 @@ class FollowLoop:
         return should_fetch(
             self._settings.delay,
             num_held=len(self._transit.versions),
-            max_held=self._settings.max_pending_versions,
+            max_held=MAX_PENDING_VERSIONS,
             since_last=time.monotonic() - self._wanted_at,
         )
 
@@ -156,7 +159,7 @@ class FollowLoop:
             self.gossip,
             offer,
             self._held.partial,
-            pause_s=self._settings.poll_interval_s,
+            pause_s=POLL_INTERVAL_S,
             on_wrong_chunk=self._note_wrong_chunk,
             on_outcome=self._note_outcome,
         )
@@ -201,7 +204,7 @@ class FollowLoop:
             if arrived is not None and await self._serve_guarded(arrived, before=before):
                 await self._evaluate_if_due(arrived, before=before)
             with suppress(TimeoutError), waiting_for("the clock, or new weights"):
-                async with asyncio.timeout(self._settings.poll_interval_s):
+                async with asyncio.timeout(POLL_INTERVAL_S):
                     await self._arrived.wait()
 
     async def _evaluate_if_due(self, version: int, *, before: int) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.config.roles import MAX_PUBLISHED_VERSIONS
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import model_fingerprint
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
@@ -95,10 +96,7 @@ class OfferLoop:
 
     async def take(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
         """Queue new weights, whose proof may not be computed yet. Return when the hard link to their file exists."""
-        if (
-            self._newest
-            and 0 <= weights.version - self._newest.offer.version < self.context.settings.roles.publish_every_steps
-        ):
+        if self._newest and weights.version == self._newest.offer.version:
             return
         self._num_taken += 1
         file = Path(weights.path)
@@ -151,9 +149,7 @@ class OfferLoop:
             self._drop(version)  # from before a learner restart: these version numbers now name other weights
         self._newest = OfferedVersion(offer, seal_offer(offer, self.context.identity), pending.path, digests.chunks)
         self._held[offer.version], self._requested_at[offer.version] = self._newest, time.monotonic()
-        for version in outdated_offers(
-            self._requested_at, now=time.monotonic(), max_offered=self.context.settings.roles.max_published_versions
-        ):
+        for version in outdated_offers(self._requested_at, now=time.monotonic(), max_offered=MAX_PUBLISHED_VERSIONS):
             self._drop(version)
         duration_s = round(time.monotonic() - began_at, 4)
         self.context.events.write(

@@ -21,7 +21,7 @@ from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.refusals import RefusedSenders
-from ftis_node.swarm.reputation import BAN_SCORE, Behaviour, ReputationTable, TrustLevel
+from ftis_node.swarm.reputation import BAN_SCORE, LONGEST_BAN_S, Behaviour, ReputationTable, TrustLevel
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.validation import Accepted
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.config.limits import Admission
+    from ftis_node.config.limits import AccessSection
     from ftis_node.node.context import NodeCounters
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.records.group import Group, GroupHeader
@@ -60,7 +60,7 @@ class PeerManager:
         path: Path,
         *,
         own_id: str,
-        settings: Admission,
+        settings: AccessSection,
         events: EventLog,
         clock: Callable[[], float] | None = None,
         grades_alike: Callable[[str], bool] = lambda peer_id: True,
@@ -70,20 +70,19 @@ class PeerManager:
         `grades_alike` returns whether a peer names the releases of this node (`reasons.attribute_refusal`).
         """
         self._own_id = own_id
-        self._settings = settings
         self._events = events
         self._grades_alike = grades_alike
         self._clock = clock = clock or SteadyClock().now
-        self._allowed = frozenset(settings.access.allow)
-        self._trusted = frozenset(settings.access.trust)
+        self._allowed = frozenset(settings.allow)
+        self._trusted = frozenset(settings.trust)
         self._store = PeerStore(path)
-        self._standings = ReputationTable(settings.access)
+        self._standings = ReputationTable()
         self._store.load(self._standings, now=clock())
         self._saved_at = clock()
         self._networks = LruDict[str, str](MAX_NETWORKS)
         self._met = LruDict[str, None](MAX_NETWORKS)  # peers that have connected
-        self._quotas = Quotas(settings.rate_limits)
-        self._duplicates = DuplicateDetector(own_id, settings.validation)
+        self._quotas = Quotas()
+        self._duplicates = DuplicateDetector(own_id)
         self._refused = RefusedSenders()
         self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
         self._announced = FirstAnnouncements()
@@ -254,20 +253,15 @@ class PeerManager:
     def share_cap(self) -> ShareCap:
         """Return the limit on each peer's places in the buffer."""
         trusted = {peer_id for peer_id, record_of in self._standings if record_of.reputation.trusted}
-        return ShareCap(
-            self._settings.rate_limits.max_buffer_fraction_per_peer,
-            self._settings.rate_limits.max_buffer_fraction_per_trusted_peer,
-            self._trusted | trusted,
-            dict(self._networks),
-        )
+        return ShareCap(trusted=self._trusted | trusted, networks=dict(self._networks))
 
     def ban(self, peer_id: str, length_s: float | None = None) -> None:
-        """Ban a peer for the operator, by default for the settings' longest time. Raise UsageError for this node."""
+        """Ban a peer for the operator, by default for `LONGEST_BAN_S`. Raise UsageError for this node."""
         if peer_id == self._own_id:
             raise UsageError("this is the node itself: it cannot be banned")
         if peer_id in self._trusted:
             raise UsageError("node.toml trusts this peer: remove it from access.trust and start the node again")
-        self._standings.ban(peer_id, length_s or self._settings.access.ban_max_s, now=self._clock())
+        self._standings.ban(peer_id, length_s or LONGEST_BAN_S, now=self._clock())
         self._report(peer_id, TrustLevel.BANNED, "by the operator")
 
     def unban(self, peer_id: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ftis_node.config.limits import Admission
+from ftis_node.config.limits import AccessSection
 from ftis_node.config.section import first_problem
 from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
@@ -63,15 +63,15 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
         node, saved = status.get("node"), status.get("peers")
         own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
         rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
-        admission = _admission_of(settings, home)
-        with closing(PeerManager(home.peers, own_id=own_id, settings=admission, events=events)) as book:
+        access = _access_of(settings, home)
+        with closing(PeerManager(home.peers, own_id=own_id, settings=access, events=events)) as book:
             known = [{"peer_id": peer_id} for peer_id in book.known()]
             yield PeerControl(book, lambda: [*rows, *known])
 
 
-def _admission_of(settings: Mapping[str, Any], home: Home) -> Admission:
+def _access_of(settings: Mapping[str, Any], home: Home) -> AccessSection:
     try:
-        return Admission.model_validate({name: settings[name] for name in Admission.model_fields if name in settings})
+        return AccessSection.model_validate(settings.get("access", {}))
     except ValidationError as error:
         raise DamagedError(
             f"{home.settings} is damaged ({first_problem(error)}): remove it; the next start writes it again"

@@ -13,7 +13,7 @@ import logging
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING
 
-from ftis_node.config.limits import KEPT_EVENT_FILES
+from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.components import NodeComponents
@@ -109,13 +109,13 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
     """Return all components, not started. `stack` closes the files that they keep open."""
     settings, manifest, home, identity = inputs.settings, inputs.manifest, inputs.home, inputs.identity
     source, step = inputs.source, inputs.manifest.step
-    log_file = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
+    log_file = EventLog(home.events, max_bytes=EVENT_FILE_BYTES, kept_files=KEPT_EVENT_FILES)
     events = stack.enter_context(closing(log_file))
     registry, releases = PeerRegistry(), own_releases(inputs.task, inputs.tokenizer)
     manager = PeerManager(
         home.peers,
         own_id=identity.peer_id,
-        settings=settings.admission,
+        settings=settings.access,
         events=events,
         grades_alike=lambda peer_id: registry.grades_alike(peer_id, releases),
     )

@@ -9,7 +9,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.generation.client import GenerationClient
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.config.workers import LearnerSection
     from ftis_node.gossip import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.learner.messages import CheckpointEvent
@@ -46,6 +45,14 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
+# How far the learner may score a completion above its sender. Honest log-probs exceed t nats with probability e^-t.
+MAX_LOGPROB_GAP_NATS = 16.0
+MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask`, `hello` or `batches` counts as ten
+REQUEST_TIMEOUT_S = 3600.0  # of one group; a hung engine is found by its stall time
+# A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
+GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)
+LEARNER_TIMING = Timing(stall_timeout_s=1800.0, save_limit_s=SAVE_LIMIT_S)  # a large step on a CPU is slow
+ENGINE_CORE: Literal["auto", "inside", "separate"] = "auto"  # process of vLLM's core: inside the worker on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +122,9 @@ class ProcessNodeFactory:
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
-            request_timeout_s=of.settings.generation.request_timeout_s,
-            proof_tolerance=of.settings.generation.weight_check_tolerance_nats
-            or PROOF_TOLERANCES[dtype_of(of.settings)],
-            timing=Timing(
-                start_grace_s=of.settings.generation.startup_timeout_s,
-                stall_timeout_s=of.settings.generation.stall_timeout_s,
-            ),
+            request_timeout_s=REQUEST_TIMEOUT_S,
+            proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
+            timing=GENERATION_TIMING,
             environment=visible_gpus(of.arrangement.generator_gpus),
             on_problem=lambda problem: events.write("weight_check_failed", problem=problem),
             free_memory=learner.give_memory_back,
@@ -142,7 +145,7 @@ class ProcessNodeFactory:
             ),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "learner.log",
-            timing=learner_timing(of.settings.learner),
+            timing=LEARNER_TIMING,
             environment=visible_gpus(of.arrangement.learner_gpus),
             on_event=lambda event: _report_learner_event(events, event),
             on_slow_stop=lambda: delay_forced_end("the learner's computation in progress"),
@@ -174,9 +177,8 @@ def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits
     return GossipLimits(
         max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
         max_body_bytes=manifest.wire.max_envelope_bytes,
-        max_streams=settings.swarm.max_streams,
         max_upload_bytes_per_s=settings.swarm.max_upload_bytes_per_s,
-        max_requests_per_minute=settings.swarm.max_requests_per_minute,
+        max_requests_per_minute=MAX_REQUESTS_PER_MINUTE,
     )
 
 
@@ -204,9 +206,8 @@ def generation_boot(
             dtype=dtype_of(settings),
             max_batch=generation.max_batch or None,
             max_model_len=max(manifest.sampling.max_total_tokens, PROBE_LENGTH + 1),
-            max_version_span=generation.max_policy_versions_per_completion,
             is_cut=manifest.sampling.is_cut,
-            engine_core=generation.engine_core,
+            engine_core=ENGINE_CORE,
             memory_share=arrangement.memory_share,
             cache_bytes=arrangement.cache_bytes,
             can_sleep=arrangement.can_sleep,
@@ -238,7 +239,7 @@ def learner_boot(
         sampling=manifest.sampling,
         optimizer=manifest.optimizer,
         settings=settings.learner,
-        max_logprob_gap_nats=math.inf if manifest.sampling.is_cut else settings.validation.max_logprob_gap_nats,
+        max_logprob_gap_nats=math.inf if manifest.sampling.is_cut else MAX_LOGPROB_GAP_NATS,
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
         lora=settings.lora_adapter if settings.lora else None,
         publish_as="adapter" if adapters else "model",
@@ -253,11 +254,6 @@ def learner_boot(
         may_recompute=is_on_gpu and settings.learner.recompute_activations is None and settings.learner.num_ranks == 1,
         head_chunk_tokens=arrangement.head_chunk_tokens,
     )
-
-
-def learner_timing(settings: LearnerSection) -> Timing:
-    """Return the time limits of the learner's worker."""
-    return Timing(stall_timeout_s=settings.stall_timeout_s, save_limit_s=SAVE_LIMIT_S)
 
 
 def _report_learner_event(events: EventLog, event: CheckpointEvent) -> None:

@@ -82,7 +82,7 @@ async def prepare(
     limit = await in_background(limit_of, settings, source)
     arrangement = await factory.arrange(settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")
-    prompts = prompts_of(settings, plan.manifest)
+    prompts = prompts_of(settings)
     tokenizer = await in_background(partial(load_tokenizer, source, prompts=prompts))
     on_progress(None, "loading the task's problems")
     task, domain, eval_tasks = await in_background(load_tasks, plan)

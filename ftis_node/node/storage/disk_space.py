@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.disk_room import free_bytes, is_disk_full
-from ftis_node.config.limits import KEPT_EVENT_FILES
+from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES, LOG_FILE_BYTES, MAX_READY_BYTES
+from ftis_node.config.roles import MAX_PENDING_VERSIONS, MAX_PUBLISHED_VERSIONS
 from ftis_node.errors import ConfigError, DiskFullError, ModelError
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count, read_shape
@@ -218,9 +219,7 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
     checkpoint = checkpoint_bytes(source, settings) if settings.learns else 0
     limits, reserve = settings.limits, checkpoint + GROUPS_BYTES
     if not limits.home_bytes:
-        num_followed = (
-            settings.roles.max_pending_versions + 1 if settings.role == "generator" else 0
-        )  # plus the download
+        num_followed = MAX_PENDING_VERSIONS + 1 if settings.role == "generator" else 0  # plus the download
         weights_bytes = (num_versions(settings) + num_followed) * version_bytes(settings, source)
         return HomeLimit(usual_home_bytes(settings, checkpoint_bytes=checkpoint, weights_bytes=weights_bytes), reserve)
     limit = HomeLimit(limits.home_bytes, reserve)
@@ -239,10 +238,10 @@ def usual_home_bytes(settings: NodeSettings, *, checkpoint_bytes: int, weights_b
     1.25 x the buffer + (the kept checkpoints + the one in progress) x `checkpoint_bytes` + `weights_bytes` (versions
     on their way to the generator) + 4 event files + 2 files of each worker's log + 1 GiB for all else.
     """
-    limits, buffer = settings.limits, max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes)
+    buffer = max(settings.buffer.max_disk_bytes, MAX_READY_BYTES)
     checkpoints = (settings.learner.keep_checkpoints + 1) * checkpoint_bytes
-    events = (KEPT_EVENT_FILES + 1) * limits.event_file_bytes
-    logs = NUM_LOGS * 2 * limits.log_file_bytes
+    events = (KEPT_EVENT_FILES + 1) * EVENT_FILE_BYTES
+    logs = NUM_LOGS * 2 * LOG_FILE_BYTES
     return int(BUFFER_OVERHEAD * buffer) + checkpoints + weights_bytes + events + logs + SLACK_BYTES
 
 
@@ -254,7 +253,7 @@ def num_versions(settings: NodeSettings, way: Way = "file") -> int:
     if not settings.generates and not settings.learns:
         return 0
     at_once = VERSIONS_AS_A_RESERVE if way == "ipc" else VERSIONS_AT_ONCE
-    return at_once + (0 if settings.generates else settings.roles.max_published_versions)
+    return at_once + (0 if settings.generates else MAX_PUBLISHED_VERSIONS)
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:

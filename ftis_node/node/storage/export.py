@@ -48,7 +48,7 @@ def export_model_of(
     manifest = load_manifest(str(home.run_toml))
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
-    tokenizer = load_tokenizer(source, prompts=prompts_of(settings, manifest))
+    tokenizer = load_tokenizer(source, prompts=prompts_of(settings))
     step = export_newest(boot, out, merge=merge, tokenizer=tokenizer, on_progress=on_progress)
     folder = out.expanduser()
     adapter = folder / ADAPTER_CONFIG_FILE
@@ -56,6 +56,6 @@ def export_model_of(
     if is_adapter and (base or is_for_others):  # the name of a local folder is a path of this machine
         config = read_object(adapter) | {"base_model_name_or_path": base or source.base.name}
         adapter.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-    record = read_run_record(home, base=base or source.name, step=step)
-    write_model_card(folder, record, is_adapter=is_adapter, tokenizer=tokenizer, license=license)
+    record = read_run_record(home, base=base or source.name)
+    write_model_card(folder, record, step=step, is_adapter=is_adapter, tokenizer=tokenizer, license=license)
     return step

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_OPEN_FILES = 512  # daemon and p2pd: one or two connections per peer and stream, and the home's files
+MIN_THREADS = 2  # of the daemon's libraries; usually a quarter of the cores
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "GOMAXPROCS")  # numpy and torch; p2pd
 MANY_OPEN_FILES = 1 << 16  # more has no use, and some programs iterate over all possible descriptors
 
@@ -94,7 +95,6 @@ def apply_limits(limits: LimitsSection) -> None:
     allow_open_files()
     os.setpriority(os.PRIO_PROCESS, 0, max(limits.nice, os.getpriority(os.PRIO_PROCESS, 0)))
     for name in THREAD_VARIABLES:  # the workers get separate values
-        if limits.daemon_threads or name not in os.environ:
-            os.environ[name] = str(limits.num_daemon_threads)
+        os.environ.setdefault(name, str(max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // 4)))
     if torch := sys.modules.get("torch"):  # it has read the environment already
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -46,7 +46,7 @@ def make_tracking(
     """Return the trackers that the settings name. `startup/prepare.py` checks that they are installed."""
     run = TrackedRun(
         project=settings.tracking.project,
-        name=settings.tracking.name or name,
+        name=name,
         id=f"{manifest.run_id}-{peer_id}",
         folder=home.root.absolute(),
         settings={"run": manifest.model_dump(mode="json"), "run_id": manifest.run_id, "model": model, "peer": peer_id},

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ftis_node.config.limits import MAX_READY_BYTES, MAX_READY_GROUPS
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.replay.eviction import Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -167,18 +168,16 @@ class BufferLimits:
 
     async def enforce(self) -> None:
         """Evict and prune if a bound is exceeded."""
-        limits = self.context.settings.buffer
         _, foreign_ready = self.reader.ready_counts()
-        if foreign_ready > limits.max_ready_groups or self.reader.ready_foreign_bytes() > limits.max_ready_bytes:
+        if foreign_ready > MAX_READY_GROUPS or self.reader.ready_foreign_bytes() > MAX_READY_BYTES:
             await self.evict_foreign()
-        if self.reader.kept_bytes() > limits.max_disk_bytes:
+        if self.reader.kept_bytes() > self.context.settings.buffer.max_disk_bytes:
             await self.prune()
 
     async def evict_foreign(self) -> None:
         """Release foreign groups beyond the buffer's bounds, and those of a peer beyond its share."""
-        limits = self.context.settings.buffer
-        keep = {"keep": limits.max_ready_groups, "keep_bytes": limits.max_ready_bytes}
-        for group in await self.disk(self.buffer.evict_foreign, **keep, cap=self.peers.share_cap()):
+        evict, keep = self.buffer.evict_foreign, {"keep": MAX_READY_GROUPS, "keep_bytes": MAX_READY_BYTES}
+        for group in await self.disk(evict, **keep, cap=self.peers.share_cap()):
             self.context.events.write("released", group=group.id, reason=ReleaseReason.EVICTED)
 
     async def release_stale(self) -> list[Candidate]:

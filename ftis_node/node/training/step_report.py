@@ -25,7 +25,6 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.tracking import numbers_of
 
 if TYPE_CHECKING:
-    from ftis_node.config.workers import MismatchSection
     from ftis_node.gossip import Gossip
     from ftis_node.learner.messages import StepReport
     from ftis_node.node.context import NodeContext, NodeCounters
@@ -48,15 +47,6 @@ class MismatchLimits:
 
 
 LIMITS = {"float32": MismatchLimits(1e-4, 0.01), "bfloat16": MismatchLimits(2e-3, 0.9)}
-
-
-def limits_of(section: MismatchSection, *, dtype: str) -> MismatchLimits:
-    """Return the limits of the settings; for an unset limit, the limit of `dtype`."""
-    usual = LIMITS[dtype]
-    return MismatchLimits(
-        max_kl=usual.max_kl if section.max_kl is None else section.max_kl,
-        max_share=usual.max_share if section.max_share is None else section.max_share,
-    )
 
 
 class MismatchWatch:
@@ -100,8 +90,7 @@ class StepReporter:
     tracking: Tracking
 
     def __post_init__(self) -> None:
-        settings = self.context.settings
-        self._mismatch = MismatchWatch(limits_of(settings.mismatch, dtype=dtype_of(settings)))
+        self._mismatch = MismatchWatch(LIMITS[dtype_of(self.context.settings)])
 
     async def note(self, report: StepReport) -> None:
         """Record the report of a finished step in state, counters, event log and trackers."""

@@ -35,7 +35,7 @@ from tests.attacks.endurance.attacker_process import AttackerProcess, attacking_
 from tests.attacks.endurance.verdict import Phase, plan
 from tests.attacks.endurance.watch import Watch
 from tests.attacks.member import Member, joined, sending
-from tests.attacks.victim import SETTINGS, running_victim
+from tests.attacks.victim import CONSTANTS, running_victim
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
@@ -47,15 +47,11 @@ NUM_HONEST = 2
 HONEST_EVERY_S = 1.0
 TRAINS_S = 240.0
 SETTLE_S = 3.0  # between phases
-# The directory lists hundreds of attackers. With `auto` the node would pull only what its learner needs, so the rate of
-# honest groups would be that of its steps. Therefore it pulls all groups.
-BY_SIZE, PULL_ALL = "pull_all_max_peers = 200", 'pull_policy = "all"'
 # Files rotate during the warm-up, so they reach their bounds before growth is judged.
-SMALL_FILES = f"""
-[limits]
-event_file_bytes = {256 << 10}
-log_file_bytes = {256 << 10}
-"""
+SMALL_FILES = {
+    "ftis_node.config.limits.EVENT_FILE_BYTES": 256 << 10,
+    "ftis_node.config.limits.LOG_FILE_BYTES": 256 << 10,
+}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -102,8 +98,7 @@ async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[
     model = trained_model("s")
     phases = plan(options.minutes)
     async with AsyncExitStack() as stack:
-        settings = SETTINGS.replace(BY_SIZE, PULL_ALL) + SMALL_FILES
-        victim = await stack.enter_async_context(running_victim(out, model, settings=settings))
+        victim = await stack.enter_async_context(running_victim(out, model, constants=SMALL_FILES | CONSTANTS))
         maker = GroupMaker(model, load_manifest(str(out / "run.toml")))
         honest = [
             await stack.enter_async_context(joined(sockets / f"h{at}", maker, victim)) for at in range(NUM_HONEST)

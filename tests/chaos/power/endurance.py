@@ -52,14 +52,16 @@ MANIFEST = RunManifest(
 )
 # A checkpoint for each step, before the step is logged: `resumption_errors` is valid for such a node only.
 SETTINGS = """
-[rate_limits]
-groups_per_minute = 600
 [learner]
 checkpoint_every_steps = 1
 [swarm]
-directory_period_s = 2.0
-pull_all_max_peers = 200
+pull_policy = "all"
 """
+
+CONSTANTS = {
+    "ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0,
+    "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0,
+}
 
 
 @dataclass
@@ -143,7 +145,7 @@ async def _start_and_cut(victim: Victim, cut: Cut | None, peer: RecordingPeer, o
     """Start the node, cut it or stop it in order, compare the states, and return a line for the report."""
     before, acknowledged, num_violations = outcome.state, dict(peer.acknowledged), len(outcome.violations)
     began_at, stolen_before_s = time.monotonic(), stolen_seconds()
-    with started(victim.home, *victim.command) as node:
+    with started(victim.home, *victim.command, constants=CONSTANTS) as node:
         line = "cut during the start"
         if cut is None or cut.kind != "start-up":
             took_s = await _wait_for_work(victim, node, before, began_at=began_at)

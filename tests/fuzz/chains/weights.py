@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
+from ftis_node.node.loops import weight_follow
 from ftis_node.node.protocols import NullGeneration
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
@@ -32,7 +34,6 @@ AS_IS = 0x80  # a raw offer instead of one to sign
 INVALID_FIELDS = 0x40  # keeps the offer's hashes instead of setting those of the chunks
 FOLLOWER = Follower(LEARNER.peer_id, RUN.run_id, TOKENIZER, "ab" * 16, 1000, (1, 2, 3), takes_adapters=True)
 SETTINGS = NodeSettings(model="none", role="generator", roles={"follow": LEARNER.peer_id})
-AT_ONCE = SETTINGS.model_copy(update={"roles": SETTINGS.roles.model_copy(update={"poll_interval_s": 0.0})})
 MAX_QUESTIONS = 40  # then the learner returns nothing, because a node would ask without end
 
 
@@ -57,13 +58,14 @@ async def chain(items: Sequence[Item]) -> None:
     chunks = [item.data for item in items if item.tag & TYPE_BITS > 1]
     async with fuzzed_node() as fuzzed:
         fuzzed.renders_all_views = False
-        context = replace(fuzzed.parts.context, settings=AT_ONCE)
+        context = replace(fuzzed.parts.context, settings=SETTINGS)
         parts = replace(fuzzed.parts, context=context, generation=Engine(lambda: 0))
         loop = Wiring(parts).follow_loop
         loop._follower = FOLLOWER
         for item in offers:
             fuzzed.members[0].serve_weights(_learner(_offer(item, chunks), hashes or [hash_chunks(chunks)], chunks))
-            with parts.gossip.guard.work_for(LEARNER.peer_id, Place.WEIGHTS):
+            at_once = patch.object(weight_follow, "POLL_INTERVAL_S", 0.0)
+            with at_once, parts.gossip.guard.work_for(LEARNER.peer_id, Place.WEIGHTS):
                 await _once(loop)
 
 

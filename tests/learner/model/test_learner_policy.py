@@ -135,11 +135,6 @@ def test_an_adapter_is_the_same_in_every_dtype(model_folder, tmp_path):
         assert torch.equal(value.bfloat16(), weights["bfloat16"][name]), name
 
 
-def test_dropout_is_refused(model_folder, tmp_path):
-    with pytest.raises(ConfigError, match="dropout must be 0"):
-        load_policy(make_boot(model_folder, tmp_path, lora=LoraSection(rank=4, dropout=0.1)))
-
-
 def test_adapter_for_no_layer_is_refused(model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.learner.model.lora.ADAPTED_LAYERS", ["nowhere"])
     with pytest.raises(ConfigError, match="does not fit the model"):

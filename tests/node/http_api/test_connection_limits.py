@@ -64,7 +64,7 @@ def local_api(folder: Path) -> Iterator[Api]:
         wiring = Wiring(node)
         status, token_file = wiring.status_loop(), node.home.control_token
         peers = FailingPeers(
-            folder / "other.sqlite", own_id="", settings=node.context.settings.admission, events=node.context.events
+            folder / "other.sqlite", own_id="", settings=node.context.settings.access, events=node.context.events
         )
         control = PeerControl(peers, list)
         yield Api(LocalApi(status, wiring.peer_table, control=control, token_file=token_file), status, token_file)

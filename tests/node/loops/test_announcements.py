@@ -18,6 +18,7 @@ from ftis_node.records.envelope import Announcement, Envelope, join_announcement
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.rate_limits import RateLimiter
+from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.node.loops.test_pull import quick
 from tests.waiting import eventually
@@ -73,7 +74,7 @@ async def test_no_reply_makes_the_node_query_beyond_the_present(tmp_path: Path, 
         wiring, requests = pulling(alice, [*replies, dated(announced(PAGE), FAR_MS)])
         await catch_up(wiring)
         assert requests
-        skew_s = alice.parts.context.settings.validation.max_clock_skew_s
+        skew_s = MAX_CLOCK_SKEW_S
         assert max(request.since for request in requests) <= time.time() + skew_s
         assert alice.parts.counters.refused["announcement_malformed"] == len(requests)
         is_followed = ahead_s <= skew_s

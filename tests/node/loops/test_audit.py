@@ -24,7 +24,6 @@ from ftis_node.swarm.reputation import Behaviour, TrustLevel
 from ftis_node.validation import Accepted
 from tests.conftest import PROMPT_IDS, make_completion, make_group
 from tests.node.nodes import ME, MODEL, components, events_of, notes_of
-from tests.node.support import sections_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     with ExitStack() as stack:
 
         def make(kl: float | None, *, version: int = 0, model: str = MODEL, **limits: Any) -> Rig:
-            settings = NodeSettings(model="m", **sections_of(**{"audit_fraction": 1.0, **limits}))
+            settings = NodeSettings(model="m", validation={"audit_fraction": 1.0, **limits})
             folder, learner = Path(tempfile.mkdtemp(dir=tmp_path)), Learner(kl)
             node = components(
                 folder, settings=settings, model=model, learner=learner, state=NodeState(policy_version=version)

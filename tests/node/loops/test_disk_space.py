@@ -86,8 +86,7 @@ class FullHome:
             (folder / "COMPLETE").touch()
         (home.logs / "learner.log.1").write_bytes(bytes(40 * KB))
         (home.logs / "learner.log").write_bytes(bytes(25 * KB))
-        limits = {"log_file_bytes": 1 << 16}
-        settings = NodeSettings(model="m", limits=limits, learner={"keep_checkpoints": 3})
+        settings = NodeSettings(model="m", learner={"keep_checkpoints": 3})
         self.space = DiskSpace()
         manifest = load_manifest("arithmetic-ftis")
         self.context = NodeContext(settings, manifest, Identity.generate(), self.events, NodeState())
@@ -197,14 +196,16 @@ def test_priority_and_threads_follow_the_settings_and_reach_child_processes() ->
 import os, subprocess, sys
 from ftis_node.config.limits import LimitsSection
 from ftis_node.node.supervision.process_limits import apply_limits
-apply_limits(LimitsSection(nice=7, daemon_threads=3))
+os.environ["OMP_NUM_THREADS"] = "3"
+os.environ.pop("GOMAXPROCS", None)
+apply_limits(LimitsSection(nice=7))
 apply_limits(LimitsSection())
 child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.environ['GOMAXPROCS'], os.environ['OMP_NUM_THREADS'])"
 subprocess.run([sys.executable, "-c", child], check=True)
 """
     with limited(1024, 1024) as run:
         nice = max(7, os.getpriority(os.PRIO_PROCESS, 0))  # a process cannot lower it
-        assert run(code).stdout.split() == [str(nice), "3", "3"]
+        assert run(code).stdout.split() == [str(nice), str(max(2, (os.cpu_count() or 2) // 4)), "3"]
 
 
 async def test_bodies_in_memory_wait_for_space_and_a_large_body_passes_alone() -> None:

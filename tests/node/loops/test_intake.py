@@ -24,12 +24,12 @@ from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
 from tests.node.nodes import ME, components
-from tests.node.support import admission_of, sections_of
 from tests.tasks.hostile_task import HostileTask
 from tests.validation.test_pipeline import MANIFEST, _context, _Scorer, _Tokenizer
 from tests.waiting import eventually
@@ -63,10 +63,8 @@ class GatedDisk(DiskThread):
 def node_on(
     folder: Path, disk: DiskThread, *, role: str = "full", trust: tuple[str, ...] = (), **changes: Any
 ) -> Iterator[NodeComponents]:
-    """Yield a node with real validator, buffer, event log and peer manager; `changes` are components or limits."""
-    names = {name for section in admission_of() for name in type(section[1]).model_fields}
-    limits = {name: changes.pop(name) for name in [*changes] if name in names}
-    settings = NodeSettings.model_validate({"model": "any", "role": role, **sections_of(trust=trust, **limits)})
+    """Yield a node with real validator, buffer, event log and peer manager; `changes` are components."""
+    settings = NodeSettings.model_validate({"model": "any", "role": role, "access": {"trust": trust}})
     given = {"tokenizer": _Tokenizer(), "scorer": _Scorer(), "new_peers_scorer": _Scorer()} | changes
     with components(folder, settings=settings, manifest=MANIFEST, disk=disk, **given) as node:
         yield node
@@ -267,7 +265,7 @@ def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
 
 
 async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_senders_score(
-    tmp_path: Path, identity: Identity
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_peer = Identity.generate()
     async with (
@@ -277,7 +275,8 @@ async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_sende
         for scorer in (known, other):
             await scorer.score(HostileTask()[0], ["1"])  # starts its process
         workers = {"tokenizer": _HostileTokenizer(), "scorer": known, "new_peers_scorer": other}
-        with node_on(tmp_path, open_disk(), scoring_s_per_minute=1.5, **workers) as node:
+        monkeypatch.setattr(rate_limits, "SCORING_S_PER_MINUTE", 1.5)
+        with node_on(tmp_path, open_disk(), **workers) as node:
             for _ in range(12):
                 node.peers.note(identity.peer_id, Behaviour.CONTRIBUTED)
             done: list[str] = []

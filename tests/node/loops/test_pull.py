@@ -188,9 +188,10 @@ async def test_a_lost_tail_is_requested_while_earlier_groups_of_its_sender_still
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfill, "SILENCE_S", 0.5)
+    monkeypatch.setattr(pull, "PULL_BATCH", 1)
     swarm, held_at_request = LightSwarm(tmp_path, manifest_of(foreign_groups=64)), []
     async with swarm.node(1, directory_period_s=150) as alice:
-        async with swarm.node(2, directory_period_s=150, pull_batch=1, pulls_in_flight=1) as bob:
+        async with swarm.node(2, directory_period_s=150, pulls_in_flight=1) as bob:
             await eventually(lambda: bob.parts.registry.peers)
             fetch = bob.gossip.fetch
 
@@ -353,7 +354,7 @@ async def _scores_one(item: Any, texts: Any, *, cost: Any = None) -> list[tuple[
 async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(own_groups=2, foreign_groups=2))
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(swarm.node(number, pull_all_max_peers=0)) for number in range(1, 9)]
+        nodes = [await stack.enter_async_context(swarm.node(number, pull_policy="needed")) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
             node.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.3)
@@ -365,11 +366,14 @@ async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path
         assert sum(pulled) >= 16
 
 
-async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(tmp_path: Path) -> None:
+async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=8))
     own = identity_of(2).peer_id
     other_number = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
-    async with swarm.node(2, announcements_per_s=1.0, pull_policy="needed") as bob, swarm.node(other_number) as other:
+    monkeypatch.setattr(backfill, "ANNOUNCEMENTS_PER_S", 1.0)
+    async with swarm.node(2, pull_policy="needed") as bob, swarm.node(other_number) as other:
         await eventually(lambda: len(bob.parts.context.state.read_shards) == 8)
         await swarm.publish(other, 12)
         await eventually(lambda: len(bob.parts.context.state.read_shards) < 8)

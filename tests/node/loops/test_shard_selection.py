@@ -11,9 +11,11 @@ import pytest
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.node.loops import backfill
 from ftis_node.node.loops.backfill import SHARDS_INTERVAL_S
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.identity import Identity
+from ftis_node.swarm import demand
 from ftis_node.swarm.topology import shard_of
 from tests.loop_clock import LoopClock
 from tests.node.nodes import ME, components
@@ -35,7 +37,8 @@ async def one_shard_node(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Yield a node whose budget allows one shard, and a function that simulates a flood of announcements."""
     text = manifest_text(foreign_wait_s=1) + f"[wire]\nannouncement_shards = {NUM_SHARDS}\n"
-    settings = NodeSettings(model="m", swarm={"announcements_per_s": 1.0, **swarm})
+    settings = NodeSettings(model="m", swarm=swarm)
+    monkeypatch.setattr(backfill, "ANNOUNCEMENTS_PER_S", 1.0)
     with components(tmp_path, settings=settings, manifest=parse_manifest(text, source="test")) as node:
         node.registry.seen(PEER)
         wiring, clock = Wiring(node), LoopClock(monkeypatch)
@@ -76,7 +79,8 @@ async def test_a_node_that_pulls_every_group_reads_every_shard_at_any_traffic(
 
 
 async def test_a_node_of_a_large_swarm_keeps_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with one_shard_node(tmp_path, monkeypatch, pull_all_max_peers=0) as (node, flood):
+    monkeypatch.setattr(demand, "SMALL_SWARM", 0)
+    async with one_shard_node(tmp_path, monkeypatch) as (node, flood):
         monkeypatch.setattr(node.gossip, "known_members", AsyncMock(return_value=[PEER]))
         await flood()
         assert node.context.state.read_shards == {OWN_SHARD}

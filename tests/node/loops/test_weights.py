@@ -22,6 +22,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
+from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops import weight_follow as weights_follow
 from ftis_node.node.loops import weight_offer as weights_offer
 from ftis_node.node.loops.weight_download import MAX_WRONG_CHUNKS, Download, OfferWithdrawnError
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1).replace("every_steps = 2", "every_steps = 0"), source="test")
 RUN_ID = MANIFEST.run_id
 MIB = 1 << 20
+POLL_S = 0.05
 VOCABULARY = 100
 PARAMETERS = 4 * MIB
 LEARNER, GENERATOR, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
@@ -78,6 +80,11 @@ class _Engine(NullGeneration):
         self.versions.append(weights.version)
 
 
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_follow, "POLL_INTERVAL_S", POLL_S)
+
+
 class _Tokenizer(StubTokenizer):
     fingerprint = TOKENIZER
     num_ids = vocab_size = VOCABULARY
@@ -87,7 +94,7 @@ class _Tokenizer(StubTokenizer):
 def _node(identity: Identity, folder: Path, gossip: Gossip | None, **roles: Any) -> Iterator[NodeComponents]:
     """Yield the components of a learner, or of a generator if it follows one."""
     role = "generator" if roles.get("follow") else "learner"
-    settings = NodeSettings.model_validate({"model": "m", "role": role, "roles": {"poll_interval_s": 0.05, **roles}})
+    settings = NodeSettings.model_validate({"model": "m", "role": role, "roles": roles})
     with components(
         folder,
         identity=identity,
@@ -190,7 +197,7 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
 
 
 async def test_a_delay_holds_versions_back(tmp_path: Path) -> None:
-    async with _pair(tmp_path, weights_delay="fixed:0.6", max_pending_versions=8) as pair:
+    async with _pair(tmp_path, weights_delay="fixed:0.6") as pair:
         await pair.offer(1, b"one")
         await eventually(lambda: events_of(pair.generator, "weights_fetched"))
         await pair.offer(2, b"two")
@@ -346,9 +353,7 @@ async def test_only_a_wrong_chunk_is_requested_again(tmp_path: Path) -> None:
         fetched = events_of(pair.generator, "weights_fetched")[0]
         assert fetched["num_wrong"] == pair.refused["wrong_chunk"] == 3
         pauses = [after - before for before, after in pairwise(malicious.requested_at[:4])]
-        assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.context.settings.roles.poll_interval_s, (
-            "requested again without a pause"
-        )
+        assert len(pauses) == 3 and min(pauses) > 0.8 * POLL_S, "requested again without a pause"
         assert fetched["num_chunks"] == 5
         assert [request.first for request in pair.requests if request.part is WeightsPart.CHUNKS][:2] == [0, 2]
 
@@ -371,7 +376,7 @@ async def test_the_number_of_offered_files_is_bounded_and_an_old_offer_is_withdr
         folder = tmp_path / "learner/weights/offered"
         for version in range(2, 9):
             await pair.offer(version, b"%d" % version)
-        assert len(list(folder.iterdir())) == 4, "more than `max_published_versions`"
+        assert len(list(folder.iterdir())) == 4, "more than `MAX_PUBLISHED_VERSIONS`"
         with pytest.raises(OfferWithdrawnError):
             await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
 

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from ftis_node.config.limits import AccessSection
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.rows import StoredGroup
+from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
 from tests.conftest import make_completion, make_group, problem_hash
-from tests.node.support import admission_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +45,10 @@ def events(tmp_path: Path) -> Iterator[EventLog]:
     events.close()
 
 
-def open_manager(tmp_path: Path, events: EventLog, clock: Clock | None = None, **settings: object) -> PeerManager:
-    admission = admission_of(**settings)
+def open_manager(tmp_path: Path, events: EventLog, clock: Clock | None = None, **access: object) -> PeerManager:
+    settings = AccessSection.model_validate(access)
     return PeerManager(
-        tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=admission, events=events, clock=clock or Clock()
+        tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=settings, events=events, clock=clock or Clock()
     )
 
 
@@ -89,8 +90,11 @@ def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path: Path
     manager.close()
 
 
-def test_the_named_sender_of_a_forged_group_is_not_charged(tmp_path: Path, events: EventLog) -> None:
-    manager = open_manager(tmp_path, events, groups_per_minute=2)
+def test_the_named_sender_of_a_forged_group_is_not_charged(
+    tmp_path: Path, events: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 2)
+    manager = open_manager(tmp_path, events)
     for _ in range(3):
         manager.settle(refused("signature", signed=False), origin=BOB.peer_id)
     assert manager.is_banned(BOB.peer_id)
@@ -99,8 +103,9 @@ def test_the_named_sender_of_a_forged_group_is_not_charged(tmp_path: Path, event
     manager.close()
 
 
-def test_accepted_groups_use_up_the_quota(tmp_path: Path, events: EventLog) -> None:
-    manager = open_manager(tmp_path, events, groups_per_minute=3)
+def test_accepted_groups_use_up_the_quota(tmp_path: Path, events: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 3)
+    manager = open_manager(tmp_path, events)
     for _ in range(3):
         assert manager.within_quota(ANN.peer_id)
         manager.settle(accepted(ANN), origin=BOB.peer_id)
@@ -115,9 +120,10 @@ def test_accepted_groups_use_up_the_quota(tmp_path: Path, events: EventLog) -> N
     ("reason", "is_charged"), [("quota", False), ("scoring_quota", False), ("reward_mismatch", True)]
 )
 def test_a_group_beyond_the_quota_is_not_charged_to_the_quota(
-    tmp_path: Path, events: EventLog, reason: str, is_charged: bool
+    tmp_path: Path, events: EventLog, monkeypatch: pytest.MonkeyPatch, reason: str, is_charged: bool
 ) -> None:
-    manager = open_manager(tmp_path, events, groups_per_minute=2)
+    monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 2)
+    manager = open_manager(tmp_path, events)
     for _ in range(2):
         manager.settle(refused(reason), origin=ANN.peer_id)
     assert manager.within_quota(ANN.peer_id) is not is_charged
@@ -232,11 +238,12 @@ def test_bans_trust_and_scores_survive_a_kill(tmp_path: Path, events: EventLog) 
     code = f"""
 import os, signal
 from pathlib import Path
-from ftis_node.config.limits import Admission
+from ftis_node.config.limits import AccessSection
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog
-manager = PeerManager(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=Admission(),
+manager = PeerManager(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=AccessSection(),
                 events=EventLog(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
 manager.trust({BOB.peer_id!r})
 for _ in range(3):

@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import TOKEN_HEADER, Home
-from ftis_node.config.limits import Admission
+from ftis_node.config.limits import AccessSection
 from ftis_node.node.http_api.local_api import add_control, write_token
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
@@ -29,7 +29,7 @@ ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"pee
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[PeerManager]:
     events = EventLog(tmp_path / "events.jsonl")
-    manager = PeerManager(tmp_path / "peers.sqlite", own_id=ME, settings=Admission(), events=events)
+    manager = PeerManager(tmp_path / "peers.sqlite", own_id=ME, settings=AccessSection(), events=events)
     yield manager
     manager.close()
     events.close()
@@ -105,9 +105,9 @@ def stopped(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
     home.create()
     home.status.write_text(json.dumps({"node": {"peer_id": ME}, "peers": ROWS[:1]}))
-    home.settings.write_text(json.dumps({"access": {"ban_max_s": 7200.0}}))
+    home.settings.write_text(json.dumps({"access": {"trust": []}}))
     events = EventLog(home.events)
-    PeerManager(home.peers, own_id=ME, settings=Admission(), events=events).close()
+    PeerManager(home.peers, own_id=ME, settings=AccessSection(), events=events).close()
     events.close()
     return home
 
@@ -116,7 +116,7 @@ def test_the_commands_change_the_peers_of_a_stopped_node(stopped: Home, capsys: 
     assert run(["peers", "ban", "ann", "--for", "2h", "--json", "--home", str(stopped.root)]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["peer_id"], row["standing"], row["ban_reason"]) == (ANN, "banned", "by the operator")
-    assert row["banned_until"] == pytest.approx(read_events(stopped.events)[-1]["time"] + 7200, abs=30)
+    assert row["banned_until"] == pytest.approx(read_events(stopped.events)[-1]["time"] + 86400, abs=30)
     assert run(["peers", "trust", BOB, "--home", str(stopped.root)]) == 0
     assert "trusted" in capsys.readouterr().out
     assert run(["peers", "unban", ANN[:8], "--home", str(stopped.root)]) == 2, "all peer ids begin like this"

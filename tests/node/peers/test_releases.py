@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node import __version__
+from ftis_node.config.limits import AccessSection
 from ftis_node.node.context import NodeDescription
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
@@ -20,7 +21,6 @@ from ftis_node.tasks import load_task
 from ftis_node.telemetry.events import EventLog
 from ftis_node.validation import Refusal, Refused
 from tests.conftest import RUN_ID, TOKENIZER
-from tests.node.support import admission_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_reward_or_problem_that_differs_costs_only_a_peer_with_the_same_releas
         manager = PeerManager(
             tmp_path / "peers.sqlite",
             own_id=ME.peer_id,
-            settings=admission_of(),
+            settings=AccessSection(),
             events=events,
             grades_alike=lambda peer_id: registry.grades_alike(peer_id, OURS),
         )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.limits import AccessSection
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.store import SCHEMA, SCHEMA_VERSION, PeerStore
 from ftis_node.swarm.reputation import ReputationTable
@@ -34,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def loaded(path: Path) -> ReputationTable:
-    store, table = PeerStore(path), ReputationTable(AccessSection())
+    store, table = PeerStore(path), ReputationTable()
     store.load(table, now=NOW)
     store.close()
     return table

@@ -86,11 +86,10 @@ async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path)
             watching.cancel()
 
 
-def test_a_node_may_publish_neither_name_nor_measurements(tmp_path: Path) -> None:
-    private = SwarmSection(publish_name=False, publish_stats=False)
+def test_a_node_may_publish_no_measurements(tmp_path: Path) -> None:
+    private = SwarmSection(publish_stats=False)
     with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=private)) as wiring:
-        record = wiring.directory_loop._own_record()
-    assert (record.name, record.stats) == ("", None)
+        assert wiring.directory_loop._own_record().stats is None
 
 
 def test_the_saved_status_has_the_view(tmp_path: Path) -> None:

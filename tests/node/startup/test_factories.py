@@ -10,7 +10,6 @@ import pytest
 
 from bench.stubs.stub_node import StubTokenizer
 from ftis_node.config.home import Home
-from ftis_node.config.limits import ValidationSection
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection
@@ -64,8 +63,6 @@ def test_the_learner_gets_the_manifests_optimizer(tmp_path: Path) -> None:
         schedule = "linear"
         warmup_steps = 2
         decay_steps = 8
-        betas = [0.8, 0.95]
-        eps = 1e-6
         weight_decay = 0.01
         max_grad_norm = 0.0
         kl_coef = 0.04
@@ -74,23 +71,17 @@ def test_the_learner_gets_the_manifests_optimizer(tmp_path: Path) -> None:
     boot = learner_boot_of(tmp_path, text)
     assert [boot.learning_rate_at(step) for step in (1, 2, 10)] == pytest.approx([1e-5, 2e-5, 2e-6])
     settings = boot.optimizer
-    assert (settings.betas, settings.eps, settings.weight_decay, settings.max_grad_norm) == (
-        (0.8, 0.95),
-        1e-6,
-        0.01,
-        0.0,
-    )
+    assert (settings.weight_decay, settings.max_grad_norm) == (0.01, 0.0)
     assert (settings.kl_coef, settings.updates_per_batch) == (0.04, 3)
     assert unpack_body(msgspec.msgpack.encode(boot, enc_hook=enc_hook), LearnerBoot) == boot
     assert learner_boot_of(tmp_path, text, lora=True).learning_rate_at(2) == 3e-4
-    assert learner_boot_of(tmp_path, text + "final_share = 0.0").learning_rate_at(10) == 0
     warmed_up = learner_boot_of(tmp_path, "warmup_steps = 5")
     assert [warmed_up.learning_rate_at(step) for step in (1, 5, 500)] == pytest.approx([2e-7, 1e-6, 1e-6])
 
 
 def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path) -> None:
-    assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == ValidationSection().max_logprob_gap_nats
-    cut = '[sampling]\ntop_p = 0.9\ntruncated_sampling = "correct"'
+    assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == factories.MAX_LOGPROB_GAP_NATS
+    cut = "[sampling]\ntop_p = 0.9"
     assert learner_boot_of(tmp_path, cut).max_logprob_gap_nats == math.inf
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark
-from ftis_node.config.limits import AccessSection
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.peers.store import PeerStore
@@ -327,7 +326,7 @@ def test_a_buffer_without_a_column_is_replaced(home: Home, *, column: str) -> No
 
 def test_a_flipped_bit_in_the_schema_of_the_peers_file_does_not_end_the_node(home: Home) -> None:
     """SQLite's error message has the invalid name, so reading the message raises UnicodeDecodeError."""
-    store, table = PeerStore(home.peers), ReputationTable(AccessSection())
+    store, table = PeerStore(home.peers), ReputationTable()
     table.note("peer", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(table)
     store.close()
@@ -335,7 +334,7 @@ def test_a_flipped_bit_in_the_schema_of_the_peers_file_does_not_end_the_node(hom
     overwrite(home.peers, data.index(b"CREATE TABLE peers") + len(b"CREATE TABLE "), b"peers (\xf7")
     recover(home)
     assert [event["file"] for event in events_of(home, "recovered")] == ["peers.sqlite"]
-    store, table = PeerStore(home.peers), ReputationTable(AccessSection())
+    store, table = PeerStore(home.peers), ReputationTable()
     store.load(table, now=1e9)
     store.save(table)
     store.close()
@@ -357,14 +356,14 @@ def test_an_invalid_header_is_damage(home: Home, name: str, offset: int) -> None
     "reasons", ["CAST(x'7b226c696564ff' AS TEXT)", "'{\"false_claim\": []}'", "'{\"false_claim\": 1e999}'", "'[7]'"]
 )
 def test_peers_with_damaged_texts_keep_their_standing(home: Home, reasons: str) -> None:
-    store, table = PeerStore(home.peers), ReputationTable(AccessSection())
+    store, table = PeerStore(home.peers), ReputationTable()
     for number in range(3):
         table.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(table)
     store.close()
     query(home.peers, f"UPDATE peers SET reasons = {reasons} WHERE peer_id = 'peer1'")
     recover(home)
-    again, store = ReputationTable(AccessSection()), PeerStore(home.peers)
+    again, store = ReputationTable(), PeerStore(home.peers)
     store.load(again, now=1e9)
     store.close()
     assert (
@@ -376,14 +375,14 @@ def test_peers_with_damaged_texts_keep_their_standing(home: Home, reasons: str) 
 
 
 def test_readable_peers_keep_their_standing(home: Home) -> None:
-    store, table = PeerStore(home.peers), ReputationTable(AccessSection())
+    store, table = PeerStore(home.peers), ReputationTable()
     for number in range(200):
         table.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(table)
     store.close()
     overwrite(home.peers, 4 * PAGE, noise(PAGE))
     recover(home)
-    again, store = ReputationTable(AccessSection()), PeerStore(home.peers)
+    again, store = ReputationTable(), PeerStore(home.peers)
     store.load(again, now=1e9)
     store.close()
     assert 80 <= len(again) < 200
@@ -391,7 +390,7 @@ def test_readable_peers_keep_their_standing(home: Home) -> None:
 
 
 def test_a_peers_file_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    store, table = PeerStore(home.peers), ReputationTable(AccessSection())
+    store, table = PeerStore(home.peers), ReputationTable()
     table.note("peer", Behaviour.FALSE_CLAIM, now=1e9)
     with hold(home.peers):
         store.save(table)
@@ -476,10 +475,10 @@ def test_a_home_without_a_checkpoint_belongs_to_the_run_of_its_last_status(home:
 
 
 def test_a_clock_that_is_set_back_does_not_extend_a_ban(home: Home) -> None:
-    store, table = PeerStore(home.peers), ReputationTable(AccessSection())
+    store, table = PeerStore(home.peers), ReputationTable()
     table.ban("peer", 600.0, now=1e9)
     store.save(table)
-    again = ReputationTable(AccessSection())
+    again = ReputationTable()
     store.load(again, now=1e9 - 7200)
     store.close()
     assert again.is_banned("peer", now=1e9 - 7200)

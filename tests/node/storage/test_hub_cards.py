@@ -11,8 +11,8 @@ from markdown_it import MarkdownIt
 from ftis_node.config.manifest import RunManifest
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.storage.hub_cards import RunRecord, write_data_card, write_model_card
-from ftis_node.replay.rollout_rows import RowTotals
-from ftis_node.telemetry.status import EvalStatus
+from ftis_node.replay.rollout_rows import RowTotals, rows_schema
+from ftis_node.telemetry.status import EvalStatus, Status
 from tests.models.tiny_models import make_tokenizer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ HOSTILE = [
 
 def record_of(task: str, base: str = "tiny") -> RunRecord:
     manifest = RunManifest(name="a", task=task)
-    return RunRecord(manifest, base, 2, True, 0, evaluations=(EvalStatus(2, task, 0.5, 8),))
+    return RunRecord(manifest, base, True, 0, Status(eval=(EvalStatus(2, task, 0.5, 8),)))
 
 
 def rendered(folder: Path) -> tuple[str, str]:
@@ -45,10 +45,11 @@ def rendered(folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("query", HOSTILE)
 def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path: Path, query: str) -> None:
     record = record_of(f"dataset:x?prompt=q&{query}", base="<b>[m](http://evil.example)|`")
-    write_model_card(tmp_path, record, is_adapter=True, tokenizer=TOKENIZER)
+    write_model_card(tmp_path, record, is_adapter=True, tokenizer=TOKENIZER, step=2, license=None)
     html, metadata = rendered(tmp_path)
-    assert_harmless(html, metadata, "https://arxiv.org/abs/2402.03300")
-    write_data_card(tmp_path, record, RowTotals(True), file="rows.parquet", with_texts=True, is_flat=True)
+    assert_harmless(html, metadata)
+    schema = rows_schema(with_texts=True, is_flat=True)
+    write_data_card(tmp_path, record, RowTotals(True), file="rows.parquet", schema=schema, license=None)
     assert_harmless(*rendered(tmp_path))
 
 
@@ -57,15 +58,14 @@ def test_the_template_of_a_model_adds_no_tag_to_its_card(tmp_path: Path) -> None
         chat_template="a\n````````\n<img src=http://evil.example/x.png>\n[FREE](http://evil.example)"
     )
     tokenizer = PromptTokenizer(hostile, name="tiny")
-    write_model_card(tmp_path, record_of("arithmetic"), is_adapter=False, tokenizer=tokenizer)
+    write_model_card(tmp_path, record_of("arithmetic"), is_adapter=False, tokenizer=tokenizer, step=2, license=None)
     html, metadata = rendered(tmp_path)
-    assert_harmless(html, metadata, "https://arxiv.org/abs/2402.03300")
+    assert_harmless(html, metadata)
     assert "&lt;img src=http://evil.example/x.png&gt;" in html
 
 
-def assert_harmless(html: str, metadata: str, *links: str) -> None:
-    assert html.count("<a ") == len(links)
-    assert all(link in html for link in links)
+def assert_harmless(html: str, metadata: str) -> None:
+    assert "<a " not in html
     for tag in ("<img", "<script", "<b>", "<em", "<strong"):
         assert tag not in html
     assert not set("<>[]()!|`") & set(metadata.replace("- config_name", ""))
@@ -73,9 +73,8 @@ def assert_harmless(html: str, metadata: str, *links: str) -> None:
 
 
 def test_a_plain_task_is_shown_as_it_is(tmp_path: Path) -> None:
-    write_model_card(
-        tmp_path, record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B"), is_adapter=False, tokenizer=TOKENIZER
-    )
+    record = record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B")
+    write_model_card(tmp_path, record, is_adapter=False, tokenizer=TOKENIZER, step=2, license=None)
     text = (tmp_path / "README.md").read_text()
     assert "# org/tiny-1.5B, 2 steps of arithmetic=3+rg:chain_sum\n" in text
     assert "| task | arithmetic=3+rg:chain_sum |" in text

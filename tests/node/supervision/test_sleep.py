@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.limits import RateLimitsSection
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.swarm.rate_limits import Quotas, RateLimiter
 from ftis_node.swarm.reputation import Reputation
@@ -78,8 +77,7 @@ def test_time_limits_in_ticks_do_not_count_a_sleep() -> None:
 
 
 def test_rates_allow_no_burst_after_a_sleep() -> None:
-    settings = RateLimitsSection(groups_per_minute=60.0)
-    limiter, quotas = RateLimiter[str](max_per_minute=60.0), Quotas(settings)
+    limiter, quotas = RateLimiter[str](max_per_minute=60.0), Quotas()
     for now in (0.0, SLEEP_S):
         admitted = sum(limiter.admits("peer", now=now) for _ in range(1000))
         assert admitted <= 120

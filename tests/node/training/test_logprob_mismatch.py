@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.node import NodeSettings
-from ftis_node.config.workers import MismatchSection
 from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
@@ -20,7 +18,6 @@ from ftis_node.node.training.step_report import (
     LIMITS,
     MismatchLimits,
     MismatchWatch,
-    limits_of,
     warning_of,
 )
 from tests.conftest import make_group
@@ -49,12 +46,10 @@ def test_a_warning_begins_once_and_ends_once() -> None:
     assert seen == [None, "rose", None, None, "fell", None, "rose"]
 
 
-def test_the_limits_are_those_of_the_dtype_unless_set() -> None:
-    unset = NodeSettings(model="m").mismatch
-    assert limits_of(unset, dtype="float32") == LIMITS["float32"] == MismatchLimits(1e-4, 0.01)
-    assert limits_of(unset, dtype="bfloat16") == LIMITS["bfloat16"] == MismatchLimits(2e-3, 0.9)
-    assert limits_of(MismatchSection(max_share=0.0), dtype="bfloat16") == MismatchLimits(2e-3, 0.0)
-    assert limits_of(MismatchSection(max_kl=0.5), dtype="float32") == MismatchLimits(0.5, 0.01)
+def test_the_limits_are_those_of_the_dtype(tmp_path: Path) -> None:
+    with components(tmp_path) as node:
+        assert Wiring(node).reporter._mismatch.limits == MismatchLimits(1e-4, 0.01), "float32 on a CPU"
+    assert LIMITS["bfloat16"] == MismatchLimits(2e-3, 0.9)
 
 
 def test_the_warning_is_one_line_with_the_figures() -> None:
