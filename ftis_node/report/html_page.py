@@ -7,7 +7,7 @@ from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.report.formatting import clean, large, number, percent, short_id
-from ftis_node.report.run_charts import learning_charts, traffic_chart
+from ftis_node.report.run_charts import run_charts
 from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
 from ftis_node.telemetry.health_summary import duration, plural
@@ -147,14 +147,15 @@ def _values(facts: RunFacts) -> dict[str, Any]:
     status, history, event_totals = facts.status, facts.history, facts.event_totals
     peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
     evaluations = list(history.evaluations)
+    learning, traffic = run_charts(history, event_totals)
     return {
         "status": status,
         "facts": facts,
         "is_running": status.node.state not in {"stopped", "failed", "unknown"},
         "summary": summary(facts),
         "tiles": tiles(facts),
-        "charts": learning_charts(history),
-        "traffic": traffic_chart(event_totals),
+        "learning": learning,
+        "traffic": traffic,
         "totals": {kind: event_totals.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
         "refused": [(reason, count, full_sentence(reason)) for reason, count in event_totals.refused.most_common()],
         "peers": peers[:MAX_PEERS],
