@@ -6,13 +6,16 @@ import platform
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.report.formatting import clean, large, number, percent, short_id
+from ftis_node.report.formatting import clean
 from ftis_node.report.run_charts import run_charts
 from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
 from ftis_node.telemetry.health_summary import duration, plural
 from ftis_node.telemetry.history import groups_used, slices
 from ftis_node.telemetry.terminal_text import date_time
+from ftis_node.view.node_facts import node_facts
+from ftis_node.view.snapshot import NodeSnapshot
+from ftis_node.view.spans import count, number, percent, short_id, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +31,7 @@ PACKAGES = ("torch", "transformers", "vllm", "hivemind")
 FILTERS = (number, percent, duration, date_time, short_id, clean)
 NODE_SETTINGS = ("engine", "device", "dtype", "lora", "seed")
 MEANS = ("reward_mean", "loss", "kept_fraction", "truncated_fraction", "mean_kl")
+ABOUT = {"node", "run", "domain", "budget", "model", "trains"}  # facts without addresses
 NUM_LAST_STEPS = 10
 NUM_ROWS = 10
 NUM_TASKS = 2
@@ -47,7 +51,7 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     if own + foreign:
         share = foreign / (own + foreign)
         shown.append(("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
-    shown.append(("Tokens generated", large(tokens["made"]), f"{large(tokens['received'])} more came from peers"))
+    shown.append(("Tokens generated", count(tokens["made"]), f"{count(tokens['received'])} more came from peers"))
     accepted = facts.event_totals.traffic.total("received")
     return [*shown, ("Groups rejected", f"{refused:,}", f"{accepted:,} accepted from peers")]
 
@@ -178,21 +182,15 @@ def _spread(points: Sequence[EvaluationPoint], limit: int) -> list[EvaluationPoi
 def _about(facts: RunFacts) -> list[tuple[str, str]]:
     """Return the run's settings without addresses and paths of this machine, because users share reports."""
     status, settings = facts.status, facts.settings
-    rows = [
-        ("Run", f"{status.run.name} ({status.run.id})"),
-        ("Task", status.run.task),
-        ("Method", status.run.method),
-        ("Model", status.model.name),
-        ("Parameters", f"{status.model.parameters:,}, {status.model.trainable_parameters:,} of them trained"),
+    found = node_facts(NodeSnapshot(taken_at=facts.made_at, status=status)) if status.node.peer_id else ()
+    rows = [(label.capitalize(), text_of(shown)) for label, shown in found if label in ABOUT] + [
+        ("Peer id", status.node.peer_id),
         ("Tokenizer", status.model.tokenizer_fingerprint),
-        ("Node", f"{status.node.name} ({status.node.peer_id})"),
-        ("Role", status.node.role),
-        ("Settings", ", ".join(f"{name} {settings[name]}" for name in NODE_SETTINGS if name in settings)),
         ("Engine", status.generation.engine),
-        ("ftis-node", status.node.version),
+        ("Settings", ", ".join(f"{name} {settings[name]}" for name in NODE_SETTINGS if name in settings)),
         ("On the machine of this report", ", ".join([f"Python {platform.python_version()}", *_versions()])),
     ]
-    return [(label, clean(value, limit=200)) for label, value in rows if value.strip(" ()")]
+    return [(label, clean(value, limit=200)) for label, value in rows if value]
 
 
 def _versions() -> list[str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ftis_node.report.formatting import large, number, percent
 from ftis_node.telemetry.history import thinned
+from ftis_node.view.spans import count, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,16 +109,16 @@ class Chart:
 
     def _draw(self, axes: Axes, drawn: Sequence[ChartSeries]) -> None:
         if self.form == "areas":
-            xs = sorted({x for one in drawn for x, _ in one.points})
-            heights = [[dict(one.points).get(x, 0.0) for x in xs] for one in drawn]
-            axes.stackplot(xs, heights, colors=[one.color for one in drawn], alpha=0.6)
+            steps = sorted({x for one in drawn for x, _ in one.points})
+            heights = [[dict(one.points).get(step, 0.0) for step in steps] for one in drawn]
+            axes.stackplot(steps, heights, colors=[one.color for one in drawn], alpha=0.6)
             return
         for one in drawn[::-1]:  # the first curve is on top
             is_smoothed = self.form == "lines" and not self.is_time and len(one.points) >= SMOOTH_FROM
             xs: Any = [datetime.fromtimestamp(x) if self.is_time else x for x, _ in one.points]
             ys = [y for _, y in one.points]
-            style = {"marker": "o", "markersize": 4} if self.form == "dots" else {}
-            axes.plot(xs, ys, color=one.color, alpha=0.35 if is_smoothed else 1, **style)
+            marker = "o" if self.form == "dots" else ""
+            axes.plot(xs, ys, marker, linestyle="-", markersize=4, color=one.color, alpha=0.35 if is_smoothed else 1)
             if is_smoothed:
                 axes.plot(xs, smoothed(ys), color=one.color)
 
@@ -181,7 +181,7 @@ def run_charts(history: History, event_totals: EventTotals) -> tuple[list[Chart]
             "Tokens a second of both workers.",
             [curve("tokens_per_s", MAIN, "learner"), curve("generation_tokens_per_s", OWN, "generator")],
             low=0.0,
-            write=large,
+            write=count,
         ),
         Chart("Gradient norm", "Gradient norm before clipping.", [curve("grad_norm", SECOND, "norm")], low=0.0),
         Chart(
