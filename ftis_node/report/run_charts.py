@@ -118,7 +118,7 @@ class Chart:
             xs: Any = [datetime.fromtimestamp(x) if self.is_time else x for x, _ in one.points]
             ys = [y for _, y in one.points]
             marker = "o" if self.form == "dots" else ""
-            axes.plot(xs, ys, marker, linestyle="-", markersize=4, color=one.color, alpha=0.35 if is_smoothed else 1)
+            axes.plot(xs, ys, marker=marker, markersize=4, color=one.color, alpha=0.35 if is_smoothed else 1)
             if is_smoothed:
                 axes.plot(xs, smoothed(ys), color=one.color)
 
