@@ -45,6 +45,7 @@ LAYERS = {
     "evaluation": 6,
     "integrations": 6,
     "lab": 7,
+    "view": 6,
     "report": 7,
     "dashboard": 7,
     "cli": 8,

@@ -9,12 +9,12 @@ import dataclasses
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.groups import MARGIN, group_lines
-from ftis_node.dashboard.view.peers import peer_lines, reason_rows
-from ftis_node.dashboard.view.spans import text_of
 from ftis_node.errors import UsageError
 from ftis_node.swarm.peer_rows import find_peer
 from ftis_node.telemetry.terminal_text import cut, labeled, wrapped
+from ftis_node.view.groups import MARGIN, group_lines
+from ftis_node.view.peers import peer_lines, reason_rows
+from ftis_node.view.spans import text_of
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

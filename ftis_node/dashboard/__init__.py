@@ -6,5 +6,5 @@
     replay.sqlite --> Page.load (a thread, on request) --Loaded--------------> GroupsScreen, GroupScreen
 
 Threads read files, SQLite and HTTP, and send the results as messages, so that nothing blocks the drawing loop.
-The pure functions of `view/` decide the text; a widget only draws it. The dashboard never changes a node.
+The package `view` decides the text; a widget only draws it. The dashboard never changes a node.
 """

@@ -10,10 +10,10 @@ from textual.app import App
 from textual.message import Message
 from textual.screen import Screen
 
-from ftis_node.dashboard.view.peers import peer_names
 from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.terminal_text import printable
+from ftis_node.view.peers import peer_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ftis_node.config.home import Home
-    from ftis_node.dashboard.view.spans import Line
-    from ftis_node.dashboard.watcher import NodeSnapshot
     from ftis_node.replay.group_history import GroupHistory
+    from ftis_node.view.snapshot import NodeSnapshot
+    from ftis_node.view.spans import Line
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Snapshots of a node, with everything that the dashboard shows, and their poller. Blocking; runs in one thread.
+"""Poller of a node's snapshots, with everything that the dashboard shows. Blocking; runs in one thread.
 
 Each snapshot begins with the lock of the home, so it also finds a node that was restarted.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,66 +15,14 @@ import psutil
 from ftis_node.config.home_files import start_command
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document, read_status
-from ftis_node.telemetry.history import History, HistoryReader
+from ftis_node.telemetry.history import HistoryReader
 from ftis_node.telemetry.status import Status
+from ftis_node.view.snapshot import GpuUsage, MachineUsage, NodeSnapshot
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
 NUM_EVENTS = 1000  # of all events, and as many notable ones
-
-
-@dataclass(frozen=True, slots=True)
-class GpuUsage:
-    """Usage of one GPU. `busy` is a fraction, 0 to 1."""
-
-    used_bytes: int
-    total_bytes: int
-    busy: float
-
-
-@dataclass(frozen=True, slots=True)
-class MachineUsage:
-    """Memory of the node's processes and of the machine. Shared pages count in each process."""
-
-    num_processes: int = 0
-    resident_bytes: int = 0
-    ram_used_bytes: int = 0
-    ram_total_bytes: int = 0
-    gpus: tuple[GpuUsage, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSnapshot:
-    """State of a node at `taken_at` (Unix seconds), with its status at `status.health.taken_at`.
-
-    `is_silent` means that its process runs, but its port does not answer: the values are those of its last answer.
-    `start_command` starts the node again. `problem` is one line about a document that could not be read.
-    """
-
-    taken_at: float
-    status: Status
-    is_silent: bool = False
-    peers: tuple[dict[str, Any], ...] = ()
-    history: History = History()
-    machine: MachineUsage = MachineUsage()
-    start_command: str = ""
-    logs: str = ""
-    problem: str = ""
-
-    @property
-    def state(self) -> str:
-        """Return the state of the node in its status, or `silent`."""
-        return "silent" if self.is_silent else self.status.node.state
-
-    @property
-    def is_live(self) -> bool:
-        """Return whether the values are current."""
-        return self.state in ("running", "stopping")
-
-    @property
-    def has_ended(self) -> bool:
-        return self.state in ("stopped", "failed")
 
 
 class Watcher:

@@ -1,4 +1,4 @@
-"""Widgets. Each draws what `view/` returns for a snapshot. Only this file maps tones to styles.
+"""Widgets. Each draws what `ftis_node/view` returns for a snapshot. Only this file maps tones to styles.
 
 Styles are the terminal's sixteen colors, bold and dim, so they work on any terminal. A span is never parsed as markup.
 """
@@ -12,9 +12,9 @@ from rich.text import Text
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
-from ftis_node.dashboard.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_names, peer_row, sorted_peers
-from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.telemetry.terminal_text import printable
+from ftis_node.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_names, peer_row, sorted_peers
+from ftis_node.view.spans import Span, Tone, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.events import Click
 
-    from ftis_node.dashboard.view.spans import Line
-    from ftis_node.dashboard.watcher import NodeSnapshot
+    from ftis_node.view.snapshot import NodeSnapshot
+    from ftis_node.view.spans import Line
 
 STYLES = {
     Tone.PLAIN: "",

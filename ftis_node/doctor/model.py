@@ -265,7 +265,7 @@ def _planned(question: MemoryQuestion, read: Callable[[], ModelShape]) -> Iterat
     try:
         shape = read()
     except ModelError as error:
-        yield CheckResult("memory.plan", "warn", str(error), "it may work all the same: join tries it")
+        yield CheckResult("memory.plan", "warn", str(error), "it may still fit: join tries it")
         return
     yield from memory_results(question, shape)
 

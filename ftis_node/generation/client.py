@@ -5,8 +5,8 @@ the learner's. It also computes the log-probs of the learner's probe tokens, and
 proof is retried. A second one restarts the worker, which loads and proves the newest weights before any call reaches
 it. So a worker that is READY serves the version that it names.
 
-A worker that dies asleep is restarted only at the next `wake`, because the learner now uses the memory that its start
-needs. Before each restart after a lack of memory, `free_memory` is awaited.
+A worker that dies while it sleeps is restarted only at the next `wake`, because the learner now uses the memory that
+its start needs. Before each restart after a lack of memory, `free_memory` is awaited.
 
 Weights may be shared without a file (`workers/shared_weights.py`). If the worker cannot map them, the client
 requests a file from the learner, now and for later versions. A sleeping worker may have discarded its weights. Unless

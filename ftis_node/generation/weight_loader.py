@@ -29,7 +29,7 @@ PROOF_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.25}
 logger = logging.getLogger(__name__)
 DIED_OVER_THEM = "the generation worker died twice over weights in the learner's memory"
 MAX_DEATHS = 2  # a single death may have another cause
-NO_FILES = "nobody here writes them to a file"
+NO_FILES = "no local process writes weight files"
 
 
 class WeightLoader:
@@ -125,7 +125,7 @@ class WeightLoader:
         if not reason or reason == self._last_reason:
             return
         self._last_reason = reason
-        logger.warning("weights do not cross as planned: %s", reason)
+        logger.warning("the fast weight transfer failed, files are used: %s", reason)
         if self._on_fall_back is not None:
             self._on_fall_back(reason)
 

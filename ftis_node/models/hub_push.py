@@ -48,11 +48,12 @@ def push_folder(folder: Path, target: PushTarget) -> tuple[str, bool]:
     repository is public and `target.public` is not set. Raises NetworkError for every other fault.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    api, place = HfApi(), {"repo_id": target.repo, "repo_type": target.kind}
+    api = HfApi()
+    place: dict[str, Any] = {"repo_id": target.repo, "repo_type": target.kind}
     how: dict[str, Any] = {"commit_message": target.message, "revision": target.revision}
     try:
         with quiet_library_logging():

@@ -19,9 +19,10 @@ from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.group_history import read_completion
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.report.formatting import clean, short_id
+from ftis_node.report.formatting import clean
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.history import ROUTINE, History, HistoryReader, read_event
+from ftis_node.view.spans import short_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

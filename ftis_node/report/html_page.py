@@ -6,13 +6,16 @@ import platform
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.report.formatting import clean, large, number, percent, short_id
-from ftis_node.report.run_charts import learning_charts, traffic_chart
+from ftis_node.report.formatting import clean
+from ftis_node.report.run_charts import run_charts
 from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
 from ftis_node.telemetry.health_summary import duration, plural
 from ftis_node.telemetry.history import groups_used, slices
 from ftis_node.telemetry.terminal_text import date_time
+from ftis_node.view.node_facts import node_facts
+from ftis_node.view.snapshot import NodeSnapshot
+from ftis_node.view.spans import count, number, percent, short_id, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +31,7 @@ PACKAGES = ("torch", "transformers", "vllm", "hivemind")
 FILTERS = (number, percent, duration, date_time, short_id, clean)
 NODE_SETTINGS = ("engine", "device", "dtype", "lora", "seed")
 MEANS = ("reward_mean", "loss", "kept_fraction", "truncated_fraction", "mean_kl")
+ABOUT = {"node", "run", "domain", "budget", "model", "trains"}  # facts without addresses
 NUM_LAST_STEPS = 10
 NUM_ROWS = 10
 NUM_TASKS = 2
@@ -39,40 +43,16 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     own, foreign = groups_used(steps)
     refused = sum(facts.event_totals.refused.values())
     tokens = facts.event_totals.tokens
-    shown = [("Steps", f"{steps[-1].step:,}" if steps else "0", _time_a_step(steps))]
-    shown += [_accuracy_tile(points) for points in _tasks(facts)]
+    shown = [_steps_tile(facts), *(_accuracy_tile(points) for points in _tasks(facts))]
     if (reward := mean(point.reward_mean for point in steps[-NUM_LAST_STEPS:])) is not None:
         num_last = min(NUM_LAST_STEPS, len(steps))
         shown.append(("Reward", number(reward), "last step" if num_last == 1 else f"mean of the last {num_last} steps"))
     if own + foreign:
         share = foreign / (own + foreign)
         shown.append(("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
-    shown.append(("Tokens generated", large(tokens["made"]), f"{large(tokens['received'])} more came from peers"))
+    shown.append(("Tokens generated", count(tokens["made"]), f"{count(tokens['received'])} more came from peers"))
     accepted = facts.event_totals.traffic.total("received")
     return [*shown, ("Groups rejected", f"{refused:,}", f"{accepted:,} accepted from peers")]
-
-
-def summary(facts: RunFacts) -> list[str]:
-    """Return a summary of the run in a few sentences."""
-    steps = facts.history.steps
-    if not steps:
-        return ["The node has completed no step yet, so there are no curves.", _why_no_step(facts)]
-    says = [f"{plural(len(steps), 'step')} in {duration(steps[-1].time - _began_at(facts))}."]
-    for points in _tasks(facts):
-        first, last = points[0], points[-1]
-        if first is not last:
-            before, after = percent(first.pass_at_1), percent(last.pass_at_1)
-            change = last.pass_at_1 - first.pass_at_1
-            went = f"{'rose' if change > 0 else 'fell'} from {before} to" if change else "stayed at"
-            says.append(f"Accuracy on {clean(first.task, limit=40)} {went} {after}.")
-    own, foreign = groups_used(steps)
-    if foreign:
-        says.append(f"{percent(foreign / (own + foreign))} of the groups that it trained on came from peers.")
-    elif own:
-        says.append("It trained on its own groups only.")
-    if idle := sum(point.problem is not None for point in steps):
-        says.append(f"{plural(idle, 'step')} had no effect.")
-    return says
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -100,30 +80,39 @@ def _tasks(facts: RunFacts) -> list[list[EvaluationPoint]]:
 
 
 def _accuracy_tile(points: Sequence[EvaluationPoint]) -> tuple[str, str, str]:
-    last = points[-1]
+    first, last = points[0], points[-1]
     best = max(points, key=lambda point: point.pass_at_1)
-    is_best = best.pass_at_1 == last.pass_at_1
-    of_best = "its best" if is_best else f"best {percent(best.pass_at_1)} at step {best.step:,}"
-    return (f"Accuracy, {clean(last.task, limit=24)}", percent(last.pass_at_1), f"step {last.step:,}; {of_best}")
+    of_best = "its best" if best.pass_at_1 == last.pass_at_1 else f"best {percent(best.pass_at_1)} at {best.step:,}"
+    before = f", {percent(first.pass_at_1)} at step {first.step:,}" if first is not last else ""
+    return (
+        f"Accuracy, {clean(last.task, limit=24)}",
+        percent(last.pass_at_1),
+        f"step {last.step:,}, {of_best}{before}",
+    )
 
 
-def _time_a_step(steps: Sequence[StepPoint]) -> str:
-    if len(steps) < 2:
-        return ""
-    return f"{number((steps[-1].time - steps[0].time) / (len(steps) - 1))} s per step"
-
-
-def _began_at(facts: RunFacts) -> float:
-    steps, began_at = facts.history.steps, facts.event_totals.began_at
-    return steps[0].time if began_at is None else min(began_at, steps[0].time)
+def _steps_tile(facts: RunFacts) -> tuple[str, str, str]:
+    steps = facts.history.steps
+    if not steps:
+        return ("Steps", "0", "")
+    began_at = min(steps[0].time, facts.event_totals.began_at or steps[0].time)
+    under = [f"in {duration(steps[-1].time - began_at)}"]
+    if len(steps) > 1:
+        under.append(f"{number((steps[-1].time - steps[0].time) / (len(steps) - 1))} s per step")
+    if idle := sum(point.problem is not None for point in steps):
+        under.append(f"{idle} without effect")
+    return ("Steps", f"{steps[-1].step:,}", ", ".join(under))
 
 
 def _why_no_step(facts: RunFacts) -> str:
-    role = facts.status.node.role
+    """Return why there are no curves; "" if there are steps."""
+    role, no_step = facts.status.node.role, "The node has completed no step yet, so there are no curves."
+    if facts.history.steps:
+        return ""
     if role in {"generator", "exchange", "bootstrap"}:
-        return f"Its role is {role}: it has no learner."
+        return f"{no_step} Its role is {role}: it has no learner."
     made, received = (facts.event_totals.traffic.total(kind) for kind in ("made", "received"))
-    return f"It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."
+    return f"{no_step} It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."
 
 
 def render_page(facts: RunFacts) -> str:
@@ -147,14 +136,15 @@ def _values(facts: RunFacts) -> dict[str, Any]:
     status, history, event_totals = facts.status, facts.history, facts.event_totals
     peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
     evaluations = list(history.evaluations)
+    learning, traffic = run_charts(history, event_totals)
     return {
         "status": status,
         "facts": facts,
         "is_running": status.node.state not in {"stopped", "failed", "unknown"},
-        "summary": summary(facts),
+        "why_no_step": _why_no_step(facts),
         "tiles": tiles(facts),
-        "charts": learning_charts(history),
-        "traffic": traffic_chart(event_totals),
+        "learning": learning,
+        "traffic": traffic,
         "totals": {kind: event_totals.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
         "refused": [(reason, count, full_sentence(reason)) for reason, count in event_totals.refused.most_common()],
         "peers": peers[:MAX_PEERS],
@@ -177,21 +167,15 @@ def _spread(points: Sequence[EvaluationPoint], limit: int) -> list[EvaluationPoi
 def _about(facts: RunFacts) -> list[tuple[str, str]]:
     """Return the run's settings without addresses and paths of this machine, because users share reports."""
     status, settings = facts.status, facts.settings
-    rows = [
-        ("Run", f"{status.run.name} ({status.run.id})"),
-        ("Task", status.run.task),
-        ("Method", status.run.method),
-        ("Model", status.model.name),
-        ("Parameters", f"{status.model.parameters:,}, {status.model.trainable_parameters:,} of them trained"),
+    found = node_facts(NodeSnapshot(taken_at=facts.made_at, status=status)) if status.node.peer_id else ()
+    rows = [(label.capitalize(), text_of(shown)) for label, shown in found if label in ABOUT] + [
+        ("Peer id", status.node.peer_id),
         ("Tokenizer", status.model.tokenizer_fingerprint),
-        ("Node", f"{status.node.name} ({status.node.peer_id})"),
-        ("Role", status.node.role),
-        ("Settings", ", ".join(f"{name} {settings[name]}" for name in NODE_SETTINGS if name in settings)),
         ("Engine", status.generation.engine),
-        ("ftis-node", status.node.version),
+        ("Settings", ", ".join(f"{name} {settings[name]}" for name in NODE_SETTINGS if name in settings)),
         ("On the machine of this report", ", ".join([f"Python {platform.python_version()}", *_versions()])),
     ]
-    return [(label, clean(value, limit=200)) for label, value in rows if value.strip(" ()")]
+    return [(label, clean(value, limit=200)) for label, value in rows if value]
 
 
 def _versions() -> list[str]:

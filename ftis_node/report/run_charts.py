@@ -1,310 +1,208 @@
-"""Charts of a run's page, each with a sentence about its meaning, as HTML with an inline SVG in the page's colors.
+"""Charts of a run's page. matplotlib draws the curves as an SVG image; title and legend are HTML beside it.
 
-The SVG is stretched to its box and holds only lines, whose width stays constant. All text is HTML beside the SVG, so
-that a phone shows it in full size. Invisible columns show the values under the pointer, without a script.
+An image in a `data:` address can neither run a script nor load anything, and the page needs no other file.
 """
 
 from __future__ import annotations
 
-import math
-import time
+import base64
+import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from markupsafe import Markup
-
-from ftis_node.report.formatting import SMOOTH_FROM, ChartSeries, alike, large, number, percent, smoothed, ticks
 from ftis_node.telemetry.history import thinned
+from ftis_node.view.spans import count, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from matplotlib.axes import Axes
+
     from ftis_node.report.facts import EventTotals
-    from ftis_node.report.formatting import Point
-    from ftis_node.telemetry.history import History, StepPoint
+    from ftis_node.telemetry.history import History
 
-OWN, FOREIGN, MAIN, SECOND = "c1", "c2", "c3", "c4"
-TASK_COLOURS = (MAIN, OWN, FOREIGN, SECOND)
-CLOCKS = ((8.0, "%H:%M:%S"), (900.0, "%H:%M"))  # (upper bound of the bucket width in seconds, format)
-DATE = "%d %b %H:%M"
-LEAST_MISMATCH = 1e-16
+    Point = tuple[float, float]
+
+OWN, FOREIGN, MAIN, SECOND = "#3f83dd", "#d9771c", "#1c9c72", "#cf4f8d"  # readable on a light and on a dark page
+TASK_COLORS = (MAIN, OWN, FOREIGN, SECOND)
+INK = "#858b93"
+WIDTH, WIDE, HEIGHT = 4.7, 10.4, 2.1  # inches
+STYLE = {
+    **{"svg.fonttype": "none", "svg.hashsalt": "ftis-node", "font.size": 9, "font.family": "sans-serif"},
+    **{"text.color": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK, "grid.color": INK},
+    **{"grid.alpha": 0.25, "axes.grid": True, "axes.grid.axis": "y", "axes.spines.top": False},
+    **{"axes.spines.right": False, "axes.spines.left": False, "ytick.left": False, "lines.linewidth": 1.6},
+}
+LEAST_MISMATCH = 1e-16  # a logarithmic axis has no zero
 NUM_BINS = 140  # points of a curve
-MAX_COLUMNS = 120
-PER_MILLE = 1000.0  # the SVG's own width and height
+SMOOTH_FROM = 30  # curves with fewer points are not smoothed
+SMOOTH_SHARE = 0.04  # fraction of the curve over which a smoothed point averages
 
 
-@dataclass
+class ChartSeries(NamedTuple):
+    """One curve with its points by x. The legend shows `figure` instead of the last value."""
+
+    name: str
+    color: str
+    points: Sequence[Point]
+    figure: str = ""
+
+
+@dataclass(frozen=True)
 class Chart:
-    """A chart. `low` and `high` extend the axis; `write_x` and `write_y` format its numbers.
-
-    If stacked, the first curve starts at zero and each further one at the sum of those before it. All have the same x.
-    """
+    """A chart. `low` and `high` are ends of the axis; `write` formats its values. Areas are on top of each other."""
 
     title: str
     note: str
     series: Sequence[ChartSeries]
-    x_name: str = "step"
+    form: Literal["lines", "dots", "areas"] = "lines"
     low: float | None = None
     high: float | None = None
-    write_x: Callable[[float], str] = number
-    write_y: Callable[[float], str] = number
-    is_stacked: bool = False
+    write: Callable[[float], str] = number
     is_wide: bool = False
+    is_log: bool = False
+    is_time: bool = False
 
-    def draw(self) -> Markup | None:
-        """Return the chart; None if no curve has two points, because tables show single values."""
-        self._drawn = [series for series in self.series if series.points]
-        if all(len(series.points) < 2 for series in self._drawn):
-            return None
-        self._thinned = {series.name: thinned(series.points, NUM_BINS) for series in self._drawn}
-        self._drawn_points = _stacked(self._thinned) if self.is_stacked else self._thinned
-        every = [point for points in self._drawn_points.values() for point in points]
-        ends = [end for end in (self.low, self.high) if end is not None]
-        values = [y for _, y in every] + ends
-        self._y_ticks = ticks(min(values), max(values))
-        self._x0, self._x1 = min(x for x, _ in every), max(x for x, _ in every)
-        return self._figure()
+    @property
+    def is_drawn(self) -> bool:
+        """Return whether a curve has two points, because tables show single values."""
+        return any(len(series.points) > 1 for series in self.series)
 
-    def _figure(self) -> Markup:
-        legend = Markup("").join(
-            Markup('<span class="key {}"><i></i>{} <b>{}</b></span>').format(
-                series.colour, series.name, series.figure or self.write_y(series.points[-1][1])
-            )
-            for series in self._drawn
+    def legend(self) -> list[tuple[str, str, str]]:
+        """Return the color, the name and the value of each curve."""
+        return [(one.color, one.name, one.figure or self.write(one.points[-1][1])) for one in self._with_points()]
+
+    def text(self) -> str:
+        """Return the chart for readers who do not see it."""
+        ends = (
+            f"{one.name} from {self.write(one.points[0][1])} to {self.write(one.points[-1][1])}"
+            for one in self._with_points()
         )
-        return Markup(
-            '<figure class="chart{}"><figcaption><h3>{}</h3><p>{}</p><div class="keys">{}</div></figcaption>'
-            '<div class="plot">{}<div class="box" role="img" aria-label="{}">'
-            '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">{}</svg>{}</div>{}</div>'
-            "</figure>"
-        ).format(
-            *(" wide" if self.is_wide else "", self.title, self.note, legend),
-            *(self._y_labels(), self._text_summary(), self._lines(), self._columns(), self._x_labels()),
-        )
+        return f"{self.title}: {'; '.join(ends)}"
 
-    def _across(self, x: float) -> float:
-        """Return the horizontal position, 0 (left) to 1 (right); a single point is in the middle."""
-        return 0.5 if self._x1 == self._x0 else (x - self._x0) / (self._x1 - self._x0)
+    def image(self) -> str:
+        """Return the curves with their axes as a `data:` address."""
+        import matplotlib as mpl
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    def _up(self, y: float) -> float:
-        """Return the vertical position, 0 (bottom) to 1 (top)."""
-        low, high = self._y_ticks[0], self._y_ticks[-1]
-        return (y - low) / (high - low)
+        drawn = io.BytesIO()
+        with mpl.rc_context(STYLE):
+            figure = Figure(figsize=(WIDE if self.is_wide else WIDTH, HEIGHT), layout="constrained")
+            axes = figure.subplots()
+            self._draw(axes, [one._replace(points=thinned(one.points, NUM_BINS)) for one in self._with_points()])
+            axes.set_ylim(self.low, self.high)
+            if self.is_log:
+                axes.set_yscale("log")
+            else:
+                axes.yaxis.set_major_locator(MaxNLocator(4))
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: self.write(float(value))))
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            if self.is_time:
+                axes.xaxis_date()
+                axes.xaxis.set_major_locator(locator := AutoDateLocator())
+                axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+            figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        return f"data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"
 
-    def _at(self, point: Point) -> str:
-        return f"{self._across(point[0]) * PER_MILLE:.1f} {(1 - self._up(point[1])) * PER_MILLE:.1f}"
+    def _draw(self, axes: Axes, drawn: Sequence[ChartSeries]) -> None:
+        if self.form == "areas":
+            steps = sorted({x for one in drawn for x, _ in one.points})
+            heights = [[dict(one.points).get(step, 0.0) for step in steps] for one in drawn]
+            axes.stackplot(steps, heights, colors=[one.color for one in drawn], alpha=0.6)
+            return
+        for one in drawn[::-1]:  # the first curve is on top
+            is_smoothed = self.form == "lines" and not self.is_time and len(one.points) >= SMOOTH_FROM
+            xs: Any = [datetime.fromtimestamp(x) if self.is_time else x for x, _ in one.points]
+            ys = [y for _, y in one.points]
+            marker = "o" if self.form == "dots" else ""
+            axes.plot(xs, ys, marker=marker, markersize=4, color=one.color, alpha=0.35 if is_smoothed else 1)
+            if is_smoothed:
+                axes.plot(xs, smoothed(ys), color=one.color)
 
-    def _lines(self) -> Markup:
-        grid = [f'<path class="grid" d="M0 {(1 - self._up(tick)) * PER_MILLE:.1f}H1000"/>' for tick in self._y_ticks]
-        # Reversed, so that the first curve is on top.
-        curves = [path for series in self._drawn[::-1] for path in self._curve(series)]
-        return Markup("".join([*grid, *curves]))  # nosec B704: numbers and our own class names only
-
-    def _curve(self, series: ChartSeries) -> list[str]:
-        points = self._drawn_points[series.name]
-        places = [self._at(point) for point in points]
-        paths = []
-        if series.fill:
-            first, last = places[0].split()[0], places[-1].split()[0]
-            paths.append(f'<path class="area {series.colour}" d="M{first} 1000L{"L".join(places)}L{last} 1000Z"/>')
-        is_smooth = series.smooth and len(points) >= SMOOTH_FROM
-        if len(points) > 1:
-            faint = " faint" if is_smooth else ""
-            paths.append(f'<path class="line {series.colour}{faint}" d="M{"L".join(places)}"/>')
-        if is_smooth:
-            even = "L".join(self._at(point) for point in smoothed(points))
-            paths.append(f'<path class="line {series.colour}" d="M{even}"/>')
-        if series.dots or len(points) == 1:
-            paths.append(f'<path class="dots {series.colour}" d="{"".join(f"M{place}h0" for place in places)}"/>')
-        return paths
-
-    def _columns(self) -> Markup:
-        """Return one invisible column for each x of the longest curve, with the values to show under the pointer."""
-        longest = max(self._thinned.values(), key=len)
-        xs = [x for x, _ in thinned(longest, MAX_COLUMNS)]
-        width = 100 / max(1, len(xs) - 1) if len(xs) > 1 else 100
-        columns = Markup("")
-        for x in xs:
-            middle = self._across(x) * 100
-            left, right = max(0.0, middle - width / 2), min(100.0, middle + width / 2)  # no column beyond the plot
-            columns += Markup('<i class="{}" style="left:{:.2f}%;width:{:.2f}%" data-tip="{}"></i>').format(
-                "r" if middle > 50 else "l", left, right - left, self._tooltip(x)
-            )
-        return columns
-
-    def _tooltip(self, x: float) -> str:
-        lines = [f"{self.x_name} {self.write_x(x)}".strip()]
-        reach = (self._x1 - self._x0) / MAX_COLUMNS + 1e-9
-        for series in self._drawn:
-            near = min(self._thinned[series.name], key=lambda point: abs(point[0] - x))
-            if abs(near[0] - x) <= reach:
-                lines.append(f"{series.name} {self.write_y(near[1])}")
-        return "\n".join(lines)
-
-    def _text_summary(self) -> str:
-        parts = (
-            f"{series.name} from {self.write_y(series.points[0][1])} to {self.write_y(series.points[-1][1])}"
-            for series in self._drawn
-        )
-        return f"{self.title}: {'; '.join(parts)}"
-
-    def _y_labels(self) -> Markup:
-        ticks_here, write = self._y_ticks, self.write_y
-        written = alike(ticks_here) if write is number else [write(tick) for tick in ticks_here]
-        labels = (
-            Markup('<span style="top:{:.2f}%">{}</span>').format((1 - self._up(tick)) * 100, text)
-            for tick, text in zip(ticks_here, written, strict=True)
-        )
-        return Markup('<div class="ys">{}</div>').format(Markup("").join(labels))
-
-    def _x_labels(self) -> Markup:
-        labels = (
-            Markup('<span style="left:{:.2f}%">{}</span>').format(self._across(x) * 100, self.write_x(x))
-            for x in self._x_ticks()
-        )
-        return Markup('<div class="xs">{}</div>').format(Markup("").join(labels))
-
-    def _x_ticks(self) -> list[float]:
-        """Return round numbers of steps, or quarters of a time span, without those so near an end that text would
-        overflow.
-        """
-        if self._x0 == self._x1:
-            return [self._x0]
-        if self.x_name == "step":
-            inside = [x for x in ticks(self._x0, self._x1) if self._x0 <= x <= self._x1 and x == round(x)]
-            return inside if len(inside) > 1 else [self._x0, self._x1]
-        return [self._x0 + part * (self._x1 - self._x0) for part in (0.06, 0.28, 0.5, 0.72, 0.94)]
+    def _with_points(self) -> list[ChartSeries]:
+        return [one for one in self.series if one.points]
 
 
-def _stacked(curves: dict[str, list[Point]]) -> dict[str, list[Point]]:
-    """Return each curve on top of the sum of those before it."""
-    result: dict[str, list[Point]] = {}
-    ground: dict[float, float] = {}
-    for name, points in curves.items():
-        result[name] = [(x, y + ground.get(x, 0.0)) for x, y in points]
-        ground = dict(result[name])
-    return result
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return the exponential moving average with bias correction for the first values."""
+    keep = 1 - 1 / max(2.0, SMOOTH_SHARE * len(values))
+    means, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = total * keep + value, weight * keep + 1
+        means.append(total / weight)
+    return means
 
 
-def learning_charts(history: History) -> list[Markup]:
-    """Return the charts of steps and evaluations that have values."""
+def run_charts(history: History, event_totals: EventTotals) -> tuple[list[Chart], list[Chart]]:
+    """Return the charts of steps and evaluations, and those of the swarm; only charts with a curve."""
     steps = history.steps
+
+    def curve(field: str, color: str, name: str) -> ChartSeries:
+        found = ((float(point.step), getattr(point, field)) for point in steps)
+        return ChartSeries(name, color, [(step, float(value)) for step, value in found if value is not None])
+
+    tasks = [
+        ChartSeries(name, color, [(float(point.step), point.pass_at_1) for point in points])
+        for (name, points), color in zip(history.by_task().items(), TASK_COLORS, strict=False)
+    ]
+    rewards = [curve("own_reward_mean", OWN, "own"), curve("foreign_reward_mean", FOREIGN, "from peers")]
+    if not rewards[0].points:
+        rewards = [curve("reward_mean", MAIN, "reward")]
+    mismatch = curve("mismatch_kl", FOREIGN, "mismatch")
+    share: Any = {"low": 0.0, "high": 1.0, "write": percent}
     charts = [
-        Chart(
-            "Accuracy",
-            "Greedy pass@1 on held-out problems.",
-            _tasks(history),
-            low=0.0,
-            high=1.0,
-            write_y=percent,
-            is_wide=True,
-        ),
-        Chart(
-            "Reward",
-            "Mean reward of the completions that each step trained on.",
-            _rewards(steps),
-            low=0.0,
-        ),
-        Chart("Loss", "Loss of each step.", [_curve(steps, "loss", MAIN, "loss")]),
+        Chart("Accuracy", "Greedy pass@1 on held-out problems.", tasks, "dots", is_wide=True, **share),
+        Chart("Reward", "Mean reward of the completions that each step trained on.", rewards, low=0.0),
+        Chart("Loss", "Loss of each step.", [curve("loss", MAIN, "loss")]),
         Chart(
             "KL",
             "KL between the learner and the weights that sampled, mean over completions, nats a token.",
-            [_curve(steps, "mean_kl", SECOND, "KL")],
+            [curve("mean_kl", SECOND, "KL")],
             low=0.0,
         ),
         Chart(
             "Kept and truncated",
             "Completions that passed the filter, and tokens whose importance weight was truncated.",
-            [
-                _curve(steps, "kept_fraction", MAIN, "kept"),
-                _curve(steps, "truncated_fraction", SECOND, "truncated"),
-            ],
-            low=0.0,
-            high=1.0,
-            write_y=percent,
+            [curve("kept_fraction", MAIN, "kept"), curve("truncated_fraction", SECOND, "truncated")],
+            **share,
         ),
         Chart(
             "Groups of each step",
             "Groups of this node and groups from peers.",
-            [
-                _curve(steps, "own_groups", OWN, "own", fill=True),
-                _curve(steps, "foreign_groups", FOREIGN, "from peers", fill=True),
-            ],
+            [curve("own_groups", OWN, "own"), curve("foreign_groups", FOREIGN, "from peers")],
+            "areas",
             low=0.0,
-            is_stacked=True,
         ),
         Chart(
             "Speed",
             "Tokens a second of both workers.",
-            [
-                _curve(steps, "tokens_per_s", MAIN, "learner"),
-                _curve(steps, "generation_tokens_per_s", OWN, "generator"),
-            ],
+            [curve("tokens_per_s", MAIN, "learner"), curve("generation_tokens_per_s", OWN, "generator")],
             low=0.0,
-            write_y=large,
+            write=count,
         ),
+        Chart("Gradient norm", "Gradient norm before clipping.", [curve("grad_norm", SECOND, "norm")], low=0.0),
         Chart(
-            "Gradient norm",
-            "Gradient norm before clipping.",
-            [_curve(steps, "grad_norm", SECOND, "norm")],
-            low=0.0,
+            "Engine against learner",
+            "KL between the generator's and the learner's log-probs of the same tokens, nats a token.",
+            [mismatch._replace(points=[(step, max(LEAST_MISMATCH, kl)) for step, kl in mismatch.points])],
+            is_log=True,
         ),
-        _mismatch(steps),
     ]
-    return [drawn for chart in charts if (drawn := chart.draw())]
-
-
-def traffic_chart(event_totals: EventTotals) -> Markup | None:
-    """Return the chart of groups made, received and rejected over time."""
     traffic = event_totals.traffic
-    form = next((form for limit_s, form in CLOCKS if traffic.width_s < limit_s), DATE)
     kinds = (("generated here", "made", OWN), ("from peers", "received", FOREIGN), ("rejected", "refused", SECOND))
-    return Chart(
+    over_time = Chart(
         "Groups over time",
         "Groups a minute: generated here, received from peers, rejected.",
         [
-            ChartSeries(name, colour, traffic.rates(kind), figure=f"{traffic.total(kind):,}")
-            for name, kind, colour in kinds
+            ChartSeries(name, color, traffic.rates(kind), figure=f"{traffic.total(kind):,}")
+            for name, kind, color in kinds
             if traffic.total(kind)
         ],
-        x_name="",
         low=0.0,
         is_wide=True,
-        write_x=lambda unix_s: time.strftime(form, time.localtime(unix_s)),
-    ).draw()
-
-
-def _rewards(steps: Sequence[StepPoint]) -> list[ChartSeries]:
-    if all(point.own_reward_mean is None for point in steps):
-        return [_curve(steps, "reward_mean", MAIN, "reward")]
-    peers = _curve(steps, "foreign_reward_mean", FOREIGN, "from peers")
-    return [_curve(steps, "own_reward_mean", OWN, "own"), peers]
-
-
-def _mismatch(steps: Sequence[StepPoint]) -> Chart:
-    """Return a chart with a logarithmic axis. If two engines agree, the KL is about the rounding error."""
-    logs = [
-        (float(point.step), math.log10(max(LEAST_MISMATCH, point.mismatch_kl)))
-        for point in steps
-        if point.mismatch_kl is not None
-    ]
-    return Chart(
-        "Engine against learner",
-        "KL between the generator's and the learner's log-probs of the same tokens, nats a token.",
-        [ChartSeries("mismatch", FOREIGN, logs)],
-        write_y=lambda power: number(10.0**power) if power != round(power) else f"1e{power:.0f}",
+        is_time=True,
     )
-
-
-def _tasks(history: History) -> list[ChartSeries]:
-    return [
-        ChartSeries(name, colour, [(float(point.step), point.pass_at_1) for point in points], dots=True)
-        for (name, points), colour in zip(history.by_task().items(), TASK_COLOURS, strict=False)
-    ]
-
-
-def _curve(steps: Sequence[StepPoint], figure: str, colour: str, name: str, *, fill: bool = False) -> ChartSeries:
-    """Return the curve of a field of the steps, smoothed if it is not filled."""
-    found = ((float(point.step), getattr(point, figure)) for point in steps)
-    points = [(step, float(value)) for step, value in found if value is not None]
-    return ChartSeries(name, colour, points, fill=fill, smooth=not fill)
+    return [one for one in charts if one.is_drawn], [one for one in (over_time,) if one.is_drawn]

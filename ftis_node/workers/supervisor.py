@@ -220,7 +220,7 @@ class Supervisor:
             if is_short and self._free_memory is not None:
                 try:
                     await self._free_memory()
-                except FtisError as failed:  # the worker starts all the same
+                except FtisError as failed:  # the worker starts anyway
                     logger.warning("no memory is given back for the %s worker: %s", self.name, failed)
 
     async def _live_once(self) -> float:

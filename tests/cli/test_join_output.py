@@ -18,12 +18,12 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.dashboard.view.health_answers import answer_lines
-from ftis_node.dashboard.view.spans import text_of
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.status import Status
+from ftis_node.view.health_answers import answer_lines
+from ftis_node.view.spans import text_of
 from tests.node.support import ANY_PORT, started, write_manifest
 
 if TYPE_CHECKING:

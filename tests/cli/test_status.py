@@ -74,15 +74,6 @@ def test_it_fits_a_screen_and_control_characters_are_escaped(status: Status, wid
     assert all(line.isprintable() for line in [*lines, log_line(status, now=NOW)])
 
 
-def test_the_screen_shows_what_is_trained_and_why() -> None:
-    training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
-    status = Status(node=NodeStatus(peer_id="12D3"), model=ModelStatus(training=training))
-    text = " ".join(" ".join(screen(status, now=NOW)).split())
-    assert f"trains {training} generation" in text
-    older = msgspec.structs.replace(status, model=ModelStatus())
-    assert "trains" not in " ".join(screen(older, now=NOW))
-
-
 def test_the_first_lines_report_the_health_and_what_to_do() -> None:
     short = msgspec.structs.replace(LONG.swarm, reason="no peers were given; waiting for others to dial this node")
     lines = screen(msgspec.structs.replace(LONG, swarm=short, health=HealthStatus()), now=NOW)
@@ -93,30 +84,6 @@ def test_the_first_lines_report_the_health_and_what_to_do() -> None:
         "! learning: no step for 11 d 13 h, 0 groups ready: check that groups arrive; see",
         "  logs/learner.log in the home",
     ]
-
-
-def test_the_newest_evaluation_of_a_task_is_beside_the_first() -> None:
-    evaluations = [EvalStatus(step=step, task="t", pass_at_1=step / 10, n=8) for step in (0, 5, 7)]
-    status = Status(node=NodeStatus(peer_id="12D3", state="running"), eval=evaluations)
-    assert "pass@1      0.700 at step 7, 0.000 at step 0 (8 problems of t)" in screen(status, now=NOW)
-
-
-def test_a_role_without_a_worker_is_explained() -> None:
-    status = Status(node=NodeStatus(peer_id="12D3"), generation=GenerationStatus(state="off", engine="off"))
-    lines = screen(msgspec.structs.replace(status, learner=LearnerStatus(state="off")), now=NOW)
-    assert "generation  off: this role learns from what others generate" in lines
-    assert "learner     off: this role generates for a learner elsewhere" in lines
-
-
-def test_an_exchange_node_shows_the_groups_from_and_for_its_trainer() -> None:
-    status = Status(
-        node=NodeStatus(peer_id="12D3", role="exchange", state="running"),
-        generation=GenerationStatus(state="off", groups_made=37, policy_version=12),
-        learner=LearnerStatus(state="off", foreign_groups=8),
-    )
-    lines = screen(status, now=NOW)
-    assert "trainer     step 12, groups in all: 37 shared, 8 foreign given to it" in lines
-    assert not [line for line in lines if line.startswith(("generation", "learner  "))]
 
 
 def test_states_before_a_start_while_starting_and_after_the_end(
@@ -166,14 +133,6 @@ def test_a_node_that_closed_its_port_and_still_runs_is_stopping(
         assert (node["state"], node["end"], node["waits_for"]) == ("stopping", "", "")
     assert run(["status", "--home", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("stopped: as asked")
-
-
-def test_a_stopping_node_reports_what_it_waits_for() -> None:
-    node = msgspec.structs.replace(LONG.node, state="stopping", waits_for="the checkpoint of step 7")
-    shown = "\n".join(screen(msgspec.structs.replace(LONG, node=node), now=NOW, width=200))
-    assert "stopping: it waits for the checkpoint of step 7" in shown
-    other = msgspec.structs.replace(Status(), node=NodeStatus(peer_id="12D3", state="stopping"))
-    assert screen(other, now=NOW)[0] == "contributing: not yet   learning: not yet   healthy: not yet"
 
 
 def test_watching_continues_during_a_restart(

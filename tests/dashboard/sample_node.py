@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from ftis_node.dashboard.screens.groups import GroupScreen, GroupsScreen
-from ftis_node.dashboard.watcher import GpuUsage, MachineUsage, NodeSnapshot, Watcher
+from ftis_node.dashboard.watcher import Watcher
 from ftis_node.replay.group_history import CompletionDetails, GroupHistory, PromptDetails
 from ftis_node.replay.reader import GroupSummary
 from ftis_node.telemetry.history import EvaluationPoint, History, StepPoint
@@ -23,6 +23,7 @@ from ftis_node.telemetry.status import (
     Status,
     SwarmStatus,
 )
+from ftis_node.view.snapshot import GpuUsage, MachineUsage, NodeSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

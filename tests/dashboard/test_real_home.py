@@ -35,9 +35,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm) -> H
 
 
 @asynccontextmanager
-async def _opened(home: Home, size: tuple[int, int]) -> AsyncIterator[tuple[DashboardApp, Pilot[None]]]:
+async def _opened(home: Home) -> AsyncIterator[tuple[DashboardApp, Pilot[None]]]:
     app = DashboardApp(home, period_s=0.2)
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=(80, 24)) as pilot:
         await _until(pilot, lambda: app.snapshot is not None and bool(app.snapshot.history.events))
         yield app, pilot
 
@@ -52,9 +52,8 @@ def _shown(app: DashboardApp) -> str:
     return text_of_rows(app.export_screenshot())
 
 
-@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
-async def test_keys_open_a_peer_and_a_group_of_a_stopped_node(home: Home, size: tuple[int, int]) -> None:
-    async with _opened(home, size) as (app, pilot):
+async def test_keys_open_a_peer_and_a_group_of_a_stopped_node(home: Home) -> None:
+    async with _opened(home) as (app, pilot):
         await _until(pilot, lambda: "start it again" in _shown(app) and " 1 known" in _shown(app))
         assert "ftis-node join --home" in _shown(app)
         await pilot.press("enter")
@@ -89,7 +88,7 @@ def test_the_history_of_a_group_has_texts_and_events(home: Home) -> None:
 async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
     """The restarted node has no peers, because the swarm still uses its key. This test changes the home: it is last."""
     home.peers.unlink()
-    async with _opened(home, (80, 24)) as (app, pilot):
+    async with _opened(home) as (app, pilot):
         assert app.snapshot is not None and app.snapshot.state == "stopped"
         assert app.snapshot.start_command == f"ftis-node join --home {home.root}", "the home has the model's name"
         with started(home.root, "join", "--no-peers", "--listen", ANY_PORT) as node:

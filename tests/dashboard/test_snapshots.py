@@ -17,7 +17,7 @@ from tests.dashboard.sample_node import RUNNING, STOPPED, use_snapshots
 from tests.dashboard.svg_text import rows_of, text_of_rows
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.watcher import NodeSnapshot
+    from ftis_node.view.snapshot import NodeSnapshot
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 LOW, TALL = (80, 24), (160, 50)

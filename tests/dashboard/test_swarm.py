@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.view.spans import text_of
 from ftis_node.dashboard.widgets import TextLines
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
+from ftis_node.view.spans import text_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,9 +23,6 @@ from ftis_node.cli.detail_screens import peer_document, peer_screen
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.dashboard.view.events import event_line
-from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread
@@ -37,6 +34,9 @@ from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.terminal_text import columns
+from ftis_node.view.events import event_line
+from ftis_node.view.peers import ban_words, peer_lines, peer_row, sorted_peers
+from ftis_node.view.spans import text_of
 from tests.validation.test_pipeline import _Scorer, _Tokenizer
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ async def test_a_refused_hand_over_falls_back_to_files_for_good(
     assert learner.fallbacks == [REFUSAL]
     assert client.hand_over == f"page-locked file ({REFUSAL})"
     warnings = [record.getMessage() for record in caplog.records if "as planned" in record.getMessage()]
-    assert warnings == [f"weights do not cross as planned: {REFUSAL}"]
+    assert warnings == [f"the fast weight transfer failed, files are used: {REFUSAL}"]
 
 
 async def test_a_fallback_of_the_learner_is_reported_once(

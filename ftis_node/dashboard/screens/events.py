@@ -8,15 +8,15 @@ from textual import on
 from textual.widgets import Input
 
 from ftis_node.dashboard.context import TextPage
-from ftis_node.dashboard.view.events import event_line, notable_events
-from ftis_node.dashboard.view.spans import Span, Tone, line, text_of
 from ftis_node.dashboard.widgets import Scroller, SearchLine
+from ftis_node.view.events import event_line, notable_events
+from ftis_node.view.spans import Span, Tone, line, text_of
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.watcher import NodeSnapshot
+    from ftis_node.view.snapshot import NodeSnapshot
 
 
 class EventsScreen(TextPage):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.context import TextPage
-from ftis_node.dashboard.view.health_answers import all_problems
-from ftis_node.dashboard.view.spans import Line, Span, Tone, labeled, line
+from ftis_node.view.health_answers import answer_texts, problems, refusal_texts
+from ftis_node.view.spans import Line, Span, Tone, labeled, line
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.watcher import NodeSnapshot
+    from ftis_node.view.snapshot import NodeSnapshot
 
 KEYS = (
     ("arrows, j, k", "select a row, or scroll"),
@@ -46,7 +46,11 @@ class HelpScreen(TextPage):
 def help_lines(snapshot: NodeSnapshot | None) -> list[Line]:
     """Return the help below the node's current problems, or the command that starts a stopped node again."""
     lines: list[Line] = []
-    if snapshot is not None and (found := all_problems(snapshot)):
+    found: dict[str, None] = {}
+    if snapshot is not None and snapshot.is_live:
+        bad = (text for tone, text in answer_texts(snapshot) if tone is Tone.BAD)
+        found = dict.fromkeys((*bad, *problems(snapshot), *(text for _, text in refusal_texts(snapshot))))
+    if found:
         lines = [line(Span("current problems", Tone.BAD)), *(line("  ", problem) for problem in found), line()]
     if snapshot is not None and snapshot.has_ended:
         lines = [line(Span("start it again:", Tone.WARN)), line("  ", snapshot.start_command), line()]

@@ -10,29 +10,24 @@ from textual.containers import Container, Horizontal
 from textual.screen import Screen
 from textual.widgets import DataTable, Input, Static
 
+from ftis_node.dashboard.curves import pass_curve, plot_rows, reward_curve
 from ftis_node.dashboard.screens.groups import PeerScreen
-from ftis_node.dashboard.view.events import event_line, notable_events
-from ftis_node.dashboard.view.figures import (
-    head_line,
-    metric_lines,
-    pass_curve,
-    plot_rows,
-    reward_curve,
-)
-from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, refusal_lines, worst_tone
-from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets import KeysLine, PeersTable, SearchLine, TextLines
-from ftis_node.telemetry.terminal_text import printable
+from ftis_node.view.events import event_line, notable_events
+from ftis_node.view.health_answers import answer_lines, next_lines, refusal_lines, worst_tone
+from ftis_node.view.node_facts import head_line, node_facts
+from ftis_node.view.spans import Line, Span, Tone, faded, labeled, line
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from ftis_node.dashboard.context import DashboardContext
-    from ftis_node.dashboard.view.figures import Points
-    from ftis_node.dashboard.watcher import NodeSnapshot
+    from ftis_node.dashboard.curves import Points
+    from ftis_node.view.snapshot import NodeSnapshot
 
 WIDE, TALL = 164, 36  # columns that fit event lines beside the peers, and rows that fit panels
+PANEL_FACTS = {"trainer", "generation", "learner", "trains", "trained on", "groups", "buffer", "memory"}
 BORDERS = {"-good": Tone.GOOD, "-waits": Tone.WARN, "-bad": Tone.BAD}
 BRAILLE = "[\u2800-\u28ff]+"
 
@@ -48,7 +43,7 @@ class Overview(TextLines):
     def show(self, snapshot: NodeSnapshot) -> None:
         lines = [head_line(snapshot), *answer_lines(snapshot)]
         if snapshot.problem and not snapshot.is_live:
-            lines.append(line(Span(printable(snapshot.problem), Tone.WARN)))
+            lines.append(line(Span(snapshot.problem, Tone.WARN)))
         lines += [*next_lines(snapshot), *refusal_lines(snapshot)]
         tone = worst_tone(snapshot)
         for name, border_tone in BORDERS.items():
@@ -61,6 +56,12 @@ class MetricsPanel(TextLines):
 
     def show(self, snapshot: NodeSnapshot) -> None:
         self.write(metric_lines(snapshot))
+
+
+def metric_lines(snapshot: NodeSnapshot) -> list[Line]:
+    """Return the facts of `PANEL_FACTS`, one on a line; those of a node that does not run are faint."""
+    shown = [(label, labeled(label, *text)) for label, text in node_facts(snapshot) if label in PANEL_FACTS]
+    return [text if snapshot.is_live or label == "memory" else faded(text) for label, text in shown]
 
 
 class EventLines(TextLines):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.context import TextPage
-from ftis_node.dashboard.view.spans import Span, Tone, line
+from ftis_node.view.spans import Span, Tone, line
 
 if TYPE_CHECKING:
     from ftis_node.dashboard.context import Loaded

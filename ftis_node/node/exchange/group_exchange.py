@@ -72,7 +72,7 @@ REQUEST_REASONS: Final[dict[RequestReason, str]] = {
     "token": "the header with the token of the home is missing or wrong",
     "size": "the request has more bytes than a group of the run can have",
     "slow": "the request was not complete within 10 s",
-    "malformed": "the request is no such message, or a field is out of bounds",
+    "malformed": "the request is not a valid message, or a field is out of bounds",
 }
 PASSING: Final[frozenset[GroupReason | RequestReason]] = frozenset({"busy", "paused", "scoring_timeout"})
 MAX_STEP = 2**62

@@ -148,7 +148,7 @@ def _steps(settings: NodeSettings, step: int) -> str:
         return f"follows {settings.roles.follow}"
     limit = settings.budget.learn_steps
     begins = f"goes on after step {step}" if step else "begins at step 0"
-    return begins + (f", ends after step {limit}" if limit is not None else ", without end")
+    return begins + (f", ends after step {limit}" if limit is not None else ", no step limit")
 
 
 def _peers(inputs: NodeInputs) -> str:

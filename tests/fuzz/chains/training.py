@@ -12,8 +12,6 @@ import torch
 from ftis_node.algorithms.methods import METHODS, method_parameters
 from ftis_node.cli.commands.replay import _table
 from ftis_node.cli.detail_screens import group_document, group_screen
-from ftis_node.dashboard.view.groups import group_lines, group_row
-from ftis_node.dashboard.view.spans import text_of
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
@@ -23,6 +21,8 @@ from ftis_node.records.envelope import open_announcement
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
+from ftis_node.view.groups import group_lines, group_row
+from ftis_node.view.spans import text_of
 from tests.conftest import make_group, make_text_group, problem_hash
 from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, fuzzed_node, running, sign_body
 from tests.fuzz.mutator import Item, join, parsed

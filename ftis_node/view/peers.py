@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.spans import (
+from ftis_node.swarm.peer_rows import shown_names, teaches, teaching_words
+from ftis_node.telemetry.terminal_text import clipped, date_time, printable
+from ftis_node.view.spans import (
     Line,
     Span,
     Tone,
     ago,
     count,
     labeled,
+    line,
     number,
     short_id,
 )
-from ftis_node.swarm.peer_rows import shown_names, teaches, teaching_words
-from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -54,16 +55,16 @@ def peer_names(rows: Iterable[Mapping[str, Any]], node: NodeStatus) -> dict[str,
     return shown_names({node.peer_id: node.name} | names, width=NAME_WIDTH)
 
 
-def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
+def peer_row(row: Mapping[str, Any], *, now: float) -> Line:
     """Return one cell for each of PEER_COLUMNS."""
     standing = str(row.get("standing", "good"))
     refused = _refused(row)
     parameters = f" {count(row['parameters'])}" if row.get("parameters") else ""
     model = str(row.get("model") or "-").rsplit("/", 1)[-1]
-    return (
+    return line(
         Span(clipped(row.get("name") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
         Span(clipped(model, MODEL_WIDTH - len(parameters)) + parameters),
-        Span(printable(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+        Span(standing, STANDING_TONES.get(standing, Tone.PLAIN)),
         Span(count(row.get("groups_accepted", 0))),
         Span(teaches(row)),
         Span(count(refused), Tone.WARN if refused else Tone.FAINT),
@@ -82,16 +83,16 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     model = f"{row.get('model') or 'model unknown'}{parameters}, {row.get('role') or 'role unknown'}{version}"
     seen = f"{ago(row['last_seen'], now)} ago" if row.get("last_seen") else "not since the node's start"
     lines = [
-        labeled("peer id", printable(row["peer_id"])),
-        labeled("name", Span(printable(row.get("name") or "none given"), Tone.STRONG)),
-        labeled("model", printable(model)),
-        *([labeled("domain", printable(row["domain"]))] if row.get("domain") else []),
+        labeled("peer id", row["peer_id"]),
+        labeled("name", Span(row.get("name") or "none given", Tone.STRONG)),
+        labeled("model", model),
+        *([labeled("domain", row["domain"])] if row.get("domain") else []),
         labeled("last seen", seen),
-        *([labeled("version", printable(row["wire_words"]))] if row.get("wire_words") else []),
+        *([labeled("version", row["wire_words"])] if row.get("wire_words") else []),
         labeled(
             "trust",
-            Span(printable(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
-            f", score {number(row.get('score'), digits=3)}: {STANDING_WORDS.get(standing, '')}",
+            Span(standing, STANDING_TONES.get(standing, Tone.PLAIN)),
+            f", score {number(row.get('score'))}: {STANDING_WORDS.get(standing, '')}",
             "; trusted by you" if row.get("trusted") else "",
         ),
     ]
@@ -101,7 +102,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
         lines.append(labeled("banned", f"until {date_time(row['banned_until'])} {why}"))
     groups = (
         f"{row.get('groups_accepted', 0)} groups accepted since the start; it confirmed "
-        f"{row.get('groups_confirmed', 0)} of ours, {row.get('failed_pulls', 0)} fetches from it failed"
+        f"{row.get('groups_confirmed', 0)} of this node's groups, {row.get('failed_pulls', 0)} fetches from it failed"
     )
     return [
         *lines,

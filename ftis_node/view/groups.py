@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.events import event_line
-from ftis_node.dashboard.view.spans import (
+from ftis_node.swarm.sequence import MAX_COUNTER
+from ftis_node.telemetry.terminal_text import clipped, date_time
+from ftis_node.view.events import event_line
+from ftis_node.view.spans import (
     Line,
     Span,
     Tone,
@@ -16,8 +18,6 @@ from ftis_node.dashboard.view.spans import (
     number,
     short_id,
 )
-from ftis_node.swarm.sequence import MAX_COUNTER
-from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ MARGIN = "  | "  # before each line of a peer's text
 USE_TONES = {"ready": Tone.PLAIN, "taken": Tone.STRONG, "trained": Tone.GOOD}
 
 
-def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]:
+def group_row(group: GroupSummary, names: Mapping[str, str]) -> Line:
     """Return one cell for each of GROUP_COLUMNS. `names` are the peers' names by their ids."""
     sender = clipped(names.get(group.sender, ""), NAME_WIDTH) or short_id(group.sender)
     state = (group.reason or group.state) + ("" if group.step is None else f" {group.step}")
-    return (
+    return line(
         Span(clock(group.admitted_at)[:-3], Tone.FAINT),
         Span(group.id[:ID_WIDTH]),
         Span("own") if group.own else Span(sender, Tone.STRONG),
@@ -55,14 +55,14 @@ def group_lines(history: GroupHistory, *, with_tokens: bool = False) -> list[Lin
     """
     lines = [labeled("group", Span(history.id, Tone.STRONG)), *_origin_lines(history), validation_line(history)]
     state = history.summary and (history.summary.reason or history.summary.state)
-    lines.append(labeled("used", Span(printable(history.used), USE_TONES.get(state or "", Tone.WARN))))
+    lines.append(labeled("used", Span(history.used, USE_TONES.get(state or "", Tone.WARN))))
     if history.texts_missing:
-        lines.append(labeled("note", printable(history.texts_missing)))
+        lines.append(labeled("note", history.texts_missing))
     if prompt := history.prompt:
-        lines += [line(), labeled("prompt", printable(f"{prompt.task}/{prompt.split}/{prompt.index}"))]
+        lines += [line(), labeled("prompt", f"{prompt.task}/{prompt.split}/{prompt.index}")]
         lines += _block(prompt.text, f"its text is not available: {prompt.missing}")
         if prompt.answer is not None:
-            lines.append(labeled("answer", printable(prompt.answer)))
+            lines.append(labeled("answer", prompt.answer))
     for place, completion in enumerate(history.completions, start=1):
         ids = " ".join(str(token) for token in completion.token_ids[:MAX_SHOWN_TOKENS])
         lines += [line(), _head(place, completion, history.summary), *_block(completion.text, f"ids {ids}")]
@@ -74,10 +74,10 @@ def group_lines(history: GroupHistory, *, with_tokens: bool = False) -> list[Lin
 def _origin_lines(history: GroupHistory) -> list[Line]:
     if (summary := history.summary) is None:
         return []
-    weights = f", by the weights of {printable(history.weights_of)}" if history.weights_of else ""
-    model = printable(summary.model) or "an unnamed model"
+    weights = f", by the weights of {history.weights_of}" if history.weights_of else ""
+    model = summary.model or "an unnamed model"
     return [
-        labeled("made by", f"this node ({summary.sender})" if summary.own else printable(summary.sender)),
+        labeled("made by", f"this node ({summary.sender})" if summary.own else summary.sender),
         labeled("with", f"{model}, version {summary.policy_version}, temperature {history.temperature:g}{weights}"),
         labeled("when", f"{date_time(summary.created_at)}, group {summary.number & MAX_COUNTER} of its start"),
     ]
@@ -89,7 +89,7 @@ def validation_line(history: GroupHistory) -> Line:
 
     if history.verdict == "refused":
         reason = str(history.reason)
-        why = f" ({printable(reason)}): {sentence(reason)}. {printable(history.detail)}"
+        why = f" ({reason}): {sentence(reason)}. {history.detail}"
         return labeled("validation", Span("rejected", Tone.BAD), why)
     if (summary := history.summary) is None:
         return labeled("validation", Span("accepted", Tone.GOOD))
@@ -112,7 +112,7 @@ def _head(place: int, completion: CompletionDetails, summary: GroupSummary | Non
         Span(f"completion {place}  ", Tone.FAINT),
         Span(f"reward {completion.reward:g}{claimed}", tone),
         f"  {completion.num_tokens} tokens, {completion.finish_reason}",
-        f", log-prob mean {number(completion.mean_logprob, digits=3)}{least}",
+        f", log-prob mean {number(completion.mean_logprob)}{least}",
         versions,
     )
 
@@ -120,8 +120,8 @@ def _head(place: int, completion: CompletionDetails, summary: GroupSummary | Non
 def _block(text: str | None, instead: str) -> list[Line]:
     """Return a text of the model line by line; without a text, a line `instead` of it."""
     if text is None:
-        return [line(Span(MARGIN, Tone.FAINT), Span(printable(instead), Tone.FAINT))]
-    rows = printable(text.rstrip("\n"), keep_newlines=True).split("\n")
+        return [line(Span(MARGIN, Tone.FAINT), Span(instead, Tone.FAINT))]
+    rows = text.rstrip("\n").split("\n")
     return [line(Span(MARGIN, Tone.FAINT), row) for row in rows]
 
 
@@ -129,7 +129,7 @@ def _token_line(pieces: Sequence[str], logprobs: Sequence[float]) -> Line:
     """Return every token with its log-prob; improbable tokens are highlighted."""
     spans: list[Span | str] = [Span(MARGIN, Tone.FAINT)]
     for piece, logprob in islice(zip(pieces, logprobs, strict=True), MAX_SHOWN_TOKENS):
-        spans += [printable(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
+        spans += [piece, Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
     return line(*spans)
 
 

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.spans import Line, Span, Tone, clock, line, number, short_id
 from ftis_node.telemetry.history import ROUTINE
-from ftis_node.telemetry.terminal_text import clipped, printable
+from ftis_node.telemetry.terminal_text import clipped
+from ftis_node.view.spans import Line, Span, Tone, clock, line, number, short_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 TONES = {
-    **dict.fromkeys(("step", "eval", "start", "peer_joined"), Tone.STRONG),
-    **dict.fromkeys(
-        (
-            "refused",
-            "reputation_changed",
-            "pull_failed",
-            "pull_given_up",
-            "peer_refused",
-            "refused_by",
-            "peer_left",
-            "mismatch",
-            "paused",
-        ),
-        Tone.WARN,
-    ),
-    **dict.fromkeys(("recovered", "clock_moved", "checkpoint_fallback", "understated"), Tone.WARN),
-    **dict.fromkeys(
-        ("step_lost", "generation_failed", "eval_failed", "weight_sync_failed", "check_failed", "audit_failed"),
-        Tone.BAD,
-    ),
-    **dict.fromkeys(("failed", "loop_blocked", "loop_stuck"), Tone.BAD),
+    **dict.fromkeys("step eval start peer_joined".split(), Tone.STRONG),
+    **dict.fromkeys("refused peer_refused refused_by reputation_changed pull_failed pull_given_up".split(), Tone.WARN),
+    **dict.fromkeys("peer_left mismatch paused clock_moved checkpoint_fallback".split(), Tone.WARN),
+    **dict.fromkeys("recovered understated".split(), Tone.WARN),
+    **dict.fromkeys("step_lost generation_failed eval_failed weight_sync_failed check_failed".split(), Tone.BAD),
+    **dict.fromkeys("audit_failed failed loop_blocked loop_stuck".split(), Tone.BAD),
 }
 MAX_DETAIL = 240
 WORD_WIDTH = 14
@@ -48,7 +33,7 @@ def event_line(event: Mapping[str, Any]) -> Line:
     return line(
         Span(clock(float(event.get("time", 0.0))), Tone.FAINT),
         " ",
-        Span(printable(name).ljust(WORD_WIDTH), TONES.get(name, Tone.PLAIN)),
+        Span(name.ljust(WORD_WIDTH), TONES.get(name, Tone.PLAIN)),
         " ",
         clipped(_detail(name, event), MAX_DETAIL),
     )

@@ -1,4 +1,7 @@
-"""The texts of the dashboard: three answers about the health, escaped texts of peers, rows, curves, one group."""
+"""What status, the dashboard and the report say about a node: answers, facts, peers, events, groups.
+
+tests/telemetry/test_health_summary.py has the answers for each state.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,33 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.dashboard.view.events import event_line, notable_events
-from ftis_node.dashboard.view.figures import head_line, metric_lines, plot_rows, thinned
-from ftis_node.dashboard.view.groups import group_lines
-from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, problems, trend, worst_tone
-from ftis_node.dashboard.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.spans import Span, Tone, ago, count, text_of
-from ftis_node.dashboard.watcher import MachineUsage, NodeSnapshot
-from ftis_node.telemetry.health_summary import duration
-from ftis_node.telemetry.history import History
-from ftis_node.telemetry.status import stopped
+from ftis_node.dashboard.curves import plot_rows
+from ftis_node.dashboard.screens.main import metric_lines
+from ftis_node.telemetry.history import History, thinned
+from ftis_node.telemetry.status import EvalStatus, RefusalStatus, Status, stopped
 from ftis_node.telemetry.terminal_text import printable, size
+from ftis_node.view.events import event_line, notable_events
+from ftis_node.view.groups import group_lines
+from ftis_node.view.health_answers import (
+    answer_lines,
+    answer_texts,
+    next_lines,
+    problems,
+    refusal_lines,
+    refusal_texts,
+    trend,
+    worst_tone,
+)
+from ftis_node.view.node_facts import head_line, node_facts
+from ftis_node.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
+from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
+from ftis_node.view.spans import Span, Tone, ago, count, number, percent, text_of
 from tests.dashboard.sample_node import ANN, BOB, GROUP, HISTORY, HOSTILE, NOW, PEERS, RUNNING, STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftis_node.dashboard.view.spans import Line
+    from ftis_node.view.spans import Line
 
 
 def _texts(lines: Iterable[Line]) -> str:
@@ -38,6 +51,10 @@ def _with(section: str, **changes: Any) -> NodeSnapshot:
     return replace(RUNNING, status=msgspec.structs.replace(status, **{section: changed}))
 
 
+def _facts(snapshot: NodeSnapshot) -> dict[str, str]:
+    return {label: text_of(shown) for label, shown in node_facts(snapshot)}
+
+
 def _later(snapshot: NodeSnapshot, seconds: float) -> NodeSnapshot:
     """Return the snapshot as if taken later, of a node that still answers."""
     health = msgspec.structs.replace(snapshot.status.health, taken_at=NOW + seconds)
@@ -49,70 +66,37 @@ def _answers(snapshot: NodeSnapshot) -> list[str]:
     return [shown[1].text.strip() for shown in answer_lines(snapshot)]
 
 
+def _refusals(number_of_peers: int) -> list[RefusalStatus]:
+    return [RefusalStatus("x" * 9, HOSTILE, "stale", "", 12, NOW - 300, HOSTILE)] * number_of_peers
+
+
 def test_control_characters_of_a_peer_are_escaped() -> None:
-    assert printable(HOSTILE) == r"\x1b[2J[red]evil[/]\u202e"
-    assert printable("a\nb") == r"a\nb"
-    assert printable("a\nb\x00", keep_newlines=True) == "a\nb\\x00"
-    assert printable("naïve 京") == "naïve 京"
+    hostile = _with("swarm", state="standalone", reason=HOSTILE, refused_by=_refusals(1), groups_refused={HOSTILE: 1})
     lines = [
         *(event_line(event) for event in HISTORY.events),
         *(peer_row(PEERS[1], now=NOW), *peer_lines(PEERS[1], now=NOW)),
         *group_lines(GROUP, with_tokens=True),
-        *answer_lines(_with("swarm", state="standalone", reason=HOSTILE)),
-        head_line(_with("run", name=HOSTILE)),
+        *(*answer_lines(hostile), *refusal_lines(hostile), *(shown for _, shown in node_facts(hostile))),
+        *(head_line(_with("run", name=HOSTILE)), *(shown for _, shown in node_facts(_with("model", training=HOSTILE)))),
     ]
+    assert printable(HOSTILE) in _texts(lines)
     assert "\x1b" not in _texts(lines) and "\u202e" not in _texts(lines)
 
 
 def test_numbers_are_rounded_with_units() -> None:
-    assert [count(value) for value in (0, 999, 9999, 10_000, 172_832, 3.1e9)] == [
-        "0",
-        "999",
-        "9999",
-        "10.0k",
-        "173k",
-        "3.1B",
-    ]
-    assert [size(value) for value in (0, 999, 1500, 308_100, 25.3e9)] == ["0 B", "999 B", "1.5 kB", "308 kB", "25.3 GB"]
-    assert [duration(value) for value in (59, 61, 3660, 90_000)] == ["59 s", "1 min 1 s", "1 h 1 min", "1 d 1 h"]
+    assert [count(value) for value in (0, 9999, 10_000, 172_832, 3.1e9)] == ["0", "9999", "10.0k", "173k", "3.1B"]
+    assert [size(value) for value in (0, 1500, 308_100, 25.3e9)] == ["0 B", "1.5 kB", "308 kB", "25.3 GB"]
     assert [ago(then, 1000.0) for then in (0.0, 995.0, 800.0)] == ["never", "5 s", "3 min"]
+    values = (None, 0.0, 0.71428, -12.345, 1240.4, 2.1e-6, float("inf"), float("nan"))
+    assert [number(value) for value in values] == ["-", "0", "0.714", "-12.3", "1,240", "2.1e-06", "inf", "nan"]
+    assert [percent(part) for part in (None, 0.5, 0.9961, 1.0)] == ["-", "50 %", "99.6 %", "100 %"]
 
 
 def test_a_healthy_node_has_three_times_yes() -> None:
     assert _answers(RUNNING) == ["yes", "yes", "yes"]
-    assert problems(RUNNING) == []
+    assert (problems(RUNNING), answer_texts(RUNNING), next_lines(RUNNING)) == ([], [], ())
     assert "402 confirmed (98 %)" in _texts(answer_lines(RUNNING))
     assert "pass@1 0.42 -> 0.59" in _texts(answer_lines(RUNNING))
-    assert next_lines(RUNNING) == ()
-
-
-@pytest.mark.parametrize(
-    ("snapshot", "answer"),
-    [
-        (_with("swarm", state="standalone", reason="no peers were given"), "no"),
-        (_with("generation", state="failed"), "no"),
-        (_with("swarm", groups_sent=0, groups_confirmed=0), "not yet"),
-        (_with("swarm", groups_confirmed=0), "no"),
-        (_with("swarm", groups_sent=3, groups_confirmed=0), "not yet"),
-        (_with("generation", state="off"), "yes"),
-        (STOPPED, "stopped"),
-        (_with("node", state="starting"), "not yet"),
-    ],
-)
-def test_the_answer_to_contributing(snapshot: NodeSnapshot, answer: str) -> None:
-    assert _answers(snapshot)[0] == answer
-
-
-def test_an_exchange_node_shares_the_groups_of_a_trainer() -> None:
-    status = RUNNING.status
-    off = {name: msgspec.structs.replace(getattr(status, name), state="off") for name in ("generation", "learner")}
-    node = msgspec.structs.replace(status.node, role="exchange")
-    snapshot = replace(RUNNING, status=msgspec.structs.replace(status, node=node, **off))
-    assert _answers(snapshot) == ["yes", "not applicable", "yes"]
-    lines = _texts(answer_lines(snapshot))
-    assert "402 confirmed" in lines
-    assert "of weights sent" not in lines
-    assert "the trainer beside this node trains the model" in lines
 
 
 def test_a_trend_is_distinguished_from_noise() -> None:
@@ -121,23 +105,13 @@ def test_a_trend_is_distinguished_from_noise() -> None:
     assert trend([0.1, 0.9] * 8 + [0.2, 0.9] * 8)[2] == "flat"
     early = replace(RUNNING, history=History(HISTORY.steps[:7]))
     assert "the trend shows after 8 steps" in _texts(answer_lines(early))
-    assert _answers(_with("learner", state="off"))[1] == "not applicable"
-    assert _answers(_with("learner", kept_fraction=0.0, last_step_at=NOW))[1] == "no"
 
 
 @pytest.mark.parametrize(
     ("snapshot", "problem", "answer"),
     [
         (_with("learner", state="backing-off"), "the learner worker died and restarts: see logs/learner.log", "no"),
-        (_with("generation", state="failed"), "the generation worker failed for good", "no"),
-        (_with("swarm", clock_skew_s=-40.0), "peers' clocks are -40 s off ours: switch on time synchronization", "no"),
-        (_with("learner", out_of_memory=2), "ran out of memory 2 times", "no"),
-        (_with("limits", disk_free_bytes=1_000_000_000), "1.0 GB of disk left", "no"),
-        (
-            replace(RUNNING, machine=MachineUsage(ram_used_bytes=99, ram_total_bytes=100)),
-            "memory is nearly full",
-            "yes",
-        ),
+        (replace(RUNNING, machine=MachineUsage(ram_used_bytes=99, ram_total_bytes=100)), "memory is nearly", "yes"),
         (_later(_with("node", uptime_s=9000.0), 500), "no step for 8 min", "yes"),
     ],
 )
@@ -150,6 +124,17 @@ def test_a_problem_is_described(snapshot: NodeSnapshot, problem: str, answer: st
 
 def test_a_node_that_just_started_has_no_stalled_steps() -> None:
     assert problems(_later(_with("node", uptime_s=5.0), 3000)) == []
+
+
+def test_a_cause_of_two_answers_and_each_refusal_appear_once() -> None:
+    assert [text for _, text in answer_texts(_with("limits", paused="disk full"))] == [
+        "contributing: paused: disk full: free disk space or raise limits.home_bytes; the node resumes by itself"
+    ]
+    refused = _with("swarm", refused_by=_refusals(3), refused_peers=_refusals(1))
+    texts = refusal_texts(refused, limit=2)
+    assert [tone for tone, _ in texts] == [Tone.BAD] * 3 + [Tone.WARN]
+    assert texts[2][1] == "its groups are refused by 1 more peers: see status --json"
+    assert "12 groups in 5 min" in texts[0][1] and "(and 2 more: `?`)" in _texts(refusal_lines(refused))
 
 
 def test_a_stopped_node_is_faint_and_names_its_start_command() -> None:
@@ -173,24 +158,58 @@ def test_a_stopping_node_shows_what_it_waits_for() -> None:
     assert _answers(stopping) == ["not yet"] * 3
     assert "the node is stopping: it waits for the checkpoint of step 7" in _texts(answer_lines(stopping)[2:])
     assert _texts(next_lines(stopping)).endswith("it waits for the checkpoint of step 7"), "it does not wait for a step"
-    assert "stopping" in [span.text for span in head_line(stopping) if span.tone is Tone.WARN]
+    assert "stopping: it waits for the checkpoint of step 7" in _facts(stopping)["node"]
 
 
-def test_the_kind_of_training_has_a_line_if_it_is_known() -> None:
+def test_a_waiting_node_shows_what_it_waits_for() -> None:
+    waiting = _with("learner", last_step_at=None)
+    assert "wait for the first step; a step usually takes 7 s" in _texts(next_lines(waiting))
+    assert "its time is not known yet" in _texts(next_lines(replace(waiting, history=History())))
+    assert "wait while models load" in _texts(next_lines(_with("node", state="starting")))
+    assert [worst_tone(snapshot) for snapshot in (RUNNING, waiting, STOPPED)] == [Tone.GOOD, Tone.WARN, Tone.FAINT]
+    assert worst_tone(_with("swarm", clock_skew_s=-40.0)) is Tone.BAD
+
+
+def test_facts_that_are_known_have_a_line() -> None:
+    usual = {"node", "run", "model", "generation", "learner", "trained on", "swarm", "groups", "buffer", "memory"}
+    assert _facts(RUNNING).keys() == usual
+    assert _facts(RUNNING)["trained on"] == f"own 808 {'█' * 13}{'░' * 7} 404 foreign (33.3 %)"
     training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
     known = metric_lines(_with("model", training=training))
     assert len(known) == len(metric_lines(RUNNING)) + 1
     assert f"trains      {training}" in [text_of(shown) for shown in known]
-    assert "\x1b" not in _texts(metric_lines(_with("model", training=HOSTILE)))
+    evaluations = [EvalStatus(step=step, task="t", pass_at_1=step / 10, n=8) for step in (0, 5, 7)]
+    evaluated = replace(RUNNING, status=msgspec.structs.replace(RUNNING.status, eval=evaluations))
+    assert _facts(evaluated)["pass@1"] == "0.700 at step 7, 0.000 at step 0 (8 problems of t)"
+    mismatch = _facts(_with("learner", mismatch_kl=1e-6, mismatch_share=0.5, mismatch_version=9))["mismatch"]
+    assert mismatch == "engine to learner KL 1e-06, 50 % of ratios off by more than 1 % (version 9)"
+    disk = _with("limits", home_bytes=10**9, home_limit_bytes=2 * 10**9, disk_free_bytes=5 * 10**9)
+    assert _facts(disk)["disk"] == "home 1.0 GB of 2.0 GB, groups 0 B of 0 B, 5.0 GB free"
+    weights = _with("swarm", weights_bytes_in=3 * 10**6, weights_age_s=65.0, weights_refused={"hash": 2})
+    assert _facts(weights)["weights"] == "3.0 MB in, 0 B out, 2 rejected, those served are 1 min 5 s old"
+    assert "-2.5 s off ours" in _facts(_with("swarm", clock_skew_s=-2.5))["swarm"]
+    assert "2 restarts, loss" in _facts(_with("learner", restarts=2))["learner"]
+
+
+def test_a_role_without_a_worker_is_explained() -> None:
+    assert "others generate" in _facts(_with("generation", state="off"))["generation"]
+    facts = _facts(_with("learner", state="off"))
+    assert "for a learner elsewhere" in facts["learner"] and "trained on" not in facts
+    exchange = _with("node", role="exchange")
+    facts = _facts(exchange)
+    assert facts["trainer"] == "step 101, groups in all: 412 shared, 404 foreign given to it"
+    assert not {"generation", "learner"} & facts.keys()
+    assert "trainer" in _texts(metric_lines(exchange))
 
 
 def test_lines_fit_into_80_columns() -> None:
-    for shown in (
-        head_line(RUNNING),
-        *answer_lines(RUNNING),
-        *metric_lines(_with("swarm", groups_refused={"stale": 3})),
-    ):
-        assert len(text_of(shown)) <= 80, text_of(shown)
+    for shown in (head_line(RUNNING), *answer_lines(RUNNING), *metric_lines(_with("swarm", groups_refused={"a": 3}))):
+        important = text_of(shown).partition(", reward")[0]  # the screen clips the other values of a step
+        assert len(important) <= 80, important
+
+
+def test_a_node_without_a_status_has_facts() -> None:
+    assert "stopped" in _facts(NodeSnapshot(taken_at=NOW, status=Status()))["node"]
 
 
 def test_a_peer_has_a_row_and_lines() -> None:
@@ -201,8 +220,6 @@ def test_a_peer_has_a_row_and_lines() -> None:
     assert "43 % of its completions, effectively, over its last 20 steps" in shown
     assert "960 completions, 91 % kept; of the negatives 82 %" in shown
     assert "no step has taken a group of it" in _texts(peer_lines(PEERS[1], now=NOW))
-    of_an_older_node = {name: value for name, value in PEERS[0].items() if name != "teaching"}
-    assert "398-3400" in _texts([peer_row(of_an_older_node, now=NOW)])
 
 
 def test_events_have_one_line_each() -> None:
@@ -220,6 +237,8 @@ def test_curves_are_thinned_and_fit_their_area() -> None:
     assert plot_rows([], width=30, height=5) == ["no data yet"]
     assert len(plot_rows([(3, 0.5)], width=30, height=5)) == 5
     assert plot_rows([(3, 0.5)], width=5, height=5) == []
+    rows = plot_rows([(step, step / 100) for step in range(101)], width=300, height=10)
+    assert len(rows) == 10 and max(map(len, rows)) > 290
 
 
 def test_a_group_is_shown_with_its_history() -> None:
@@ -234,16 +253,6 @@ def test_a_group_is_shown_with_its_history() -> None:
     assert f"rejected ({printable(HOSTILE)})" in _texts(group_lines(refused))
 
 
-def test_a_waiting_node_shows_what_it_waits_for() -> None:
-    waiting = _with("learner", last_step_at=None)
-    assert "wait for the first step; a step usually takes 7 s" in _texts(next_lines(waiting))
-    assert "its time is not known yet" in _texts(next_lines(replace(waiting, history=History())))
-    assert "wait for the first confirmation" in _texts(next_lines(_with("swarm", groups_sent=3, groups_confirmed=0)))
-    assert "wait while models load" in _texts(next_lines(_with("node", state="starting")))
-    assert [worst_tone(snapshot) for snapshot in (RUNNING, waiting, STOPPED)] == [Tone.GOOD, Tone.WARN, Tone.FAINT]
-    assert worst_tone(_with("swarm", clock_skew_s=-40.0)) is Tone.BAD
-
-
 @pytest.mark.parametrize("order", PEER_COLUMNS)
 def test_peers_are_sorted_by_every_column(order: str) -> None:
     first = {"trust": BOB, "peer": BOB, "model": BOB}  # BOB is banned, and its texts begin with a control character
@@ -256,8 +265,3 @@ def test_peers_are_searched_by_name_model_and_trust() -> None:
 
     assert found("QWEN2.5-7b") == [ANN] and found("ANN") == [ANN, BOB] and found("banned") == [BOB]
     assert found("") == [ANN, BOB] and found("no such") == []
-
-
-def test_a_curve_has_the_requested_width() -> None:
-    rows = plot_rows([(step, step / 100) for step in range(101)], width=300, height=10)
-    assert len(rows) == 10 and max(map(len, rows)) > 290

@@ -34,8 +34,9 @@ Line = tuple[Span, ...]
 
 
 def line(*parts: Span | str) -> Line:
-    """Return a line of spans; plain strings become plain spans."""
-    return tuple(Span(part) if isinstance(part, str) else part for part in parts)
+    """Return a line of spans whose text is printable; plain strings become plain spans."""
+    spans = (Span(part) if isinstance(part, str) else part for part in parts)
+    return tuple(Span(printable(span.text), span.tone) for span in spans)
 
 
 def labeled(label: str, *parts: Span | str, width: int = 12) -> Line:
@@ -58,14 +59,17 @@ def short_id(peer_id: str) -> str:
     return "…" + printable(peer_id)[-8:] if len(peer_id) > SHORT_ID else printable(peer_id)
 
 
-def number(value: float | None, *, digits: int = 4) -> str:
-    """Format a number; `-` for None."""
-    return "-" if value is None else f"{value:.{digits}g}"
+def number(value: float | None, *, digits: int = 3) -> str:
+    """Format with significant digits, or as a whole number: `0.714`, `12.3`, `1,240`, `2.1e-06`; `-` for None."""
+    if value is None:
+        return "-"
+    is_whole = value == int(value) if abs(value) < 1e15 else False
+    return f"{value:,.0f}" if is_whole or 1000 <= abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
-def percent(part: float, whole: float) -> str:
-    """Format `part` of `whole`; `-` if `whole` is 0."""
-    return f"{100 * part / whole:.0f} %" if whole else "-"
+def percent(part: float | None) -> str:
+    """Format a fraction as `50 %` or `99.6 %`; only 1 becomes `100 %`; `-` for None."""
+    return "-" if part is None else f"{100 * part:.1f}".removesuffix(".0") + " %"
 
 
 def count(value: float) -> str:

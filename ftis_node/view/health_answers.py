@@ -9,15 +9,16 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, labeled, line
 from ftis_node.telemetry.health_summary import AnswerWord, HealthAnswer, duration, refusal_facts, summarize_health
-from ftis_node.telemetry.terminal_text import date_time, printable
+from ftis_node.telemetry.terminal_text import date_time
+from ftis_node.view.spans import Line, Span, Tone, ago, labeled, line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.dashboard.watcher import NodeSnapshot
     from ftis_node.telemetry.health_summary import HealthSummary
+    from ftis_node.telemetry.status import RefusalStatus
+    from ftis_node.view.snapshot import NodeSnapshot
 
 LABEL_WIDTH, WORD_WIDTH = 14, 9
 MIN_STEPS = 8  # with fewer, a trend is noise
@@ -58,7 +59,7 @@ def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
         state = found[0] + (f" (and {len(found) - 1} more: `?`)" if len(found) > 1 else "")
         tone = Tone.WARN if is_well.is_well else Tone.BAD
     elif is_well.word is AnswerWord.YES:
-        state = f"{swarm.state}: {printable(swarm.reason)}"
+        state = f"{swarm.state}: {swarm.reason}"
     return (
         _line("contributing", shares.word, shared, TONES[shares.word] if snapshot.is_live else Tone.FAINT),
         _line("learning", learns.word, learned, TONES[learns.word] if snapshot.is_live else Tone.FAINT),
@@ -71,9 +72,9 @@ def _line(question: str, word: AnswerWord, why: str, tone: Tone) -> Line:
 
 
 def _text(answer: HealthAnswer, *, with_advice: bool = False) -> str:
-    """Return the reason of an answer, and the remedy of a problem; text from peers is printable."""
+    """Return the reason of an answer, and the remedy of a problem."""
     has_advice = answer.advice and (with_advice or not answer.is_well)
-    return printable(f"{answer.why}: {answer.advice}" if has_advice else answer.why)
+    return f"{answer.why}: {answer.advice}" if has_advice else answer.why
 
 
 def learning_trend(snapshot: NodeSnapshot) -> str:
@@ -128,13 +129,34 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
     return waited_s if waited_s > max(STALL_AT_LEAST_S, STALL_FACTOR * usual_s) else None
 
 
-def all_problems(snapshot: NodeSnapshot) -> list[str]:
-    """Return the reasons and remedies of all answers that are no, and the other problems of a running node."""
-    if not snapshot.is_live:
-        return []
-    health = health_of(snapshot)
-    answers = [_text(answer) for answer in health[:2] if not answer.is_well]
-    return answers + problems(snapshot) + _refusal_texts(snapshot)
+def answer_texts(snapshot: NodeSnapshot) -> list[tuple[Tone, str]]:
+    """Return cause and remedy of each answer that is not yes. A cause of two answers appears once."""
+    found: dict[str, tuple[Tone, str]] = {}
+    for question, answer in health_of(snapshot).items():
+        if answer.word is not AnswerWord.YES:
+            found.setdefault(answer.why, (TONES[answer.word], f"{question}: {_text(answer, with_advice=True)}"))
+    return list(found.values())
+
+
+def refusal_texts(snapshot: NodeSnapshot, *, limit: int | None = None) -> list[tuple[Tone, str]]:
+    """Return who refuses this node's groups, and whose groups it refuses, with what to do; `limit` of each."""
+    found = []
+    for tone, what, refusals in _refusals(snapshot):
+        for refusal in refusals[:limit]:
+            facts = refusal_facts(refusal, now=snapshot.taken_at)
+            found.append((tone, f"{what} {facts}: {refusal.advice}"))
+        if limit is not None and len(refusals) > limit:
+            found.append((tone, f"{what} {len(refusals) - limit} more peers: see status --json"))
+    return found
+
+
+def _refusals(snapshot: NodeSnapshot) -> tuple[tuple[Tone, str, list[RefusalStatus]], ...]:
+    swarm = snapshot.status.swarm
+    refused_by, refused_peers = (swarm.refused_by, swarm.refused_peers) if not snapshot.has_ended else ([], [])
+    return (
+        (Tone.BAD, "its groups are refused by", refused_by),
+        (Tone.WARN, "it refuses the groups of", refused_peers),
+    )
 
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
@@ -151,7 +173,7 @@ def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     waits = [answer for answer in (health.learning, health.contributing) if answer.word is AnswerWord.NOT_YET]
     if not waits:
         return ()
-    advice = printable(waits[0].advice or "wait")
+    advice = waits[0].advice or "wait"
     if waits[0] is health.learning and snapshot.state == "running":
         usual_s = _usual_step_s(snapshot)
         advice += "; its time is not known yet" if usual_s is None else f"; a step usually takes {duration(usual_s)}"
@@ -159,30 +181,16 @@ def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
 
 
 def refusal_lines(snapshot: NodeSnapshot) -> list[Line]:
-    """Return who refuses this node's groups with what to do, and whose groups it refuses; the first of each."""
-    swarm, now, lines = snapshot.status.swarm, snapshot.taken_at, []
-    if not snapshot.is_live:
-        return []
-    for label, tone, refusals in (
-        ("refused by", Tone.BAD, swarm.refused_by),
-        ("refuses", Tone.WARN, swarm.refused_peers),
-    ):
-        if refusals:
-            more = f" (and {len(refusals) - 1} more: `?`)" if len(refusals) > 1 else ""
-            facts = printable(refusal_facts(refusals[0], now=now))
-            lines.append(labeled(label, Span(f"{facts}{more}", tone), width=LABEL_WIDTH))
-            lines.append(labeled("", printable(refusals[0].advice), width=LABEL_WIDTH))
+    """Return two lines for the first refusal of each direction: the facts, and what to do."""
+    lines: list[Line] = []
+    if snapshot.is_live:
+        for label, (tone, _, refusals) in zip(("refused by", "refuses"), _refusals(snapshot), strict=True):
+            for first in refusals[:1]:
+                more = f" (and {len(refusals) - 1} more: `?`)" if len(refusals) > 1 else ""
+                facts = f"{refusal_facts(first, now=snapshot.taken_at)}{more}"
+                lines += [labeled(label, Span(facts, tone), width=LABEL_WIDTH)]
+                lines += [labeled("", first.advice, width=LABEL_WIDTH)]
     return lines
-
-
-def _refusal_texts(snapshot: NodeSnapshot) -> list[str]:
-    """Return a sentence for each refusal, in both directions."""
-    swarm, now = snapshot.status.swarm, snapshot.taken_at
-    return [
-        printable(f"{what} {refusal_facts(refusal, now=now)}: {refusal.advice}")
-        for what, refusals in (("refused by", swarm.refused_by), ("refuses", swarm.refused_peers))
-        for refusal in refusals
-    ]
 
 
 def _usual_step_s(snapshot: NodeSnapshot) -> float | None:
