@@ -13,6 +13,7 @@ import secrets
 import shlex
 import signal
 import sys
+from collections import Counter
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from textual_serve.server import Server
 
 from ftis_node.config.observe import is_loopback
 from ftis_node.node.http_api.auth import host_name, is_same_secret
-from ftis_node.node.http_api.connection_limits import HttpGuard
+from ftis_node.node.http_api.port import open_port
 from ftis_node.telemetry.terminal_text import one_line
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         super().__init__(command, host=host, port=port, title="ftis-node", templates_path=PAGES)
         self._token = token
         self._cookie = COOKIE.format(port=port)
-        self.guard = HttpGuard()
+        self.refused: Counter[str] = Counter()
         self._num_pages = 0
 
     def initialize_logging(self) -> None:
@@ -111,7 +112,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         """Serve while the block runs; yield the port. Raises UsageError if the port cannot be opened."""
         app, name = await self._make_app(), f"port {self.port} of {self.host}"
         remedy = "select others with --host and --port"
-        async with self.guard.open_port(app, self.host, self.port, name=name, remedy=remedy) as port:
+        async with open_port(app, self.host, self.port, name=name, remedy=remedy, refused=self.refused) as port:
             yield port
 
     async def serve_until_signal(self, on_ready: Callable[[], None]) -> None:

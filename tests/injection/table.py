@@ -225,7 +225,7 @@ EXCEPTIONS: dict[str, str] = {
     "node/startup/bootstrap.py:BootstrapApi.*": "a request of local users: aiohttp answers with an error",
     "node/startup/bootstrap.py:show_nothing": "a request of local users: aiohttp answers with an error",
     "node/http_api/exchange_api.py:*": "a request of local users: aiohttp answers with an error",
-    "node/http_api/connection_limits.py:*": "a connection to an HTTP port, without a peer: closed and counted",
+    "node/http_api/port.py:*": "a connection to an HTTP port, without a peer: closed and counted",
     "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error `_admit_one` admits each alone",
     "node/startup/wiring.py:*": "creates loops; the parameter is a queue of this node's own groups",
     "node/peers/manager.py:PeerManager.*ban*": "a peer id, bounded where it is read",

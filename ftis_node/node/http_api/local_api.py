@@ -26,13 +26,14 @@ from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json, replace_file
 from ftis_node.node.http_api.auth import is_same_secret, own_names_only
-from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
+from ftis_node.node.http_api.port import open_port
 from ftis_node.node.peers.operator_actions import ACTIONS
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
@@ -118,8 +119,16 @@ class LocalApi:
         add_control(app, self.control, token)
         if self.add_exchange is not None:
             self.add_exchange(app, token)
-        async with HttpGuard(self.status.http_refused).serving(app, HOST, port) as url:
+        async with serve_status(app, port=port, refused=self.status.http_refused) as url:
             yield url
+
+
+@asynccontextmanager
+async def serve_status(app: web.Application, *, port: int, refused: Counter[str]) -> AsyncIterator[str]:
+    """Serve the status port while the block runs; yield the base URL. Raise UsageError if the port is taken."""
+    name, remedy = f"the status port {port}", "choose another with --status-port"
+    async with open_port(app, HOST, port, name=name, remedy=remedy, refused=refused) as bound_port:
+        yield f"http://{HOST}:{bound_port}"
 
 
 def write_token(token_file: Path) -> str:

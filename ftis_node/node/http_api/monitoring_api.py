@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ftis_node.node.http_api.auth import bearers_only, own_names_only
-from ftis_node.node.http_api.connection_limits import HttpGuard
+from ftis_node.node.http_api.port import open_port
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
 from ftis_node.telemetry.status import Status, starting
 
@@ -79,7 +79,7 @@ async def serve_observed(
     app = web.Application(middlewares=[checked], client_max_size=MAX_REQUEST_BYTES)
     add_probes(app, observed)
     name, remedy = "observe.listen {}:{}".format(*address), "choose another address in node.toml"
-    async with HttpGuard(observed.refused).open_port(app, *address, name=name, remedy=remedy) as port:
+    async with open_port(app, *address, name=name, remedy=remedy, refused=observed.refused) as port:
         yield port
 
 

@@ -19,6 +19,7 @@ import asyncio
 import html
 import logging
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from ftis_node.config.observe import ObserveSection
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.http_api.auth import own_names_only
-from ftis_node.node.http_api.connection_limits import HttpGuard
+from ftis_node.node.http_api.local_api import serve_status
 from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.node.startup.recovery import opened
 from ftis_node.node.supervision.background import until_signalled
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from ftis_node.swarm.overview import SwarmView
 
 log = logging.getLogger(__name__)
-HOST = "127.0.0.1"
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 SURVEY_PERIOD_S = 10.0
 STALE_S = 300.0
@@ -135,7 +135,7 @@ class BootstrapApi:
         app.router.add_get("/peers", show_nothing)
         app.router.add_get("/metrics", self.show_metrics)
         app.router.add_get("/healthz", self.show_health)
-        async with HttpGuard().serving(app, HOST, port) as url:
+        async with serve_status(app, port=port, refused=Counter()) as url:
             surveying = asyncio.create_task(self.run(), name="bootstrap-survey")
             try:
                 yield url

@@ -1,0 +1,142 @@
+"""The local port: operator actions with a token, the stream of events, links to the documents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from aiohttp import ClientSession
+
+from ftis_node.config.home import TOKEN_HEADER
+from ftis_node.node.http_api import local_api as http
+from ftis_node.node.http_api.auth import is_same_secret
+from ftis_node.node.http_api.local_api import LocalApi
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
+from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.startup.wiring import Wiring
+from tests.node.http_api.requests import get, send
+from tests.node.nodes import components
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+TOKEN = "0f" * 32
+PEER = b'{"peer": "12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP"'
+
+
+class Served(NamedTuple):
+    """The local port of a node without loops, its token, and its counter of refused requests."""
+
+    port: int
+    token: bytes
+    refused: Counter[str]
+
+
+@pytest.fixture
+async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    monkeypatch.setattr(http, "EVENT_PERIOD_S", 0.02)
+    with components(tmp_path) as node:
+        wiring, token_file = Wiring(node), node.home.control_token
+        status = wiring.status_loop()
+        api = LocalApi(status, wiring.peer_table, control=PeerControl(node.peers, list), token_file=token_file)
+        async with api.serve(port=0) as url:
+            yield Served(int(url.rsplit(":", 1)[1]), token_file.read_bytes(), status.http_refused)
+
+
+def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
+    lines = [b"POST /peers/ban HTTP/1.1", b"Host: 127.0.0.1", f"{TOKEN_HEADER}: ".encode() + token]
+    return b"\r\n".join([*lines, *headers, b"Content-Length: %d" % len(body), b"", body])
+
+
+@pytest.mark.parametrize("host", [b"[", b"\xff", b"evil.example"])
+async def test_a_foreign_or_invalid_host_is_refused(served: Served, host: bytes) -> None:
+    assert (await send(served.port, get("/status", host=host)))[0] == 403
+    assert served.refused == {"forbidden": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "message"),
+    [
+        (b"[" * 4000, (), "nested too deep"),
+        (b"{" * 4000, (), "not JSON"),
+        (b"{}", (b"Content-Type: application/json; charset=nosuch",), "no peer"),
+        (b'{"peer": "\xff"}', (), "not JSON"),
+        (b'{"peer": "\\ud800"}', (), "no peer"),
+        (PEER + b', "for_s": 1' + b"0" * 3000 + b"}", (), "ban"),
+        (PEER + b', "for_s": 1' + b"0" * 4300 + b"}", (), "413"),
+        (PEER + b', "for_s": NaN}', (), "ban"),
+        (b'{"peer": "' + b"a" * 4000 + b'"}', (), "no peer"),
+    ],
+)
+async def test_an_invalid_body_is_a_short_one_line_error(
+    served: Served, caplog: pytest.LogCaptureFixture, body: bytes, headers: tuple[bytes, ...], message: str
+) -> None:
+    code, response = await send(served.port, post(served.token, body, *headers))
+    if message == "413":
+        assert code == 413
+    else:
+        assert code == 400, response
+        line = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
+        assert message in line and len(line) < 400
+    assert caplog.text == ""
+
+
+async def test_bytes_that_are_not_text_are_refused_as_a_token(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    assert (await send(served.port, post(b"\xff", b"{}")))[0] == 403
+    async with serve_observed(observed := MonitoringApi(), ("127.0.0.1", 0), token=TOKEN) as other:
+        assert other is not None
+        assert (await send(other, get("/metrics", b"Authorization: Bearer \xff")))[0] == 401
+        assert (await send(other, get("/metrics", f"Authorization: Bearer {TOKEN}".encode())))[0] == 200
+        assert observed.refused == {"token": 1}
+    assert is_same_secret("a", "a")
+    assert not is_same_secret("\udcff", "a") and not is_same_secret("\ud800", "a")
+    assert caplog.text == ""
+
+
+async def test_a_body_that_does_not_arrive_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http, "BODY_S", 0.2)
+    request = post(served.token, b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
+    assert (await send(served.port, request))[0] == 408
+    assert served.refused == {"slow": 1} and caplog.text == ""
+
+
+async def test_a_client_of_the_events_that_disconnects_causes_no_traceback(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(get("/events"))
+        await reader.readuntil(b"data: ")
+        writer.transport.abort()
+    await asyncio.sleep(0.3)
+    assert caplog.text == "" and served.refused == {}
+    assert (await send(served.port, get("/status")))[0] == 200
+
+
+async def test_the_number_of_event_streams_is_limited(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_STREAMS", 2)
+    url = f"http://127.0.0.1:{served.port}/events"
+    async with ClientSession() as session:
+        streams = [await session.get(url) for _ in range(2)]
+        async with session.get(url) as third:
+            assert third.status == 503
+        assert (await send(served.port, get("/status")))[0] == 200
+        for stream in streams:
+            stream.close()
+
+
+async def test_the_address_without_a_path_links_to_the_documents(served: Served) -> None:
+    code, page = await send(served.port, get("/"))
+    assert code == 200 and b"text/html" in page
+    links = re.findall(rb'href="([^"]+)"', page)
+    assert {b"/status", b"/metrics", b"/healthz"} <= set(links)
+    for path in set(links) - {b"/events"}:
+        path_code, _ = await send(served.port, get(path.decode()))
+        assert path_code in (200, 503), path

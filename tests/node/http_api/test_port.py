@@ -1,0 +1,178 @@
+"""An HTTP port: silent connections, malformed requests, failures of a handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+
+from ftis_node.config.home import Home
+from ftis_node.dashboard.web import DashboardServer
+from ftis_node.node.http_api import port as http_port
+from tests.node.http_api.requests import get, send
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+HALF = b"GET /status HTTP/1.1\r\nHost: 127"
+
+
+@pytest.fixture
+def refused() -> Counter[str]:
+    return Counter()
+
+
+@pytest.fixture
+async def port(refused: Counter[str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(http_port, "REQUEST_S", 1.0)
+    async with opened(refused) as port:
+        yield port
+
+
+def opened(refused: Counter[str]) -> AbstractAsyncContextManager[int]:
+    app = web.Application()
+    app.router.add_get("/status", show_text)
+    app.router.add_get("/failing", fail)
+    return http_port.open_port(app, "127.0.0.1", 0, name="it", remedy="none", refused=refused)
+
+
+async def show_text(request: web.Request) -> web.Response:
+    return web.Response(text="here")
+
+
+async def fail(request: web.Request) -> web.Response:
+    raise TypeError("a fault of the handler")
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read(1) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_300_silent_connections_replace_each_other_and_requests_are_answered(refused: Counter[str]) -> None:
+    """Without a limit of connections they would be open for REQUEST_S."""
+    async with opened(refused) as port, asyncio.timeout(http_port.REQUEST_S - 5.0):
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        for _, writer in idle[::2]:
+            writer.write(HALF)
+        assert (await send(port, get("/status")))[0] == 200
+        num_most = http_port.MAX_CONNECTIONS + http_port.BACKLOG
+        assert all(await asyncio.gather(*(is_closed(reader) for reader, _ in idle[: 300 - num_most])))
+        assert refused["crowded"] >= 300 - num_most
+    for _, writer in idle:
+        writer.close()
+
+
+async def test_slow_bytes_do_not_extend_the_limit_and_an_idle_kept_connection_is_closed(port: int) -> None:
+    for first in (b"", get("/status")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(first)
+        if first:
+            assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+        closed = asyncio.create_task(is_closed(reader))
+        writer.write(HALF)
+        async with asyncio.timeout(20):
+            while not closed.done():  # one byte at a time, without end
+                writer.write(b"7")
+                await asyncio.sleep(0.1)
+        assert await closed
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code", "reason"),
+    [
+        (get("/status", b"Host: twice"), 400, "malformed"),
+        (get("/status", b"X: " + b"a" * 70_000), 400, "malformed"),
+        (get("/status", b"Transfer-Encoding: nonsense"), 400, "malformed"),
+        (b"\x00\xff\xfe\r\n\r\n", 400, "malformed"),
+        (get("/elsewhere"), 404, "unknown"),
+        (b"POST" + get("/status").removeprefix(b"GET"), 405, "unknown"),
+    ],
+)
+async def test_an_invalid_request_is_refused_and_counted_without_a_traceback(
+    port: int, refused: Counter[str], caplog: pytest.LogCaptureFixture, request_bytes: bytes, code: int, reason: str
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert (await send(port, request_bytes))[0] == code
+    assert refused == {reason: 1}
+    assert caplog.text == ""
+    assert (await send(port, get("/status")))[0] == 200
+
+
+async def test_a_failed_response_is_a_500_and_logged_once_a_minute(
+    port: int, refused: Counter[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        assert (await send(port, get("/failing")))[0] == 500
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "a fault of the handler" in caplog.text
+    assert refused == {"fault": 3}
+
+
+async def test_the_dashboard_in_a_browser_has_such_a_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = DashboardServer(Home(tmp_path), host="127.0.0.1", port=0, token="0f" * 32)
+    async with server.opened() as port:
+        assert (await send(port, get("/", host=b"[")))[0] == 403
+        assert (await send(port, get("/", b"Origin: http://[")))[0] == 403
+        assert (await send(port, b"\x00\xff\r\n\r\n"))[0] == 400
+        assert (await send(port, get("/", b"Cookie: ftis-dashboard-0=\xff")))[0] == 401
+        assert (await send(port, get("/?token=%FF")))[0] == 401
+    assert server.refused == {"forbidden": 2, "malformed": 1, "token": 2}
+    assert caplog.text == ""
+
+
+SERVER = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+from collections import Counter
+from aiohttp import web
+from ftis_node.node.http_api.port import open_port
+from ftis_node.telemetry.faults import unhandled_errors
+
+async def main():
+    with unhandled_errors(lambda where, error: sys.exit(f"{where}: {error}")):
+        async with open_port(web.Application(), "127.0.0.1", 0, name="", remedy="", refused=Counter()) as port:
+            print(port, flush=True)
+            await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_more_connections_than_descriptors_do_not_end_the_server() -> None:
+    """The port accepts connections until the process has no descriptor."""
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None and server.stderr is not None
+        try:
+            port = int(server.stdout.readline())
+            for connection in [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(110)]:
+                connection.close()
+            wait_until(lambda: _first_line(port).startswith(b"HTTP/1.1 404"))
+            assert server.poll() is None
+        finally:
+            server.kill()
+            errors = server.stderr.read()
+    assert "Traceback" not in errors and "out of system resource" in errors, errors
+
+
+def _first_line(port: int) -> bytes:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            client.sendall(get("/status"))
+            return client.recv(64)
+    except OSError:
+        return b""
