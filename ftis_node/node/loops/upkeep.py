@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ftis_node.config.limits import LOG_FILE_BYTES
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
