@@ -20,7 +20,7 @@ import psutil
 from ftis_node.config.home import Home
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.events import read_events
-from tests.node.constants import CONSTANTS
+from tests.node.supervision.constants import CONSTANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ def started(
     home.parent.mkdir(parents=True, exist_ok=True)
     log = home.with_suffix(".log")
     if constants:
-        module, environment = "tests.node.constants", {CONSTANTS: json.dumps(dict(constants)), **environment}
+        module, environment[CONSTANTS] = "tests.node.supervision.constants", json.dumps(dict(constants))
     with log.open("ab") as output:
         process = subprocess.Popen(
             [*on, sys.executable, "-m", module, *arguments, "--home", str(home)],

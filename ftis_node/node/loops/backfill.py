@@ -315,12 +315,8 @@ class ShardsLoop:
         swarm, num_members = self.context.settings.swarm, len(await self.gossip.known_members())
         if pulls_all(swarm.pull_policy, num_members=num_members):
             return self._num_shards
-        return num_affordable(
-            announcements_per_s,
-            num_read=len(self._read),
-            num_shards=self._num_shards,
-            budget_per_s=ANNOUNCEMENTS_PER_S,
-        )
+        how = {"num_read": len(self._read), "num_shards": self._num_shards}
+        return num_affordable(announcements_per_s, **how, budget_per_s=ANNOUNCEMENTS_PER_S)
 
     def _required(self) -> frozenset[int]:
         """Return the shards of the trusted peers in the directory."""
