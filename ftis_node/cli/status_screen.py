@@ -24,12 +24,13 @@ def screen(status: Status, *, now: float, width: int = WIDTH) -> list[str]:
     """Return the lines, each at most `width` cells wide. `now` is Unix time in seconds."""
     snapshot = NodeSnapshot(taken_at=now, status=status)
     health = summarize_health(status, now=now)
+    explanations = refusal_texts(snapshot, limit=MAX_REFUSALS)
     if health.healthy.word in ENDED_WELL:
         texts = [f"{health.healthy.word}: {health.healthy.why}", f"- {health.healthy.advice}"]
     else:
         texts = ["   ".join(f"{question}: {answer.word}" for question, answer in health.items())]
-        explanations = (*answer_texts(snapshot), *refusal_texts(snapshot, limit=MAX_REFUSALS))
-        texts += [f"{'!' if tone is Tone.BAD else '-'} {text}" for tone, text in explanations]
+        explanations = [*answer_texts(snapshot), *explanations]
+    texts += [f"{'!' if tone is Tone.BAD else '-'} {text}" for tone, text in explanations]
     facts = node_facts(snapshot) if status.node.peer_id else ()  # without an id, the node has never started
     lines = [line for text in texts for line in wrapped(text, width, indent=2)]
     return [*lines, *labeled(((label, text_of(shown)) for label, shown in facts), width)][:HEIGHT]

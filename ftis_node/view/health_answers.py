@@ -152,10 +152,9 @@ def refusal_texts(snapshot: NodeSnapshot, *, limit: int | None = None) -> list[t
 
 def _refusals(snapshot: NodeSnapshot) -> tuple[tuple[Tone, str, list[RefusalStatus]], ...]:
     swarm = snapshot.status.swarm
-    refused_by, refused_peers = (swarm.refused_by, swarm.refused_peers) if not snapshot.has_ended else ([], [])
     return (
-        (Tone.BAD, "its groups are refused by", refused_by),
-        (Tone.WARN, "it refuses the groups of", refused_peers),
+        (Tone.BAD, "its groups are refused by", swarm.refused_by),
+        (Tone.WARN, "it refuses the groups of", swarm.refused_peers),
     )
 
 

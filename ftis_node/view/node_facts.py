@@ -1,4 +1,4 @@
-"""Facts about a node: each a label and one line. A renderer selects the labels that it has room for."""
+"""Facts about a node: each a label and one line. A renderer shows all, or selects labels."""
 
 from __future__ import annotations
 

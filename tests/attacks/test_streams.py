@@ -157,7 +157,7 @@ async def announced_ids(attacker: Member, count: int) -> list[bytes]:
     return ids
 
 
-async def test_an_acknowledgment_without_a_fetch_does_not_count(
+async def test_a_confirmation_without_a_fetch_does_not_count(
     victim: Victim, attacker: Member, honest: Member
 ) -> None:
     ids = await announced_ids(attacker, NUM_CONFIRMED)

@@ -27,6 +27,7 @@ from ftis_node.telemetry.status import (
     LearnerStatus,
     ModelStatus,
     NodeStatus,
+    RefusalStatus,
     RunStatus,
     Status,
     SwarmStatus,
@@ -83,6 +84,18 @@ def test_the_first_lines_report_the_health_and_what_to_do() -> None:
         "  the home",
         "! learning: no step for 11 d 13 h, 0 groups ready: check that groups arrive; see",
         "  logs/learner.log in the home",
+    ]
+
+
+def test_a_stopped_node_shows_who_refused_its_groups() -> None:
+    refusal = RefusalStatus("p", "ann", "stale", "", 3, NOW - 60, "wait")
+    swarm = msgspec.structs.replace(LONG.swarm, refused_by=[refusal])
+    node = msgspec.structs.replace(LONG.node, state="stopped", end="stopped", resume="JOIN")
+    lines = screen(msgspec.structs.replace(LONG, node=node, swarm=swarm), now=NOW)
+    assert lines[:3] == [
+        "stopped: as asked",
+        "- go on with JOIN",
+        "! its groups are refused by ann (..p): stale, 3 groups in 1 min: wait",
     ]
 
 
