@@ -1,52 +1,20 @@
-"""The prose of the project uses the field's words, and its sentences stay short.
-
-`ALLOWED` has the numbers of banned words and of sentences above 25 words that a folder may have. Reduce them, never
-increase them; a folder without an entry may have none. `python -m tests.documented.words --count` prints the numbers.
-"""
+"""The prose of the project uses the field's words, and no sentence has more than 25 words."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.documented.words import DEFAULT, files, findings, folder
+from tests.documented.words import DEFAULT, files, findings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.documented.words import Finding
 
-ALLOWED: dict[str, tuple[int, int]] = {}
-
-LONG_MESSAGES = {
-    "ftis_node/tasks": 1,  # the system prompt, which a change would make another task
-}
-"""The numbers of sentences above 25 words that the messages, help texts and settings of a folder may have."""
-
-
-@pytest.fixture(scope="module")
-def found() -> list[Finding]:
-    """All findings in the files of the repository."""
-    return [finding for path in files(list(DEFAULT)) for finding in findings(path)]
-
-
-def test_banned_words_and_long_sentences_do_not_increase(found: list[Finding]) -> None:
-    words = Counter(folder(finding.path) for finding in found if not finding.is_long)
-    longs = Counter(folder(finding.path) for finding in found if finding.is_long and not finding.is_message)
-    above = [
-        f"{name}: {words[name]} banned words, {longs[name]} long sentences; allowed {ALLOWED.get(name, (0, 0))}"
-        for name in sorted({*words, *longs})
-        if words[name] > ALLOWED.get(name, (0, 0))[0] or longs[name] > ALLOWED.get(name, (0, 0))[1]
-    ]
-    assert not above, "\n".join([*above, "see them: python -m tests.documented.words --long FOLDER"])
-
-
-def test_long_messages_do_not_increase(found: list[Finding]) -> None:
-    longs = Counter(folder(finding.path) for finding in found if finding.is_long and finding.is_message)
-    above = [f"{name}: {longs[name]} long messages" for name in longs if longs[name] > LONG_MESSAGES.get(name, 0)]
-    assert not above, "\n".join([*above, "see them: python -m tests.documented.words --long FOLDER"])
+def test_no_file_has_a_banned_word_or_a_long_sentence() -> None:
+    found = [str(finding) for path in files(list(DEFAULT)) for finding in findings(path)]
+    assert not found, "\n".join(found)
 
 
 LONG = "one " * 26 + "end."

@@ -1,6 +1,6 @@
 """A small prose linter that finds banned words and sentences above 25 words.
 
-    python -m tests.documented.words [--long] [--count] [PATH ...]
+    python -m tests.documented.words [--long] [PATH ...]
 
 It reads docstrings, comments and texts of Python files, comments and texts of TOML, YAML, JSON and proto files, and the
 prose of Markdown pages. It ignores code blocks and inline code. Each finding is one line: FILE:LINE: WORD: SENTENCE.
@@ -15,7 +15,6 @@ import io
 import re
 import subprocess
 import tokenize
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ DEFAULT = tuple("ftis_node tests bench examples proto deploy docs README.md CONT
 EXCLUDED = frozenset(("tests/documented/words.py", "tests/documented/test_words.py"))  # they quote banned words
 SUFFIXES = frozenset(".py .md .toml .yaml .yml .service .env .proto .json".split())
 LONGEST = 25
+SYSTEM_PROMPT = "Write the reasoning inside <think>"  # other words would make another task
 BANNED = {  # pattern: what to write
     r"told|tells?|telling": "report, log, send, distinguish",
     r"hears?|heard|hearing": "receive, listen",
@@ -74,7 +74,6 @@ class Text:
     line: int
     content: str
     is_short: bool = False  # a table cell or a text of several lines in a program: its length is not judged
-    is_message: bool = False  # a text that the program prints
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ class Finding:
     word: str
     sentence: str
     is_long: bool
-    is_message: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.word}: {self.sentence}"
@@ -121,7 +119,7 @@ def of_python(source: str) -> Iterator[Text]:
 
 def _message(line: int, content: str) -> Text:
     """Return a text of a program. One of several lines is SQL, a style sheet, a template or a table."""
-    return Text(line, content, is_short="\n" in content.strip(), is_message=True)
+    return Text(line, content, is_short="\n" in content.strip())
 
 
 def _comments(source: str) -> Iterator[Text]:
@@ -256,8 +254,8 @@ def findings(path: Path) -> Iterator[Finding]:
                 at = line + sentence.count("\n", 0, match.start())
                 yield Finding(name, at, " ".join(match[0].split()), shown, is_long=False)
             num_words = sum(bool(re.search(r"\w", word)) for word in sentence.split())
-            if num_words > LONGEST and not text.is_short:
-                yield Finding(name, line, f"{num_words} words", shown, is_long=True, is_message=text.is_message)
+            if num_words > LONGEST and not text.is_short and not shown.startswith(SYSTEM_PROMPT):
+                yield Finding(name, line, f"{num_words} words", shown, is_long=True)
 
 
 def files(paths: list[str]) -> list[Path]:
@@ -267,30 +265,16 @@ def files(paths: list[str]) -> list[Path]:
     return sorted({ROOT / name for name in listed if name not in EXCLUDED and (ROOT / name).is_file()})
 
 
-def folder(path: str) -> str:
-    """Return the folder that a file's findings count for: `ftis_node/node`, `docs`, `README.md`."""
-    parts = path.split("/")
-    return "/".join(parts[:2]) if parts[0] == "ftis_node" and len(parts) > 2 else parts[0]
-
-
 def main() -> None:
     """Print the findings of the paths that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("paths", nargs="*", default=list(DEFAULT))
     parser.add_argument("--long", action="store_true", help="print long sentences too")
-    parser.add_argument("--count", action="store_true", help="print counts by folder: banned words, long sentences")
     options = parser.parse_args()
-    found = [finding for path in files(options.paths) for finding in findings(path)]
-    if options.count:
-        words = Counter(folder(finding.path) for finding in found if not finding.is_long)
-        longs = Counter(folder(finding.path) for finding in found if finding.is_long and not finding.is_message)
-        messages = Counter(folder(finding.path) for finding in found if finding.is_long and finding.is_message)
-        for name in sorted({*words, *longs, *messages}):
-            print(f'    "{name}": ({words[name]}, {longs[name]}),  # long messages: {messages[name]}')  # noqa: T201
-        return
-    for finding in found:
-        if options.long or not finding.is_long:
-            print(finding)  # noqa: T201
+    for path in files(options.paths):
+        for finding in findings(path):
+            if options.long or not finding.is_long:
+                print(finding)  # noqa: T201
 
 
 if __name__ == "__main__":

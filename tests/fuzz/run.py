@@ -1,8 +1,9 @@
 """Coverage-guided fuzzing by hand: `make fuzz FUZZ_MINUTES=30`, which installs atheris.
 
-Each target has its own process and the same time. It starts from its seeds and its corpus, and continues after a
-failing case. Of all cases that fail at the same lines it writes the smallest and its traceback to `fuzz-out`. The exit
-code is then 1. To extend the corpus, copy cases from `fuzz-out/cases/TARGET` to `tests/fuzz/corpus/TARGET-...`.
+Each target has its own process. All chains have the same time, and all readers together that of one chain. A target
+starts from its seeds and its corpus, and continues after a failing case. Of all cases that fail at the same lines it
+writes the smallest and its traceback to `fuzz-out`. The exit code is then 1. To extend the corpus, copy cases from
+`fuzz-out/cases/TARGET` to `tests/fuzz/corpus/TARGET-...`.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def run_target(name: str, *, seconds: float) -> int:
         *(f"-max_len={MAX_CASE_BYTES}", "-rss_limit_mb=3072", "-timeout=60", "-print_final_stats=1"),
         *(f"-artifact_prefix={FOUND}/crash-{name}-", str(cases)),
     ]
-    environment = {**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (FOUND / f"{name}.log").open("wb") as log:
         code = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
     lines = (FOUND / f"{name}.log").read_text(errors="replace").splitlines()
@@ -104,7 +105,7 @@ def run_target(name: str, *, seconds: float) -> int:
 def main() -> None:
     if sys.argv[1:2] == [CHILD]:
         fuzz(sys.argv[2], sys.argv[3:])
-    from tests.fuzz.targets import TARGETS
+    from tests.fuzz.targets import READERS, TARGETS
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="time of all targets together")
@@ -112,7 +113,9 @@ def main() -> None:
     options = parser.parse_args()
     FOUND.mkdir(exist_ok=True)
     names = options.names or list(TARGETS)
-    codes = [run_target(name, seconds=options.minutes * 60 / len(names)) for name in names]
+    shares = {name: 1 if name in READERS else len(READERS) for name in names}
+    unit_s = options.minutes * 60 / sum(shares.values())
+    codes = [run_target(name, seconds=max(1.0, share * unit_s)) for name, share in shares.items()]
     crashes = sorted(path for path in FOUND.glob("crash-*") if not path.suffix)
     sys.stdout.writelines(f"{path}\n" for path in crashes)
     sys.exit(1 if crashes or any(codes) else 0)
