@@ -23,11 +23,11 @@ from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.streams import close_server
 from ftis_node.gossip.wire_format import bucket_key, protocol, service_of
-from ftis_node.records.envelope import Announcement, Envelope, PeerRecord, seal_group, seal_peer_record
+from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
-from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.topology import bucket_of
+from tests.attacks.messages import record
 from tests.attacks.victim import none_if_unanswered
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
@@ -147,28 +147,14 @@ class Member:
         await self.announce_until_requested(self.claims(*groups), within_s=within_s)
 
     async def publish_record(self, *, grader: str) -> None:
-        """Publish a directory record that names these releases; return when the victim has read it."""
-        record = PeerRecord(
-            run_id=self.maker.manifest.run_id,
-            peer_id=self.peer_id,
-            name="member",
-            model="none",
-            parameters=1,
-            tokenizer=self.maker.tokenizer.fingerprint,
-            role="full",
-            last_number=0,
-            policy_version=0,
-            tokens_per_s=1.0,
-            created_at=time.time(),
-            software="0",
-            releases=Releases(grader=grader, transformers=metadata.version("transformers")),
-        )
+        """Publish a directory record that names this release; return when the victim has read it."""
+        data = record(self, grader=grader, transformers=metadata.version("transformers"))
 
         async def is_read() -> bool:
-            await self.gossip.publish_record(seal_peer_record(record, self.identity), ttl_s=120)
+            await self.gossip.publish_record(data, ttl_s=120)
             return ((await self._victim.row(self.peer_id)).get("releases") or {}).get("grader") == grader
 
-        await self._victim.until(is_read, within_s=60)
+        await self._victim.until(is_read)
 
     async def announce_nonexistent(self, count: int, *, num_at_once: int) -> None:
         """Announce `count` groups without bodies, as fast as p2pd accepts them."""

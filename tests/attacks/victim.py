@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.attacks.member import Member
 
-POLL_S = 0.2
+POLL_S, READ_EVERY_S = 0.2, 0.25
 READY_S = 240.0  # a busy machine
 MAX_DISK_BYTES = 8 << 20
 MAX_READY_GROUPS = 32
@@ -58,17 +59,39 @@ CONSTANTS = {
 }
 
 
+class Document:
+    """A document of the node, read at most every `READ_EVERY_S`, because reads for many attackers would slow it down.
+
+    A caller gets a document that was read after its call.
+    """
+
+    def __init__(self, home: Home, path: str) -> None:
+        self._home, self._path = home, path
+        self._read_at = 0.0
+        self._next: asyncio.Task[Any] | None = None
+
+    async def read(self) -> Any:
+        if self._next is None:
+            self._next = asyncio.create_task(self._read_later())
+        return await asyncio.shield(self._next)
+
+    async def _read_later(self) -> Any:
+        await asyncio.sleep(self._read_at + READ_EVERY_S - time.monotonic())
+        self._next, self._read_at = None, time.monotonic()
+        return await asyncio.to_thread(read_document, self._home, self._path)
+
+
 class Victim:
     """Counters, peers, processes and files of the node."""
 
     def __init__(self, node: RunningNode) -> None:
         self.node = node
-        self._home = Home(node.home)
+        self._status, self._peers = (Document(Home(node.home), path) for path in ("/status", "/peers"))
         self.resident_bytes_before = 0  # before the attacks
 
     async def status(self) -> dict[str, Any]:
         """Return the document of `status --json`."""
-        return dict(await asyncio.to_thread(read_document, self._home, "/status"))
+        return dict(await self._status.read())
 
     async def addresses(self) -> list[str]:
         return list((await self.status())["node"]["addresses"])
@@ -86,7 +109,7 @@ class Victim:
 
     async def row(self, peer_id: str) -> dict[str, Any]:
         """Return the peer's row in `peers --json`."""
-        rows = await asyncio.to_thread(read_document, self._home, "/peers")
+        rows = await self._peers.read()
         unknown = {"groups_accepted": 0, "groups_refused": {}, "standing": None}
         return next((row for row in rows if row["peer_id"] == peer_id), unknown)
 
