@@ -178,16 +178,11 @@ class EventReader:
     Lines are bytes with their line break. A half-written line is left for the next call.
     """
 
-    def __init__(self, path: Path, *, position: tuple[int, int] | None = None) -> None:
-        """Begin after `position`, an inode and an offset, or at the oldest line. The file need not exist yet."""
+    def __init__(self, path: Path) -> None:
+        """Begin at the oldest line. The file need not exist yet."""
         self._path = path
-        self._inode = None if position is None else position[0]
-        self._offset = 0 if position is None else position[1]
-
-    @property
-    def position(self) -> tuple[int, int] | None:
-        """Return the inode and the offset of the next line to read; None before the first file."""
-        return None if self._inode is None else (self._inode, self._offset)
+        self._inode: int | None = None
+        self._offset = 0
 
     def read_new(self) -> Iterator[bytes]:
         """Yield the lines appended since the last call; the first call yields all lines.
