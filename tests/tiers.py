@@ -40,6 +40,7 @@ SCENARIOS: Final = (
     "tests/cli/test_node_process.py",
     "tests/node/test_two_homes.py",
     "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
+    "tests/learner/test_learner_families.py::test_a_family_is_trained_with_an_adapter",
     "tests/learner/model/test_learner_kernels.py::test_compiled_layers_give_the_same_step",
     "tests/learner/distributed/test_learner_shards.py::test_each_rank_loads_only_its_rows",
     "tests/learner/distributed/test_learner_shards.py::test_files_with_other_tensor_names_are_loaded_whole",

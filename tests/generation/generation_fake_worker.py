@@ -203,7 +203,8 @@ class InProcessLife:
     async def until_death(self) -> FtisError:
         return await asyncio.shield(self._death)
 
-    async def call(self, request: Message, reply_type: type[Body]) -> Body:
+    async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
+        assert on_event is None, "no call of this client has events"
         received: Message = again(request, type(request))
         working = asyncio.ensure_future(self._handlers[type(request)](received, self))  # type: ignore[arg-type]
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
-from generation_support import SETTINGS, make_request, tiny_model
+from generation_support import SETTINGS, completions_of, make_request, tiny_model
 
 from ftis_node.errors import EngineError, WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.generation import evaluate as evaluation
@@ -184,7 +184,7 @@ async def test_answers_end_at_the_given_eos_ids() -> None:
     engine = TorchEngine(tiny_model(), SETTINGS)
     try:
         request = make_request([1, 1], num_completions=1, max_tokens=5, sampling=GREEDY, eos_ids=frozenset())
-        (whole,) = (await engine.generate(request)).completions
+        (whole,) = completions_of(await engine.generate(request))
         problem = TenProblems()[1]
         options = {"scorer": LastTokenScorer(), "limit": 1, "completion_limit": lambda num_prompt_tokens: 5}
         ends = {int(whole.token_ids[0])}

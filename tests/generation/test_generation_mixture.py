@@ -178,7 +178,7 @@ async def test_an_impossible_prompt_excludes_an_expert_only_if_it_is_read(open_t
     engine = open_tiny(models, weighing([0.5, 0.5]))
     for reads_prompt, mixture in ((True, second), (False, (first + second) / 2)):
         engine.weigh(weighing([0.5, 0.5], reads_prompt=reads_prompt))
-        (completion,) = (await engine.generate(request)).completions
+        (completion,) = completions_of(await engine.generate(request))
         assert completion.token_ids.tolist() == [mixture.argmax()]
         np.testing.assert_allclose(completion.logprobs, np.log([mixture.max()]), atol=2e-5)
     assert np.abs(first - second).max() > 0.1

@@ -18,6 +18,7 @@ from generation_support import (
     NEVER,
     SETTINGS,
     MakeClient,
+    completions_of,
     generate_group,
     make_request,
     proof,
@@ -95,7 +96,7 @@ async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine: Torc
     assert not engine.is_asleep
     await asleep
     assert engine.is_asleep
-    assert [len(completion.token_ids) for completion in running.result().completions] == [120] * 4
+    assert [len(completion.token_ids) for completion in completions_of(running.result())] == [120] * 4
     await engine.sleep()  # no-op
     with pytest.raises(WorkerTaskError, match="asleep"):
         await engine.probe((0, 1))
@@ -138,7 +139,7 @@ async def test_a_canceled_sleep_leaves_the_engine_awake(engine: TorchEngine) -> 
         await asleep
     asleep = await begin_sleep(engine)
     asleep.cancel()
-    assert len((await running).completions) == len((await ask(engine, 2, 7)).completions) == 4
+    assert len(completions_of(await running)) == len(completions_of(await ask(engine, 2, 7))) == 4
     assert not engine.is_asleep
 
 
@@ -200,13 +201,13 @@ async def test_a_vllm_worker_sleeps_and_wakes_by_request_and_by_new_weights(tmp_
 
 
 async def test_the_time_limit_of_a_request_excludes_sleep(make_client: MakeClient) -> None:
-    client = make_client(request_timeout_s=2.0)
+    client = make_client(request_timeout_s=0.5)
     await client.start()
     await client.sleep()
     await client.sleep()  # no-op
     assert client.is_asleep
     waiting = asyncio.create_task(generate_group(client))
-    await asyncio.sleep(2.3)
+    await asyncio.sleep(0.8)
     assert not waiting.done()
     await client.wake()
     assert len((await waiting).tokens) == 3

@@ -116,7 +116,7 @@ async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(o
     eos_ids = frozenset(range(20, 40))
     request = make_request(PROMPTS[0], eos_ids=eos_ids, num_completions=32, max_tokens=6)
     reasons = set()
-    for completion in (await open_tiny(tiny_model()).generate(request)).completions:
+    for completion in completions_of(await open_tiny(tiny_model()).generate(request)):
         reasons.add(completion.finish_reason)
         *before, last = completion.token_ids.tolist()
         assert not eos_ids.intersection(before)
@@ -136,7 +136,7 @@ async def test_a_completion_may_have_one_token(open_tiny: OpenTiny) -> None:
 async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny: OpenTiny) -> None:
     model = tiny_model(tied=False, padded_rows_are_likely=True)
     request = make_request(PROMPTS[1], num_completions=64, eos_ids=NEVER)
-    completions = (await open_tiny(model, vocab_size=VOCAB_SIZE).generate(request)).completions
+    completions = completions_of(await open_tiny(model, vocab_size=VOCAB_SIZE).generate(request))
     aborted = [c for c in completions if c.finish_reason is FinishReason.ABORT]
     assert 0 < len(aborted) < 64
     for completion in completions:
@@ -221,7 +221,7 @@ async def test_a_canceled_caller_frees_the_engine(open_tiny: OpenTiny) -> None:
     beside = asyncio.create_task(engine.generate(make_request(PROMPTS[1], max_tokens=40, eos_ids=NEVER)))
     await eventually(lambda: engine.tokens_made >= 40)
     endless.cancel()
-    assert [len(c.token_ids) for c in (await beside).completions] == [40] * 4
+    assert [len(c.token_ids) for c in completions_of(await beside)] == [40] * 4
     await engine.generate(make_request(PROMPTS[3], max_tokens=1, eos_ids=NEVER))  # the engine has seen the cancellation
     made = engine.tokens_made
     await engine.generate(make_request(PROMPTS[2], max_tokens=10, eos_ids=NEVER))
@@ -237,14 +237,14 @@ async def test_cancel_returns_what_was_sampled_as_aborted(open_tiny: OpenTiny) -
     waiting = asyncio.create_task(engine.generate(make_request(PROMPTS[1], request_id="waiting")))
     await eventually(lambda: engine.tokens_made >= 40)
     engine.cancel(["waiting", "running", "unknown"])
-    completions = (await running).completions
+    completions = completions_of(await running)
     assert {completion.finish_reason for completion in completions} == {FinishReason.ABORT}
     for completion in completions:
         assert len(completion.token_ids) >= 8
         np.testing.assert_allclose(completion.logprobs, fresh_logprobs(model, PROMPTS[0], completion), atol=1e-5)
     with pytest.raises(WorkerTaskError, match="before its first token"):
         await waiting
-    assert len((await engine.generate(make_request(PROMPTS[2]))).completions) == 4
+    assert len(completions_of(await engine.generate(make_request(PROMPTS[2])))) == 4
 
 
 async def test_nan_weights_raise_an_error_until_new_weights_come(open_tiny: OpenTiny, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_nan_weights_raise_an_error_until_new_weights_come(open_tiny: Open
     outcomes = await asyncio.gather(*(engine.generate(make_request(p)) for p in PROMPTS), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [NonFiniteError] * 4
     await engine.load_weights(Path(published.path), 1)
-    assert len((await engine.generate(make_request(PROMPTS[0]))).completions) == 4
+    assert len(completions_of(await engine.generate(make_request(PROMPTS[0])))) == 4
 
 
 @pytest.mark.parametrize(("tied", "with_head"), [(True, False), (True, True), (False, False)])

@@ -180,7 +180,7 @@ async def test_a_cut_distribution_still_reports_the_full_softmax(serve: Serve) -
     model = model_of()
     request = make_request([43], sampling=SamplingSettings(top_p=0.5), num_completions=64, max_tokens=8, eos_ids=NEVER)
     first_ids = set()
-    for completion in (await engine.generate(request)).completions:
+    for completion in completions_of(await engine.generate(request)):
         assert_logprobs(model, [43], completion)
         first_ids.add(int(completion.token_ids[0]))
     with torch.no_grad():
@@ -231,7 +231,7 @@ async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(s
     engine = await serve()
     request = make_request(PROMPTS[0], eos_ids=eos_ids, num_completions=32, max_tokens=6)
     reasons = set()
-    for completion in (await engine.generate(request)).completions:
+    for completion in completions_of(await engine.generate(request)):
         reasons.add(completion.finish_reason)
         *before, last = completion.token_ids.tolist()
         assert not eos_ids.intersection(before)
@@ -252,7 +252,7 @@ async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(serve: Serve, 
     engine = await serve(**options, vocab_size=VOCAB_SIZE)
     request = make_request(PROMPTS[1], num_completions=64, eos_ids=NEVER, seed=seed)
     async with asyncio.timeout(30):
-        completions = (await engine.generate(request)).completions
+        completions = completions_of(await engine.generate(request))
     aborted = [c for c in completions if c.finish_reason is FinishReason.ABORT]
     assert 0 < len(aborted) < 64
     for completion in completions:
@@ -261,7 +261,7 @@ async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(serve: Serve, 
         assert_logprobs(model_of(**options), PROMPTS[1], completion)
     assert all(len(completion.token_ids) < 16 for completion in aborted)
     long = msgspec.structs.replace(request, max_tokens=400)
-    assert max(len(completion.token_ids) for completion in (await engine.generate(long)).completions) < 300
+    assert max(len(completion.token_ids) for completion in completions_of(await engine.generate(long))) < 300
     assert not (await engine.inspect()).is_busy, "tokens after a padded id are computed"
 
 
@@ -333,7 +333,7 @@ async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(serv
         assert 20 < len(completion.token_ids) < 400
         first = dataclasses.replace(completion, token_ids=completion.token_ids[:10], logprobs=completion.logprobs[:10])
         assert_logprobs(model_of(), PROMPTS[0], first)
-    for completion in (await young).completions:
+    for completion in completions_of(await young):
         assert (completion.policy_version, completion.policy_version_newest) == (1, 3)
         assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.LENGTH, 400)
 
@@ -356,7 +356,7 @@ async def test_a_canceled_caller_leaves_nothing_in_the_engine(serve: Serve) -> N
 
     await eventually(is_idle)
     assert (await engine.inspect()).tokens_made < made + 1600
-    assert len((await engine.generate(make_request(PROMPTS[2]))).completions) == 4
+    assert len(completions_of(await engine.generate(make_request(PROMPTS[2])))) == 4
 
 
 async def test_cancel_returns_what_was_sampled_as_aborted(serve: Serve) -> None:
@@ -367,7 +367,7 @@ async def test_cancel_returns_what_was_sampled_as_aborted(serve: Serve) -> None:
     waiting = asyncio.create_task(engine.generate(make_request(PROMPTS[1], request_id="waiting")))
     await engine.wait_for_tokens(made + 40)
     await engine.cancel(["waiting", "running", "unknown"])
-    completions = (await running).completions
+    completions = completions_of(await running)
     for completion in completions:
         assert completion.finish_reason is FinishReason.ABORT
         assert 8 <= len(completion.token_ids) < 400
@@ -399,7 +399,7 @@ async def test_nan_weights_raise_an_error_until_new_weights_come(serve: Serve, t
     with pytest.raises(NonFiniteError, match="not finite"):
         await engine.generate(make_request(PROMPTS[0]))
     await engine.load_weights(Path(store.publish(2, file_tensors(model_of(seed=2))).path), 2)
-    for completion in (await engine.generate(make_request(PROMPTS[0]))).completions:
+    for completion in completions_of(await engine.generate(make_request(PROMPTS[0]))):
         assert_logprobs(model_of(seed=2), PROMPTS[0], completion)
 
 

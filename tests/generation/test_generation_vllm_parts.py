@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from generation_support import SETTINGS, make_request, save_model
+from generation_support import SETTINGS, completions_of, make_request, save_model
 from transformers import FalconH1Config, Mamba2Config
 
 from ftis_node.config.workers import GenerationSection
@@ -411,7 +411,7 @@ def test_a_completion_has_its_tokens_and_versions() -> None:
     second.finish_reason = FinishReason.LENGTH
     assert job.has_ended
     job.finish()
-    one, two = job.result.result().completions
+    one, two = completions_of(job.result.result())
     assert one.token_ids.tolist() == [5, 6, 7]
     assert one.logprobs.tolist() == [-0.5, -0.5, 0.0]
     assert [(c.policy_version, c.policy_version_newest) for c in (one, two)] == [(4, 6), (4, 4)]
@@ -432,7 +432,7 @@ def test_an_unfinished_completion_is_aborted_and_nan_raises_an_error() -> None:
     take(partials[0], 5)
     take(partials[1], 5)
     job.finish()
-    assert {completion.finish_reason for completion in job.result.result().completions} == {FinishReason.ABORT}
+    assert {completion.finish_reason for completion in completions_of(job.result.result())} == {FinishReason.ABORT}
     broken, partials = make_partials(1)
     take(partials[0], 5, logprob=float("nan"))
     broken.finish()

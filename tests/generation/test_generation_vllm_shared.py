@@ -16,6 +16,7 @@ import torch
 from generation_support import (
     CLOSE,
     EMBEDDING_ROWS,
+    completions_of,
     file_tensors,
     mixed_logprobs,
     num_sampled_by_old,
@@ -84,7 +85,7 @@ async def draw(client: GenerationClient, *, max_tokens: int = 8) -> Any:
         max_tokens=max_tokens,
         eos_ids=frozenset(),
     )
-    return (await client.generate(request)).completions[0]
+    return completions_of(await client.generate(request))[0]
 
 
 async def test_completions_in_flight_report_the_versions_that_sampled_them(opened: Open, tmp_path: Path) -> None:
