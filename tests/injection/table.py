@@ -20,7 +20,6 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/announcements.py:AnnouncementHandler.has",
         "node/loops/announcements.py:AnnouncementHandler.can_serve",
         "node/peers/manager.py:PeerManager.is_trusted",
-        "node/peers/manager.py:PeerManager.note_announced",
     ),
     Place.AUDIT: (
         "node/loops/audit.py:AuditLoop._as_trained",
@@ -48,7 +47,6 @@ POINTS: dict[Place, tuple[str, ...]] = {
     Place.CONFIRM: ("gossip/interface.py:Gossip.confirm",),
     Place.COUNT: (
         "node/loops/intake.py:IntakeLoop._acknowledge",
-        "node/loops/intake.py:IntakeLoop._count",
         "node/peers/manager.py:PeerManager._charge",
         "node/peers/manager.py:PeerManager._share_subnet",
         "node/peers/manager.py:PeerManager.settle",
@@ -85,11 +83,8 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/intake.py:IntakeLoop._give_up>open_envelope",
         "node/loops/intake.py:IntakeLoop._refuse_if_admitted",
         "node/loops/intake.py:IntakeLoop._judge>validate",
-        "node/peers/manager.py:PeerManager.duplicate_reason",
         "node/peers/manager.py:PeerManager.remember",
-        "node/peers/manager.py:PeerManager._origin",
         "node/peers/manager.py:PeerManager.within_quota",
-        "node/peers/manager.py:PeerManager._seen_completions",
         "validation/pipeline.py:_first_refusal",
         "validation/pipeline.py:_judge_content",
         "validation/pipeline.py:_judge_costly",
@@ -233,7 +228,6 @@ EXCEPTIONS: dict[str, str] = {
     "node/peers/manager.py:PeerManager.trust": "an action of the operator",
     "node/peers/manager.py:PeerManager.note": "charges a fault: its failure is in tests/swarm/test_peer_guard.py",
     "node/peers/manager.py:PeerManager._report": "a part of `PeerManager.note`",
-    "node/peers/manager.py:_is_peer*": "charges a fault: tests/node/peers/test_faults.py",
     "node/peers/store.py:*": "this node's own file",
     "node/startup/prepare.py:*": "this node's settings",
     "node/http_api/monitoring_api.py:*": "a request of local users: aiohttp answers with an error",
@@ -250,6 +244,10 @@ EXCEPTIONS: dict[str, str] = {
 """Patterns of points without injection, with the reason why no value of a single peer can raise there."""
 
 UNREACHED: dict[str, str] = {
+    "node/peers/copies.py:*": "a part of `IntakeLoop._judge` and `AnnouncementHandler.handle`, guarded there",
+    "node/peers/manager.py:PeerManager._settle*": "a part of `PeerManager.settle`",
+    "node/peers/manager.py:PeerManager.charge_fault*": "charges a fault: tests/swarm/test_peer_guard.py",
+    "node/peers/manager.py:PeerManager.refuse*": "counts by peer id; the callers are points",
     "gossip/p2pd/hivemind_bindings.py:address_texts*": "`Control.connected_peers`, guarded there",
     "node/peers/releases.py:release_differences": "`DirectoryLoop._note_releases`, guarded in `_read_record`",
     "gossip/wire_format.py:outcome_of": "`Session.pull`, guarded in `Gossip._counted_pull`",
@@ -281,7 +279,6 @@ UNREACHED: dict[str, str] = {
     "node/loops/directory.py:DirectoryLoop._name_of": "a printable name of a verified record",
     "node/peers/manager.py:PeerManager.note_unused": "guarded where a group or an announcement is counted",
     "node/peers/refusal_reports.py:*": "guarded in `RefusalReporter`: tests/node/peers/test_refusal_reports.py",
-    "node/loops/announcements.py:AnnouncementHandler._count_refusal": "guarded in `AnnouncementHandler.listen`",
     "node/loops/announcements.py:AnnouncementHandler._pulls": "guarded in `AnnouncementHandler.listen`",
     "node/loops/announcements.py:AnnouncementHandler.refuse": "only ids",
     "node/peers/manager.py:PeerManager.note_addresses>subnet_of": "guarded in `PeersLoop.run`",

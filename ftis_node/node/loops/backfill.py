@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.replay.reader import ReplayReader
@@ -292,7 +291,6 @@ class ShardsLoop:
     context: NodeContext
     gossip: Gossip
     peers: PeerManager
-    registry: PeerRegistry
     announcements: AnnouncementHandler
     backfill: BackfillLoop
 
@@ -324,13 +322,13 @@ class ShardsLoop:
 
     def _required(self) -> frozenset[int]:
         """Return the shards of the trusted peers in the directory."""
-        trusted = filter(self.peers.is_trusted, self.registry.peers)
+        trusted = filter(self.peers.is_trusted, self.peers.registry.peers)
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in trusted)
 
     async def _choose(self, *, count: int) -> None:
         """Subscribe to `count` shards, and catch up with the members of the new ones."""
         readers = Counter(
-            shard for peer in self.registry.peers.values() if peer.record for shard in peer.record.read_shards
+            shard for peer in self.peers.registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
         chosen = choose_shards(
             self.context.peer_id,

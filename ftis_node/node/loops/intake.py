@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
     from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer
@@ -90,8 +89,6 @@ class IntakeLoop:
     reader: ReplayReader
     disk: DiskThread
     peers: PeerManager
-    registry: PeerRegistry
-    counters: NodeCounters
     arrivals: AwaitedSenders
     guard: PeerGuard
     newest_offered: Callable[[], int | None]
@@ -120,7 +117,7 @@ class IntakeLoop:
             ),
             is_banned=self.peers.is_banned,
             within_quota=self.peers.within_quota,
-            duplicate_reason=self.peers.duplicate_reason,
+            duplicate_reason=self.peers.copies.duplicate_reason,
             reset_at=self.reader.reset_at(),
             own_id=self.context.peer_id,
             newest_offered=self.newest_offered,
@@ -177,7 +174,7 @@ class IntakeLoop:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
         elif (group.sender, group.number) in self._passed:
             refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
-        elif reason := self.peers.duplicate_reason(group, group_id):
+        elif reason := self.peers.copies.duplicate_reason(group, group_id):
             refusal = Refusal(reason, "too many of its completions are duplicates")
         else:
             return None
@@ -254,40 +251,6 @@ class IntakeLoop:
 
     def _answer(self, arrival: Arrival, verdict: ValidationResult) -> None:
         with self._work_for(arrival, Place.COUNT):
-            self._count(arrival, verdict)
+            self.peers.settle(verdict, origin=arrival.origin, num_bytes=len(arrival.data))
         if not arrival.verdict.done():
             arrival.verdict.set_result(verdict)
-
-    def _count(self, arrival: Arrival, verdict: ValidationResult) -> None:
-        counters, registry, events = self.counters, self.registry, self.context.events
-        self.peers.settle(verdict, origin=arrival.origin)
-        if isinstance(verdict, Refused):
-            counters.refused[verdict.refusal.reason] += 1
-            if not arrival.own:
-                registry.seen(arrival.origin).refused[verdict.refusal.reason] += 1
-            events.write(
-                "refused",
-                group=verdict.group_id,
-                origin=arrival.origin,
-                reason=verdict.refusal.reason,
-                detail=verdict.refusal.detail,
-            )
-            return
-        group = verdict.group
-        if not arrival.own:
-            counters.groups_received += 1
-            counters.tokens_received += group.num_tokens
-            counters.envelope_bytes_received += len(arrival.data)
-            registry.seen(group.sender).accepted += 1
-        events.write(
-            "admitted",
-            group=verdict.envelope.id,
-            retells=verdict.retells,
-            own=arrival.own,
-            sender=group.sender,
-            number=group.number,
-            prompt=str(group.prompt_ref),
-            num_tokens=group.num_tokens,
-            reward_mean=round(group.reward_mean, 4),
-            policy_version=group.policy_version,
-        )

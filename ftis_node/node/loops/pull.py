@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ftis_node.node.loops.backfill import BackfillLoop
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.reader import ReplayReader
@@ -82,7 +81,6 @@ class PullLoop:
     gossip: Gossip
     reader: ReplayReader
     peers: PeerManager
-    registry: PeerRegistry
     counters: NodeCounters
     step_shares: StepShares
     space: DiskSpace
@@ -96,7 +94,6 @@ class PullLoop:
             num_slots=PULLS_IN_FLIGHT,
             guard=self.gossip.guard,
             peers=self.peers,
-            registry=self.registry,
         )
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
@@ -175,7 +172,7 @@ class PullLoop:
 
     def _is_near(self, item: PullItem) -> bool:
         """Return whether a group's sender reports that it generates only for this node's domain."""
-        domain, record = self.own_domain, self.registry.record_of(item.sender)
+        domain, record = self.own_domain, self.peers.registry.record_of(item.sender)
         if domain is None or record is None:
             return False
         is_near = False
@@ -298,7 +295,7 @@ class PullLoop:
 
     def _note_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:
         peer_id = batch.source.peer_id
-        self.registry.seen(peer_id).failed_pulls += 1
+        self.peers.registry.seen(peer_id).failed_pulls += 1
         conduct = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
         self.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
         self.context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.swarm.peer_guard import PeerGuard
 
 FAILED_REST_S = 5.0
@@ -57,7 +56,6 @@ class PullSlots:
     num_slots: int
     guard: PeerGuard
     peers: PeerManager
-    registry: PeerRegistry
 
     def __post_init__(self) -> None:
         self._free = asyncio.Semaphore(self.num_slots)
@@ -105,9 +103,9 @@ class PullSlots:
     def _has_slot_for(self, peer_id: str) -> bool:
         if self.backoff.has_failed(peer_id):
             return not any(map(self.backoff.has_failed, self._asking))
-        if self.registry.has_sent_groups(peer_id):
+        if self.peers.registry.has_sent_groups(peer_id):
             return self._asking[peer_id] < max(1, self.num_slots // 2)
-        num_unproven = sum(not self.registry.has_sent_groups(peer) for peer in self._asking)
+        num_unproven = sum(not self.peers.registry.has_sent_groups(peer) for peer in self._asking)
         return not self._asking[peer_id] and num_unproven < max(1, self.num_slots - 1)
 
 

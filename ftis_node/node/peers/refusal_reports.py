@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
 
 log = logging.getLogger(__name__)
 MAX_SHOWN = 12  # in the status
@@ -39,7 +38,6 @@ class RefusalReporter:
     context: NodeContext
     gossip: Gossip
     peers: PeerManager
-    registry: PeerRegistry
 
     def __post_init__(self) -> None:
         self._refused: Sequence[RefusedSender] = ()
@@ -105,7 +103,7 @@ class RefusalReporter:
 
     def _claim_of(self, peer_id: str) -> tuple[str, int] | None:
         """Return why a peer refuses this node's groups, and how many; None if its record does not say so."""
-        record = self.registry.record_of(peer_id)
+        record = self.peers.registry.record_of(peer_id)
         if record is None or record.stats is None:
             return None
         own = (one for one in record.stats.refused_senders if one[0] == self.context.peer_id)
@@ -123,7 +121,7 @@ class RefusalReporter:
         )
 
     def _name(self, peer_id: str) -> str:
-        record = self.registry.record_of(peer_id)
+        record = self.peers.registry.record_of(peer_id)
         return clipped(record.name, NAME_WIDTH) if record is not None else ""
 
     def _label(self, peer_id: str) -> str:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_shares import StepShares
@@ -79,7 +78,6 @@ class TimedStepGate:
     gossip: Gossip
     arrivals: AwaitedSenders
     peers: PeerManager
-    registry: PeerRegistry
     about: NodeDescription
 
     def __post_init__(self) -> None:
@@ -182,7 +180,7 @@ class TimedStepGate:
         """Return whether this node would accept groups of a peer: not banned, with a usable tokenizer and role."""
         may_send = False
         with self.gossip.guard.work_for(peer_id, Place.RECORD):
-            record = self.registry.record_of(peer_id)
+            record = self.peers.registry.record_of(peer_id)
             takes_text = self.context.manifest.step.other_tokenizers == "text"
             is_fit = record is None or takes_text or record.tokenizer == self.about.tokenizer
             is_sender = record is None or record.role != "learner"

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from ftis_node.config.step import Share
     from ftis_node.learner.messages import StepReport
-    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.replay.reader import HeldGroup
     from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
@@ -95,8 +94,6 @@ class StepPeers:
 
     context: NodeContext
     peers: PeerManager
-    registry: PeerRegistry
-    counters: NodeCounters
     guard: PeerGuard
     end_ids: tuple[int, ...]
     _peer_weights: PeerWeights = field(default_factory=PeerWeights, init=False)
@@ -147,9 +144,7 @@ class StepPeers:
                 continue
             sender, detail = group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
             with self.guard.work_for(sender, Place.COUNT):
-                self.counters.refused[UNDERSTATED] += 1
-                self.registry.seen(sender).refused[UNDERSTATED] += 1
-                self.peers.note(sender, Behaviour.FALSE_CLAIM, reason=UNDERSTATED, detail=detail)
+                self.peers.refuse(sender, UNDERSTATED, Behaviour.FALSE_CLAIM, detail=detail)
                 self.context.events.write("understated", group=group.id, sender=sender, step=report.step)
 
     def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
