@@ -140,9 +140,8 @@ class AuditLoop:
         """Queue a foreign group if it can be compared and the sample includes it. The intake loop calls this."""
         if self._waiting.full() or self.takes_turns:  # with turns, the learner has no GPU memory now
             return
-        with self.guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
-            if self._is_comparable(accepted) and self.dice.random() < self._share(accepted.group):
-                self._waiting.put_nowait(accepted)
+        if self._is_comparable(accepted) and self.dice.random() < self._share(accepted.group):
+            self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
         while True:

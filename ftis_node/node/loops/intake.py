@@ -146,23 +146,23 @@ class IntakeLoop:
         while True:
             with waiting_for("an envelope"):
                 arrival = await lane.arrivals.get()
-            verdict = await self._judge(arrival, lane.context)
-            if isinstance(verdict, Accepted):
-                self._passed |= {verdict.envelope.id, (verdict.group.sender, verdict.group.number)}
-                await self._judged.put((arrival, verdict))
-            elif verdict is not None:
-                self._answer(arrival, verdict)
+            accepted = await self._judge(arrival, lane.context)
+            if accepted is not None:
+                self._passed |= {accepted.envelope.id, (accepted.group.sender, accepted.group.number)}
+                await self._judged.put((arrival, accepted))
 
-    async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
-        """Return the verdict; None if validation raises. Then refuse the envelope and charge its origin."""
+    async def _judge(self, arrival: Arrival, context: ValidationContext) -> Accepted | None:
+        """Return an accepted group; answer for another one. If its validation raises, charge its origin."""
         with self._work_for(arrival, Place.JUDGE):
             verdict = await validate(arrival.data, context, requested=arrival.requested, made=arrival.made)
             if isinstance(verdict, Accepted):
-                if late := self._refuse_if_admitted(verdict):
-                    return late
-                copy = self.peers.remember(verdict)  # before the next validation: the next envelope may be a copy
-                if copy is not None:
-                    self._copies[verdict.envelope.id] = copy
+                verdict = self._refuse_if_admitted(verdict) or verdict
+            if isinstance(verdict, Refused):
+                self._answer(arrival, verdict)
+                return None
+            copy = self.peers.remember(verdict)  # before the next validation: the next envelope may be a copy
+            if copy is not None:
+                self._copies[verdict.envelope.id] = copy
             return verdict
         self._give_up(arrival)
         return None
@@ -250,7 +250,6 @@ class IntakeLoop:
         self._answer(arrival, accepted)
 
     def _answer(self, arrival: Arrival, verdict: ValidationResult) -> None:
-        with self._work_for(arrival, Place.COUNT):
-            self.peers.settle(verdict, origin=arrival.origin, num_bytes=len(arrival.data))
+        self.peers.settle(verdict, origin=arrival.origin, num_bytes=len(arrival.data))
         if not arrival.verdict.done():
             arrival.verdict.set_result(verdict)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip import FetchOutcome
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.lru import LruDict
-from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff, Place
+from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,11 +83,8 @@ class PullSlots:
 
     def is_able(self, peer_id: str) -> bool:
         """Return whether to pull from a peer now: neither banned nor in a pause after a failure."""
-        is_able = False
-        with self.guard.work_for(peer_id, Place.PULL):
-            may_work = self.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
-            is_able = may_work and self.backoff.may_ask(peer_id, now=time.monotonic())
-        return is_able
+        may_work = self.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
+        return may_work and self.backoff.may_ask(peer_id, now=time.monotonic())
 
     def may_ask(self, peer_id: str) -> bool:
         """Return whether one more pull from a peer may start.
@@ -95,10 +92,7 @@ class PullSlots:
         All peers whose last pull failed share one slot. Each peer that has sent no group yet has one slot, and all
         of them together leave one slot free. So slow or absent peers do not delay others.
         """
-        may_ask = False
-        with self.guard.work_for(peer_id, Place.PULL):
-            may_ask = self.is_able(peer_id) and self._has_slot_for(peer_id)
-        return may_ask
+        return self.is_able(peer_id) and self._has_slot_for(peer_id)
 
     def _has_slot_for(self, peer_id: str) -> bool:
         if self.backoff.has_failed(peer_id):

@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.refusal_advice import advice_for
 from ftis_node.swarm.refusals import RefusalLog, RefusedSender, RefusingPeers
@@ -52,14 +51,12 @@ class RefusalReporter:
         self._refusing = self._claims.update(self._claims_of(known), now=now)
         begun, ended = self._log_refused.news(self._refused, now=now)
         for sender in begun:
-            with self.gossip.guard.work_for(sender.peer_id, Place.STATUS):
-                self._report_refused(sender)
+            self._report_refused(sender)
         for peer_id in ended:
             log.info("the groups of %s are no longer refused", self._label(peer_id))
         begun, ended = self._log_refusing.news(self._refusing, now=now)
         for peer in begun:
-            with self.gossip.guard.work_for(peer.peer_id, Place.STATUS):
-                self._report_refusing(peer)
+            self._report_refusing(peer)
         for peer_id in ended:
             log.info("%s no longer refuses this node's groups", self._label(peer_id))
 
@@ -86,20 +83,12 @@ class RefusalReporter:
         log.warning("%s refuses this node's groups as %s", self._label(peer.peer_id), words)
 
     def _statuses(self, senders: Sequence[RefusedSender]) -> list[RefusalStatus]:
-        found = []
-        for sender in senders[:MAX_SHOWN]:
-            with self.gossip.guard.work_for(sender.peer_id, Place.STATUS):
-                found.append(self._status(sender))
-        return found
+        return [self._status(sender) for sender in senders[:MAX_SHOWN]]
 
     def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
         """Return the reason and the number of groups by peer, from the records of peers."""
-        claims = {}
-        for peer_id in peer_ids:
-            with self.gossip.guard.work_for(peer_id, Place.RECORD):
-                if (claim := self._claim_of(peer_id)) is not None:
-                    claims[peer_id] = claim
-        return claims
+        claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
+        return {peer_id: claim for peer_id, claim in claims.items() if claim is not None}
 
     def _claim_of(self, peer_id: str) -> tuple[str, int] | None:
         """Return why a peer refuses this node's groups, and how many; None if its record does not say so."""
