@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
 from ftis_node.node.components import NodeComponents
-from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
-from ftis_node.node.peers.manager import PeerManager, fault_charger
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
@@ -128,8 +127,7 @@ def stub_components(
     peers = peers_type(home.peers, own_id=identity.peer_id, settings=settings.access, events=events)
     for part in (events, disk, buffer, reader, peers):
         stack.callback(part.close)
-    registry, counters = PeerRegistry(), NodeCounters()
-    gossip.guard.on_fault = fault_charger(events=events, counters=counters, registry=registry, peers=peers)
+    gossip.guard.on_fault = peers.charge_fault
     stubs: dict[str, Any] = {
         "context": NodeContext(settings, manifest, identity, events, NodeState()),
         "about": NodeDescription(
@@ -154,9 +152,9 @@ def stub_components(
         buffer=buffer,
         reader=reader,
         disk=disk,
-        counters=counters,
-        registry=registry,
-        confirmations=Confirmations(registry),
+        counters=peers.counters,
+        registry=peers.registry,
+        confirmations=Confirmations(peers.registry),
         evaluations=EvaluationHistory(),
     )
 

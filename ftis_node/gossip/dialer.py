@@ -19,12 +19,11 @@ from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.relay_limit import fetch_limit
 from ftis_node.gossip.p2pd.session import open_session
 from ftis_node.gossip.settings import NetworkSettings
-from ftis_node.records.addresses import AddressError, parse_address
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from ftis_node.backoff import ExponentialBackoff
@@ -36,19 +35,6 @@ logger = logging.getLogger(__name__)
 MAX_LOST_MEMBERS = 64
 NUM_PEERS_MET = 8  # connected peers to contact in the directory in one round; they lead to others
 PROBE_TIMEOUT_S = 8.0
-
-
-def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
-    """Return the valid addresses among a peer's claims that name no other peer, without the final `/p2p/ID`."""
-    believable = []
-    for text in claimed:
-        try:
-            address = parse_address(text)
-        except AddressError:
-            continue
-        if address.peer_id in (peer_id, None) and address.port:
-            believable.append(address.without_peer.text)
-    return list(dict.fromkeys(believable))
 
 
 class Dialer:

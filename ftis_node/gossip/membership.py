@@ -16,7 +16,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.dialer import Dialer, connected_ids, usable_addresses
+from ftis_node.gossip.dialer import Dialer, connected_ids
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.validators import sample_by_block
 from ftis_node.gossip.types import ConnectionFacts
@@ -250,14 +250,12 @@ class Membership:
             if at >= len(first) and num_found >= CANDIDATES_FACTOR * self._settings.num_target_members:
                 break
             found = await session.directory.members(self._run_id, [*first, *others][at : at + NUM_BUCKETS_PER_READ])
-            for peer_id, claimed in found.items():
-                with self._guard.work_for(peer_id, Place.DIRECTORY):
-                    addresses = usable_addresses(peer_id, claimed)
-                    self._known.pop(peer_id, None)
-                    self._known[peer_id] = addresses
-                    self._seen_at[peer_id] = asyncio.get_running_loop().time()
-                    if shard_of(peer_id, self._num_shards) == self._own_shard and len(listed) < MAX_LISTED:
-                        listed[peer_id] = None
+            for peer_id, addresses in found.items():
+                self._known.pop(peer_id, None)
+                self._known[peer_id] = addresses
+                self._seen_at[peer_id] = asyncio.get_running_loop().time()
+                if shard_of(peer_id, self._num_shards) == self._own_shard and len(listed) < MAX_LISTED:
+                    listed[peer_id] = None
             num_found += len(found)
         self._listed = listed
         for peer_id in list(self._known)[:-MAX_KNOWN]:

@@ -115,3 +115,16 @@ def is_public(address: str) -> bool:
     """Return whether a multiaddr starts with a DNS name or a global IP address."""
     block = block_of(address)
     return block is not None and block.is_public
+
+
+def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
+    """Return the valid addresses among a peer's claims that name no other peer, without the final `/p2p/ID`."""
+    believable = []
+    for text in claimed:
+        try:
+            address = parse_address(text)
+        except AddressError:
+            continue
+        if address.peer_id in (peer_id, None) and address.port:
+            believable.append(address.without_peer.text)
+    return list(dict.fromkeys(believable))

@@ -5,10 +5,12 @@
     if work.failed:
         ...  # counted, logged and charged already
 
-Readers reject invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions in all
-work on input that a peer chose: its address, its announcement, its group, its query. Each is counted; each kind is
-logged once. The peer is paused, for twice as long after each fault, and `on_fault` charges it. Faults of this node
-itself pass through: a full disk, a damaged database, a dead worker.
+Readers reject invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions at
+boundaries, where an item of a peer enters the node. Items are streams, messages, answers, envelopes, directory values,
+addresses and rows of the status. One barrier is around the work on one item. Code inside has no further ones, and code
+on accepted values needs none. Each exception is counted; each kind is logged once. The peer is paused, for twice as
+long after each fault, and `on_fault` charges it. Faults of this node itself pass through: a full disk, a damaged
+database, a dead worker.
 """
 
 from __future__ import annotations
@@ -103,9 +105,8 @@ class Place(StrEnum):
     JUDGE = "judge"  # the validation of an envelope
     STORE = "store"  # an accepted group, into the buffer
     COUNT = "count"  # a validation result, into metrics, reputation and events
-    CONFIRM = "confirm"  # a confirmation to it
+    CONFIRM = "confirm"  # a confirmation to it or by it
     AUDIT = "audit"
-    BATCH = "batch"  # a stored group, into the learner's batch
     WEIGHTS = "weights"  # offers and chunks of the followed learner
     PRESENCE = "presence"  # its connections and addresses
     STATUS = "status"  # its row in the status

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ftis_node.config.home import Home
 from ftis_node.config.peer_list import read_peers
 from ftis_node.errors import ConfigError
-from ftis_node.gossip.dialer import Dialer, usable_addresses
+from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.directory.entries import unpack_addresses
 from ftis_node.gossip.directory.validators import address_block
-from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
+from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr, usable_addresses
 from ftis_node.gossip.p2pd.client import P2pdError, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
 from ftis_node.node.startup.bootstrap import run_bootstrap_node

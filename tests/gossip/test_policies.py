@@ -8,8 +8,8 @@ import pytest
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, NetworkSettings, SwarmPhase
-from ftis_node.gossip.dialer import usable_addresses
 from ftis_node.gossip.directory.entries import is_of_another
+from ftis_node.gossip.multiaddr import usable_addresses
 from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.services import AdmissionControl, OverBudget
 from ftis_node.gossip.types import ConnectionFacts

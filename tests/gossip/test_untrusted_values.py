@@ -17,6 +17,7 @@ from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entr
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.gossip.membership import MemberProbe
+from ftis_node.gossip.p2pd import client
 from ftis_node.gossip.types import DUPLICATE_IDENTITY
 from ftis_node.gossip.wire_format import bucket_key, topic
 from ftis_node.records.identity import Identity
@@ -243,3 +244,28 @@ async def test_an_unexpected_error_of_a_pull_has_an_outcome(
         assert (await victim.request_backfill(member.peer_id, b"?")).outcome is FetchOutcome.BROKEN
         assert not await victim.confirm(member.peer_id, [bytes(32)])
     assert {Place.PULL, Place.CATCH_UP, Place.CONFIRM} <= set(victim.guard.num_faults)
+
+
+@pytest.mark.parametrize("error", [ValueError, OverflowError, RecursionError, MemoryError, TimeoutError])
+async def test_an_address_that_raises_omits_only_its_peer(
+    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    victim, member = pair
+    assert victim._session is not None
+    await eventually(lambda: _is_connected(victim, member.peer_id))
+    num_faults, read, this_task = victim.guard.num_faults[Place.PRESENCE], client.address_texts, asyncio.current_task()
+
+    def read_or_fail(raws: Any) -> tuple[str, ...]:
+        if asyncio.current_task() is this_task:  # not for the loops of the node
+            raise error("invalid")
+        return read(raws)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "address_texts", read_or_fail)
+        assert await victim._session.client.connected_peers() == []
+    assert victim.guard.num_faults[Place.PRESENCE] > num_faults
+    assert await _is_connected(victim, member.peer_id)
+
+
+async def _is_connected(node: Libp2pGossip, peer_id: str) -> bool:
+    return any(peer.peer_id == peer_id for peer in await node.connected_peers())

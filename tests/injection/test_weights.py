@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.swarm.peer_guard import Place
+from tests.injection.boundaries import GENERATORS, LEARNERS
 from tests.injection.injector import Injector
-from tests.injection.table import GENERATORS, LEARNERS
 from tests.node.loops.test_weights import _pair, _same_model
 from tests.waiting import eventually
 

@@ -33,6 +33,7 @@ from ftis_node.gossip.directory.validators import (
     entries_in,
     unpack_bytes,
 )
+from ftis_node.gossip.multiaddr import usable_addresses
 from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
@@ -184,7 +185,7 @@ class Directory:
         return await self._store(EntryKind.MEMBER, run_id, key, self._peer_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
-        """Return the other members registered in these buckets of a run, with the addresses that each claims."""
+        """Return the other members registered in these buckets of a run, with the usable addresses of each."""
         keys = [bucket_key(run_id, bucket) for bucket in buckets]
         found = await self._call(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
         members: dict[str, list[str]] = {}
@@ -194,7 +195,7 @@ class Directory:
                     entry = verify_entry(data, max_record_bytes=self._config.limits.max_record_bytes)
                     if entry is not None and entry.peer_id != self._peer_id:
                         if (claimed := self._decrypted(entry)) is not None:
-                            members[entry.peer_id] = unpack_addresses(claimed)
+                            members[entry.peer_id] = usable_addresses(entry.peer_id, unpack_addresses(claimed))
         return members
 
     async def _look_for_duplicate(self, key: str) -> None:

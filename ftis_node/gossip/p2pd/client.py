@@ -204,9 +204,7 @@ class P2pdClient:
         while True:
             message = p2pd_pb2.PSMessage()
             await read_pbmsg_safe(reader, message)
-            author = None
-            with self._guard.work_for(UNPROVEN, Place.MESSAGE):
-                author = ed25519_peer_id(getattr(message, "from"))
+            author = ed25519_peer_id(getattr(message, "from"))
             if author is None:
                 self._counters.non_ed25519["message"] += 1
             else:

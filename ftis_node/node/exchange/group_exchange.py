@@ -28,7 +28,6 @@ from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks.scorer import score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Accepted, Refusal
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from ftis_node.node.training.step_gate import StepSelection
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.rows import StoredGroup
-    from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scorer import IsolatedScorer
     from ftis_node.validation import ValidationResult
@@ -102,7 +100,6 @@ class GroupExchange:
     space: DiskSpace
     peers: PeerManager
     counters: NodeCounters
-    guard: PeerGuard
     selection: StepSelection
     publish_scored: Callable[[Group], Awaitable[ValidationResult]]
 
@@ -158,8 +155,7 @@ class GroupExchange:
         if groups:
             self.counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
         for group in groups:
-            with self.guard.work_for(group.sender, Place.COUNT):
-                note_contributor(self.peers, group)
+            note_contributor(self.peers, group)
         return groups
 
     async def _scored(self, offered: OwnGroup) -> Group | Refusal:

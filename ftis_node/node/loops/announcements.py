@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip import Gossip
     from ftis_node.gossip import GossipMessage as Message
-    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+    from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.records.envelope import Announcement
     from ftis_node.replay.reader import ReplayReader
 
@@ -58,8 +57,6 @@ class AnnouncementHandler:
     gossip: Gossip
     reader: ReplayReader
     peers: PeerManager
-    registry: PeerRegistry
-    counters: NodeCounters
 
     def __post_init__(self) -> None:
         self._reset_at = self.reader.reset_at() + MAX_CLOCK_SKEW_S
@@ -104,14 +101,11 @@ class AnnouncementHandler:
     def _is_rate_allowed(self, peer_id: str) -> bool:
         """Return whether to read an announcement of a peer: it is not banned, and within its rate limit."""
         if self.peers.is_banned(peer_id):
-            self._count_refusal(peer_id, "announcement_banned")
-            self.peers.note_unused(peer_id, "banned")
+            self.peers.refuse(peer_id, "announcement_banned", unused="banned")
             return False
         if self.peers.is_trusted(peer_id) or self._limiter.admits(peer_id, now=time.monotonic()):
             return True
-        self._count_refusal(peer_id, "announcement_flood")
-        self.peers.note_unused(peer_id, "announcement_flood")
-        self.peers.note(peer_id, Behaviour.RATE_LIMITED, reason="announcement_flood")
+        self.peers.refuse(peer_id, "announcement_flood", Behaviour.RATE_LIMITED, unused="announcement_flood")
         return False
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
@@ -151,7 +145,7 @@ class AnnouncementHandler:
         except RecordError as error:
             self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
             return []
-        self.registry.seen(announcer).wire_schema = SCHEMA
+        self.peers.registry.seen(announcer).wire_schema = SCHEMA
         usable = [self._consider(announcer, first, is_repair=is_repair)]
         for one in first.more:
             if not is_repair and not self._is_rate_allowed(announcer):
@@ -162,8 +156,7 @@ class AnnouncementHandler:
     def _consider(self, announcer: str, announcement: Announcement, *, is_repair: bool) -> Announcement | None:
         """Queue an announced group if the node has to pull it. Return the announcement; None if it is not usable."""
         if announcement.created_at > time.time() + MAX_CLOCK_SKEW_S:
-            self._count_refusal(announcer, "announcement_clock_skew")
-            self.peers.note_unused(announcer, "clock_skew")
+            self.peers.refuse(announcer, "announcement_clock_skew", unused="clock_skew")
             return None
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)
@@ -178,7 +171,7 @@ class AnnouncementHandler:
         if sender != announcer and self.peers.is_banned(sender):
             return None
         if not is_repair and not announcement.attempt:
-            self.peers.note_announced(announcement.id, announcer=announcer)
+            self.peers.copies.note_announced(announcement.id, announcer=announcer)
         item = PullItem(
             id=announcement.id,
             sender=sender,
@@ -196,16 +189,11 @@ class AnnouncementHandler:
 
     def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
         """Count a malformed announcement. Charge a peer once for the same bytes in several backfill answers."""
-        self.counters.refused[f"announcement_{error.reason}"] += 1
-        self.registry.note_refusal(announcer, "announcement", error)
-        self.peers.note_unused(announcer, error.reason)
-        if error.reason == "version":  # an honest peer may run another version of ftis-node
-            return
         key = announcer, hashlib.sha256(payload).digest()
-        if is_repair and key in self._malformed:
-            return
+        is_repeated = is_repair and key in self._malformed
         self._malformed[key] = None
-        self.peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
+        self.peers.note_unused(announcer, error.reason)
+        self.peers.refuse_message(announcer, "announcement", error, is_charged=not is_repeated)
 
     @property
     def oldest_usable(self) -> float:
@@ -256,9 +244,5 @@ class AnnouncementHandler:
         """Return whether a peer pulls groups and is not banned. A generator does not pull; an unknown role does."""
         if self.peers.is_banned(peer_id):
             return False
-        record = self.registry.record_of(peer_id)
+        record = self.peers.registry.record_of(peer_id)
         return record is None or record.role != "generator"
-
-    def _count_refusal(self, peer_id: str, reason: str) -> None:
-        self.counters.refused[reason] += 1
-        self.registry.seen(peer_id).refused[reason] += 1

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ftis_node.learner.messages import TrainGroup
-    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+    from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Learning
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.supervision.failures import FailureBoard
@@ -130,8 +129,6 @@ class AuditLoop:
     buffer: ReplayBuffer
     disk: DiskThread
     peers: PeerManager
-    registry: PeerRegistry
-    counters: NodeCounters
     guard: PeerGuard
     failures: FailureBoard
     takes_turns: bool
@@ -143,9 +140,8 @@ class AuditLoop:
         """Queue a foreign group if it can be compared and the sample includes it. The intake loop calls this."""
         if self._waiting.full() or self.takes_turns:  # with turns, the learner has no GPU memory now
             return
-        with self.guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
-            if self._is_comparable(accepted) and self.dice.random() < self._share(accepted.group):
-                self._waiting.put_nowait(accepted)
+        if self._is_comparable(accepted) and self.dice.random() < self._share(accepted.group):
+            self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
         while True:
@@ -196,10 +192,8 @@ class AuditLoop:
 
     async def _refuse(self, accepted: Accepted, kl: float) -> None:
         sender, group_id = accepted.group.sender, accepted.envelope.id
-        self.counters.refused[REASON] += 1
-        self.registry.seen(sender).refused[REASON] += 1
         detail = f"{REASON}: a KL of {kl:.3g} from the weights that it claims"
-        self.peers.note(sender, Behaviour.FALSE_CLAIM, reason=REASON, detail=detail)
+        self.peers.refuse(sender, REASON, Behaviour.FALSE_CLAIM, detail=detail)
         if await self.disk(self.buffer.release_ready, group_id, ReleaseReason.AUDIT):
             self.context.events.write("released", group=group_id, reason=ReleaseReason.AUDIT)
         log.warning("%s claims this node's weights, and its log-probs are off by a KL of %.3g", sender, kl)

@@ -31,7 +31,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftis_node.gossip import Fetched, FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.loops.pull_slots import ANSWERED, Pace, QuerySlots
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.replay.reader import ReplayReader
@@ -192,16 +191,15 @@ class BackfillLoop:
     def _fill_gaps(self, tasks: asyncio.TaskGroup, members: Sequence[str]) -> None:
         """Begin to query gaps, a few of each sender. Senders with many gaps, or that answer slowly, delay no others."""
         for sender in self.announcements.senders():
-            with self.gossip.guard.work_for(sender, Place.CATCH_UP):
-                gaps = self.announcements.tracker_of(sender).gaps if self._follows(sender) else ()
-                if not gaps or sender in self._filling:
-                    continue
-                peer_id = self._holder_of(sender, gaps[0], members)
-                if peer_id is not None and self._slots.take(peer_id):
-                    self._filling.add(sender)
-                    alike = [gap for gap in gaps if bool(gap.tries) == bool(gaps[0].tries)]  # the same peers can help
-                    filling = self._fill(sender, alike[:GAPS_PER_TURN], peer_id=peer_id)
-                    tasks.create_task(filling, name=f"backfill-gaps-{sender[-6:]}")
+            gaps = self.announcements.tracker_of(sender).gaps if self._follows(sender) else ()
+            if not gaps or sender in self._filling:
+                continue
+            peer_id = self._holder_of(sender, gaps[0], members)
+            if peer_id is not None and self._slots.take(peer_id):
+                self._filling.add(sender)
+                alike = [gap for gap in gaps if bool(gap.tries) == bool(gaps[0].tries)]  # the same peers can help
+                filling = self._fill(sender, alike[:GAPS_PER_TURN], peer_id=peer_id)
+                tasks.create_task(filling, name=f"backfill-gaps-{sender[-6:]}")
 
     def _holder_of(self, sender: str, gap: SequenceGap, members: Sequence[str]) -> str | None:
         """Return the sender first if it is a member; after a try without result, any member."""
@@ -215,7 +213,7 @@ class BackfillLoop:
         """Query a peer for gaps of a sender, in the peer's slot."""
         try:
             for gap in gaps:
-                with self.gossip.guard.work_for(sender, Place.CATCH_UP) as work:
+                with self.gossip.guard.work_for(peer_id, Place.CATCH_UP) as work:
                     question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
                     _, _, outcome = await self._ask(peer_id, question)
                     if not self._slots.turned_slow(peer_id):  # else a later turn queries the gap
@@ -238,9 +236,8 @@ class BackfillLoop:
 
     def _silent_since(self, peer_id: str) -> float:
         """Return when a member last announced a higher number or was queried; infinity if it is not to be queried."""
-        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-            if peer_id not in self._slots and self._follows(peer_id) and self._may_ask(peer_id):
-                return self.announcements.tracker_of(peer_id).at
+        if peer_id not in self._slots and self._follows(peer_id) and self._may_ask(peer_id):
+            return self.announcements.tracker_of(peer_id).at
         return math.inf
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
@@ -248,19 +245,17 @@ class BackfillLoop:
 
         Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
         """
-        fetched, began_at = Fetched((), FetchOutcome.BROKEN), time.monotonic()
-        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP), waiting_for("a peer's answer", endless=False):
-            limit_s = self._slots.limit_s(peer_id)
+        began_at, limit_s = time.monotonic(), self._slots.limit_s(peer_id)
+        with waiting_for("a peer's answer", endless=False):
             fetched = await self.gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=limit_s)
         is_answered = fetched.outcome in ANSWERED
         self._slots.note(peer_id, took_s=time.monotonic() - began_at, is_answered=is_answered)
         newest = 0.0
         for payload in fetched.bodies:
-            with self.gossip.guard.work_for(peer_id, Place.ANNOUNCEMENT):
-                for announcement in self.announcements.handle(peer_id, payload, is_repair=True):
-                    newest = max(newest, announcement.created_at)
-                    if announcement.sender is None:
-                        self.announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
+            for announcement in self.announcements.handle(peer_id, payload, is_repair=True):
+                newest = max(newest, announcement.created_at)
+                if announcement.sender is None:
+                    self.announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:
             self._pauses.succeeded(peer_id)
@@ -270,10 +265,8 @@ class BackfillLoop:
 
     def _may_ask(self, peer_id: str) -> bool:
         """Return whether to query a member: not banned, and not in a pause after a failed request."""
-        with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-            may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
-            return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
-        return False
+        may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
+        return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
 
     def _follows(self, peer_id: str) -> bool:
         num_shards = self.context.manifest.wire.announcement_shards
@@ -292,7 +285,6 @@ class ShardsLoop:
     context: NodeContext
     gossip: Gossip
     peers: PeerManager
-    registry: PeerRegistry
     announcements: AnnouncementHandler
     backfill: BackfillLoop
 
@@ -320,13 +312,13 @@ class ShardsLoop:
 
     def _required(self) -> frozenset[int]:
         """Return the shards of the trusted peers in the directory."""
-        trusted = filter(self.peers.is_trusted, self.registry.peers)
+        trusted = filter(self.peers.is_trusted, self.peers.registry.peers)
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in trusted)
 
     async def _choose(self, *, count: int) -> None:
         """Subscribe to `count` shards, and catch up with the members of the new ones."""
         readers = Counter(
-            shard for peer in self.registry.peers.values() if peer.record for shard in peer.record.read_shards
+            shard for peer in self.peers.registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
         chosen = choose_shards(
             self.context.peer_id,

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from ftis_node.node.loops.pull_slots import QuerySlots
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import SendWindow
 from ftis_node.validation import Accepted
 
@@ -76,29 +75,24 @@ class ConfirmationLoop:
         reachable = {source, *await self.gossip.members()} if accepted else set()
         for verdict in accepted:
             sender = verdict.group.sender
-            with self.gossip.guard.work_for(sender, Place.CONFIRM):
-                self.announcements.tracker_of(sender).note(verdict.group.number, at=time.monotonic())
-                if sender in reachable:
-                    self._queue.add(sender, verdict.announced_id)
+            self.announcements.tracker_of(sender).note(verdict.group.number, at=time.monotonic())
+            if sender in reachable:
+                self._queue.add(sender, verdict.announced_id)
         self._changed.set()
 
     def _may_send(self, sender: str) -> bool:
         """Take a slot for a message to a sender, and return True; return False if it has to wait."""
-        may_send = False
-        with self.gossip.guard.work_for(sender, Place.CONFIRM):
-            is_open = self.gossip.guard.may_work(sender) and not self._window.wait_s(sender, now=time.monotonic())
-            may_send = is_open and self._slots.take(sender)
-        return may_send
+        is_open = self.gossip.guard.may_work(sender) and not self._window.wait_s(sender, now=time.monotonic())
+        return is_open and self._slots.take(sender)
 
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
         """Send a confirmation in the sender's slot. If that shows that the sender is slow, queue it once more."""
         began_at, is_answered, limit_s = time.monotonic(), False, self._slots.limit_s(sender)
         try:
             async with asyncio.timeout(limit_s):
-                with self.gossip.guard.work_for(sender, Place.CONFIRM):
-                    self._window.sent(sender, now=began_at)
-                    if not await self.gossip.confirm(sender, ids):
-                        log.debug("%s rejected the confirmation of %d groups", sender, len(ids))
+                self._window.sent(sender, now=began_at)
+                if not await self.gossip.confirm(sender, ids):
+                    log.debug("%s rejected the confirmation of %d groups", sender, len(ids))
                 is_answered = True
         except TimeoutError:
             log.debug("%s did not answer a confirmation in %g s", sender, limit_s)

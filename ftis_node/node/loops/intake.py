@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
     from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer
@@ -90,8 +89,6 @@ class IntakeLoop:
     reader: ReplayReader
     disk: DiskThread
     peers: PeerManager
-    registry: PeerRegistry
-    counters: NodeCounters
     arrivals: AwaitedSenders
     guard: PeerGuard
     newest_offered: Callable[[], int | None]
@@ -120,7 +117,7 @@ class IntakeLoop:
             ),
             is_banned=self.peers.is_banned,
             within_quota=self.peers.within_quota,
-            duplicate_reason=self.peers.duplicate_reason,
+            duplicate_reason=self.peers.copies.duplicate_reason,
             reset_at=self.reader.reset_at(),
             own_id=self.context.peer_id,
             newest_offered=self.newest_offered,
@@ -149,23 +146,23 @@ class IntakeLoop:
         while True:
             with waiting_for("an envelope"):
                 arrival = await lane.arrivals.get()
-            verdict = await self._judge(arrival, lane.context)
-            if isinstance(verdict, Accepted):
-                self._passed |= {verdict.envelope.id, (verdict.group.sender, verdict.group.number)}
-                await self._judged.put((arrival, verdict))
-            elif verdict is not None:
-                self._answer(arrival, verdict)
+            accepted = await self._judge(arrival, lane.context)
+            if accepted is not None:
+                self._passed |= {accepted.envelope.id, (accepted.group.sender, accepted.group.number)}
+                await self._judged.put((arrival, accepted))
 
-    async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
-        """Return the verdict; None if validation raises. Then refuse the envelope and charge its origin."""
+    async def _judge(self, arrival: Arrival, context: ValidationContext) -> Accepted | None:
+        """Return an accepted group; answer for another one. If its validation raises, charge its origin."""
         with self._work_for(arrival, Place.JUDGE):
             verdict = await validate(arrival.data, context, requested=arrival.requested, made=arrival.made)
             if isinstance(verdict, Accepted):
-                if late := self._refuse_if_admitted(verdict):
-                    return late
-                copy = self.peers.remember(verdict)  # before the next validation: the next envelope may be a copy
-                if copy is not None:
-                    self._copies[verdict.envelope.id] = copy
+                verdict = self._refuse_if_admitted(verdict) or verdict
+            if isinstance(verdict, Refused):
+                self._answer(arrival, verdict)
+                return None
+            copy = self.peers.remember(verdict)  # before the next validation: the next envelope may be a copy
+            if copy is not None:
+                self._copies[verdict.envelope.id] = copy
             return verdict
         self._give_up(arrival)
         return None
@@ -177,7 +174,7 @@ class IntakeLoop:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
         elif (group.sender, group.number) in self._passed:
             refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
-        elif reason := self.peers.duplicate_reason(group, group_id):
+        elif reason := self.peers.copies.duplicate_reason(group, group_id):
             refusal = Refusal(reason, "too many of its completions are duplicates")
         else:
             return None
@@ -253,41 +250,6 @@ class IntakeLoop:
         self._answer(arrival, accepted)
 
     def _answer(self, arrival: Arrival, verdict: ValidationResult) -> None:
-        with self._work_for(arrival, Place.COUNT):
-            self._count(arrival, verdict)
+        self.peers.settle(verdict, origin=arrival.origin, num_bytes=len(arrival.data))
         if not arrival.verdict.done():
             arrival.verdict.set_result(verdict)
-
-    def _count(self, arrival: Arrival, verdict: ValidationResult) -> None:
-        counters, registry, events = self.counters, self.registry, self.context.events
-        self.peers.settle(verdict, origin=arrival.origin)
-        if isinstance(verdict, Refused):
-            counters.refused[verdict.refusal.reason] += 1
-            if not arrival.own:
-                registry.seen(arrival.origin).refused[verdict.refusal.reason] += 1
-            events.write(
-                "refused",
-                group=verdict.group_id,
-                origin=arrival.origin,
-                reason=verdict.refusal.reason,
-                detail=verdict.refusal.detail,
-            )
-            return
-        group = verdict.group
-        if not arrival.own:
-            counters.groups_received += 1
-            counters.tokens_received += group.num_tokens
-            counters.envelope_bytes_received += len(arrival.data)
-            registry.seen(group.sender).accepted += 1
-        events.write(
-            "admitted",
-            group=verdict.envelope.id,
-            retells=verdict.retells,
-            own=arrival.own,
-            sender=group.sender,
-            number=group.number,
-            prompt=str(group.prompt_ref),
-            num_tokens=group.num_tokens,
-            reward_mean=round(group.reward_mean, 4),
-            policy_version=group.policy_version,
-        )

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ftis_node.node.loops.backfill import BackfillLoop
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.reader import ReplayReader
@@ -82,7 +81,6 @@ class PullLoop:
     gossip: Gossip
     reader: ReplayReader
     peers: PeerManager
-    registry: PeerRegistry
     counters: NodeCounters
     step_shares: StepShares
     space: DiskSpace
@@ -96,7 +94,6 @@ class PullLoop:
             num_slots=PULLS_IN_FLIGHT,
             guard=self.gossip.guard,
             peers=self.peers,
-            registry=self.registry,
         )
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
@@ -124,10 +121,9 @@ class PullLoop:
         oldest = time.time() - self.context.manifest.step.max_age_s
         self._queue.drop_older(oldest)
         for item, attempt in self._later.due(now=time.monotonic()):
-            with self.gossip.guard.work_for(item.sender, Place.PULL):
-                is_missing = item.created_at > oldest and not self.announcements.has(item)
-                if is_missing and self.announcements.can_serve(item.sender, item.id):
-                    self._queue.add(replace(item, num_retries=attempt), holder=item.sender)
+            is_missing = item.created_at > oldest and not self.announcements.has(item)
+            if is_missing and self.announcements.can_serve(item.sender, item.id):
+                self._queue.add(replace(item, num_retries=attempt), holder=item.sender)
         self._queue.reroute(self._slots.is_able)
         if self.space.why_full:
             return
@@ -175,13 +171,8 @@ class PullLoop:
 
     def _is_near(self, item: PullItem) -> bool:
         """Return whether a group's sender reports that it generates only for this node's domain."""
-        domain, record = self.own_domain, self.registry.record_of(item.sender)
-        if domain is None or record is None:
-            return False
-        is_near = False
-        with self.gossip.guard.work_for(item.sender, Place.RECORD):
-            is_near = domain.is_claimed(part_names(record.domain))
-        return is_near
+        domain, record = self.own_domain, self.peers.registry.record_of(item.sender)
+        return domain is not None and record is not None and domain.is_claimed(part_names(record.domain))
 
     async def _pull_and_release(self, batch: PullRequest) -> None:
         source = batch.source.peer_id
@@ -195,8 +186,7 @@ class PullLoop:
         finally:
             self._slots.release(source)
             self.announcements.changed.set()  # this peer can take the next request
-        with self.gossip.guard.work_for(source, Place.CONFIRM):
-            await self._confirmations.confirm(verdicts, source=source)
+        await self._confirmations.confirm(verdicts, source=source)
 
     async def _demand(self) -> PullDemand:
         """Return the present demand; set the members among whom groups are assigned."""
@@ -218,9 +208,7 @@ class PullLoop:
     async def _keep_to_budget(self, batch: PullRequest) -> None:
         if self._allowance is None:
             return
-        wait_s = 0.0
-        with self.gossip.guard.work_for(batch.source.peer_id, Place.PULL):
-            wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
+        wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
         with waiting_for("download budget"):
             await asyncio.sleep(wait_s)
 
@@ -298,7 +286,7 @@ class PullLoop:
 
     def _note_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:
         peer_id = batch.source.peer_id
-        self.registry.seen(peer_id).failed_pulls += 1
+        self.peers.registry.seen(peer_id).failed_pulls += 1
         conduct = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
         self.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
         self.context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))

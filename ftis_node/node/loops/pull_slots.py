@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip import FetchOutcome
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.lru import LruDict
-from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff, Place
+from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.swarm.peer_guard import PeerGuard
 
 FAILED_REST_S = 5.0
@@ -57,7 +56,6 @@ class PullSlots:
     num_slots: int
     guard: PeerGuard
     peers: PeerManager
-    registry: PeerRegistry
 
     def __post_init__(self) -> None:
         self._free = asyncio.Semaphore(self.num_slots)
@@ -85,11 +83,8 @@ class PullSlots:
 
     def is_able(self, peer_id: str) -> bool:
         """Return whether to pull from a peer now: neither banned nor in a pause after a failure."""
-        is_able = False
-        with self.guard.work_for(peer_id, Place.PULL):
-            may_work = self.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
-            is_able = may_work and self.backoff.may_ask(peer_id, now=time.monotonic())
-        return is_able
+        may_work = self.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
+        return may_work and self.backoff.may_ask(peer_id, now=time.monotonic())
 
     def may_ask(self, peer_id: str) -> bool:
         """Return whether one more pull from a peer may start.
@@ -97,17 +92,14 @@ class PullSlots:
         All peers whose last pull failed share one slot. Each peer that has sent no group yet has one slot, and all
         of them together leave one slot free. So slow or absent peers do not delay others.
         """
-        may_ask = False
-        with self.guard.work_for(peer_id, Place.PULL):
-            may_ask = self.is_able(peer_id) and self._has_slot_for(peer_id)
-        return may_ask
+        return self.is_able(peer_id) and self._has_slot_for(peer_id)
 
     def _has_slot_for(self, peer_id: str) -> bool:
         if self.backoff.has_failed(peer_id):
             return not any(map(self.backoff.has_failed, self._asking))
-        if self.registry.has_sent_groups(peer_id):
+        if self.peers.registry.has_sent_groups(peer_id):
             return self._asking[peer_id] < max(1, self.num_slots // 2)
-        num_unproven = sum(not self.registry.has_sent_groups(peer) for peer in self._asking)
+        num_unproven = sum(not self.peers.registry.has_sent_groups(peer) for peer in self._asking)
         return not self._asking[peer_id] and num_unproven < max(1, self.num_slots - 1)
 
 

@@ -18,7 +18,6 @@ from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import size
@@ -57,8 +56,7 @@ class PeersLoop:
     async def run(self) -> None:
         while True:
             for peer in await self.gossip.connected_peers():
-                with self.gossip.guard.work_for(peer.peer_id, Place.PRESENCE):
-                    self.peers.note_addresses(peer.peer_id, peer.addresses)
+                self.peers.note_addresses(peer.peer_id, peer.addresses)
             self.peers.save()
             for _ in range(PERIODS_PER_SAVE):
                 await self.limits.enforce()

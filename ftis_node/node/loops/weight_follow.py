@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip import FetchOutcome, Gossip
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
-    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.supervision.failures import FailureBoard
     from ftis_node.node.training.evaluation import Evaluator
@@ -67,7 +67,7 @@ class FollowLoop:
     generation: Generation
     learner: Learning
     evaluator: Evaluator
-    registry: PeerRegistry
+    peers: PeerManager
     counters: NodeCounters
     failures: FailureBoard
 
@@ -255,17 +255,12 @@ class FollowLoop:
 
     def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
         peer_id = self._settings.follow
-        self.counters.weights_refused[refusal.reason] += 1
-        self.registry.seen(peer_id).refused[f"weights_{refusal.reason}"] += 1
-        self.context.events.write(
-            "weights_refused", peer=peer_id, version=version, reason=refusal.reason, detail=refusal.detail
-        )
+        reason, detail = refusal.reason, refusal.detail
+        self.peers.refuse_weights(peer_id, reason, "weights_refused", version=version, reason=reason, detail=detail)
         log.warning("weights of %s are rejected: %s", peer_id, refusal.detail)
 
     def _note_wrong_chunk(self, index: int) -> None:
-        self.registry.seen(self._settings.follow).refused["weights_wrong_chunk"] += 1
-        self.counters.weights_refused["wrong_chunk"] += 1
-        self.context.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
+        self.peers.refuse_weights(self._settings.follow, "wrong_chunk", "weights_wrong_chunk", chunk=index)
 
     def _note_outcome(self, outcome: FetchOutcome) -> None:
         """Log one line when the learner stops answering, and one when it answers again."""

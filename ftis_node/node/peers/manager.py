@@ -1,22 +1,22 @@
 """Peer manager: records the conduct of peers, and decides which peers to refuse and how much each may send.
 
-The loops report events (`note`, `settle`). They query decisions: `is_banned`, `within_quota`, `duplicate_reason`,
-`share_cap`. The manager connects the pure rules of `swarm/` with the clock, `peers.sqlite` and the event log, and adds
-no rule.
+The loops report what a peer sent (`settle`, `refuse`, `note`). One report reaches all records: the counters, the
+registry, the reputation and the event log. The loops query decisions: `is_banned`, `within_quota`, `share_cap`. The
+manager connects the pure rules of `swarm/` with the clock, `peers.sqlite` and the event log, and adds no rule.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import UsageError
+from ftis_node.node.context import NodeCounters
+from ftis_node.node.peers.copies import CopyCatalog
+from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import peer_id_from_text
-from ftis_node.swarm.credit import CreditBook
-from ftis_node.swarm.duplicates import DuplicateDetector, FirstAnnouncements, Origin, decide, describe
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
@@ -30,22 +30,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.limits import AccessSection
-    from ftis_node.node.context import NodeCounters
-    from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.records.group import Group, GroupHeader
-    from ftis_node.records.token_batch import TokenBatch
+    from ftis_node.errors import RecordError
+    from ftis_node.records.group import GroupHeader
+    from ftis_node.records.peer_messages import Releases
     from ftis_node.replay.rows import StoredGroup
     from ftis_node.swarm.peer_guard import Place
     from ftis_node.swarm.refusals import RefusedSender
-    from ftis_node.swarm.similarity import SeenCompletion
     from ftis_node.telemetry.events import EventLog
-    from ftis_node.validation import ValidationResult
+    from ftis_node.validation import Refused, ValidationResult
 
 log = logging.getLogger(__name__)
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
-NUM_LANES = 2  # groups that intake validates concurrently
-MAX_DISPLACED = 64
 UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
 REASON = "fault"
 NO_NEWS = frozenset({"duplicate", "unsolicited"})  # another copy of the group may be used
@@ -53,7 +49,7 @@ MAX_TEXT = 200  # most characters of an error in an event: a peer may have chose
 
 
 class PeerManager:
-    """Facade over quotas, reputation and bans, one per node. A changed trust level is on disk when a method returns."""
+    """Facade over all records about peers, one per node. A changed trust level is on disk when a method returns."""
 
     def __init__(
         self,
@@ -63,15 +59,17 @@ class PeerManager:
         settings: AccessSection,
         events: EventLog,
         clock: Callable[[], float] | None = None,
-        grades_alike: Callable[[str], bool] = lambda peer_id: True,
+        releases: Releases | None = None,
     ) -> None:
         """Open or create the file. `clock` returns Unix seconds; None uses one that never jumps. Raise ConfigError.
 
-        `grades_alike` returns whether a peer names the releases of this node (`reasons.attribute_refusal`).
+        `releases` are this node's, for `reasons.attribute_refusal`; None treats those of all peers as equal.
         """
+        self.registry = PeerRegistry()
+        self.counters = NodeCounters()
         self._own_id = own_id
         self._events = events
-        self._grades_alike = grades_alike
+        self._releases = releases
         self._clock = clock = clock or SteadyClock().now
         self._allowed = frozenset(settings.allow)
         self._trusted = frozenset(settings.trust)
@@ -82,12 +80,8 @@ class PeerManager:
         self._networks = LruDict[str, str](MAX_NETWORKS)
         self._met = LruDict[str, None](MAX_NETWORKS)  # peers that have connected
         self._quotas = Quotas()
-        self._duplicates = DuplicateDetector(own_id)
         self._refused = RefusedSenders()
-        self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
-        self._announced = FirstAnnouncements()
-        self._displaced = LruDict[bytes, Origin](MAX_DISPLACED)  # by original: the copy that arrived before it
-        self._credit = CreditBook()
+        self.copies = CopyCatalog(own_id, clock=clock, is_known=lambda peer_id: not self.is_new_peer(peer_id))
 
     def close(self) -> None:
         """Save and close the file."""
@@ -148,50 +142,103 @@ class PeerManager:
         elif self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
 
-    def note_announced(self, group_id: bytes, *, announcer: str) -> None:
-        """Note a first announcement, which shows that its group existed then."""
-        self._announced.note(group_id, announcer=announcer, at=self._clock())
-
     def remember(self, accepted: Accepted) -> bytes | None:
         """Add an accepted group to the catalog that detects copies. Return the id of the group that is its copy."""
-        group, group_id = accepted.group, accepted.envelope.id
-        problem, completions = group.problem_hash, self._seen_completions(group)
-        copy = self._displaced.pop(group_id, None)
-        if copy is not None:
-            self._duplicates.forget(copy.group_id, problem)
-            self._credit.withdraw(copy.group_id)
-            self.note(copy.sender, Behaviour.DISPLACED)
-        if self._credit.may_earn(sender=group.sender, problem=problem, rewards=group.rewards):
-            nats = self._duplicates.new_nats(problem, completions)
-            self._credit.note(group_id, sender=group.sender, problem=problem, nats=nats)
-        self._duplicates.remember(self._origin(group, group_id), problem, completions)
-        return None if copy is None else copy.group_id
+        copy = self.copies.remember(accepted)
+        if copy is None:
+            return None
+        self.note(copy.sender, Behaviour.DISPLACED)
+        return copy.group_id
 
     def note_used(self, group: StoredGroup) -> None:
         """Credit the sender of a group that a step used."""
-        self.note(group.sender, Behaviour.CONTRIBUTED, credit=self._credit.of(group.id))
+        self.note(group.sender, Behaviour.CONTRIBUTED, credit=self.copies.credit_of(group.id))
 
-    def settle(self, verdict: ValidationResult, *, origin: str) -> None:
-        """Note the verdict on a group that `origin` delivered, and charge the peer that is responsible."""
+    def settle(self, verdict: ValidationResult, *, origin: str, num_bytes: int = 0) -> None:
+        """Record the verdict on a group of `num_bytes` that `origin` delivered: this node itself for its own groups."""
         if isinstance(verdict, Accepted):
-            group = verdict.group
-            self._charge(group.sender, group.num_tokens)
-            self._share_subnet(group.sender, origin)
-            self.note(group.sender, Behaviour.ACCEPTED, credit=self._credit.of(verdict.envelope.id))
-            self._refused.accepted(group.sender)
-            return
-        reason = verdict.refusal.reason
-        blamed, conduct = attribute_refusal(
-            reason,
-            origin=origin,
-            sender=verdict.sender,
-            signed=verdict.signed,
-            grades_alike=verdict.sender is not None and self._grades_alike(verdict.sender),
+            self._settle_accepted(verdict, origin=origin, num_bytes=num_bytes)
+        else:
+            self._settle_refused(verdict, origin=origin)
+
+    def _settle_accepted(self, accepted: Accepted, *, origin: str, num_bytes: int) -> None:
+        group, is_own = accepted.group, origin == self._own_id
+        self._charge(group.sender, group.num_tokens)
+        self._share_subnet(group.sender, origin)
+        self.note(group.sender, Behaviour.ACCEPTED, credit=self.copies.credit_of(accepted.envelope.id))
+        self._refused.accepted(group.sender)
+        if not is_own:
+            self.counters.groups_received += 1
+            self.counters.tokens_received += group.num_tokens
+            self.counters.envelope_bytes_received += num_bytes
+            self.registry.seen(group.sender).accepted += 1
+        self._events.write(
+            "admitted",
+            group=accepted.envelope.id,
+            retells=accepted.retells,
+            own=is_own,
+            sender=group.sender,
+            number=group.number,
+            prompt=str(group.prompt_ref),
+            num_tokens=group.num_tokens,
+            reward_mean=round(group.reward_mean, 4),
+            policy_version=group.policy_version,
         )
-        self.note_unused(verdict.sender if verdict.signed and verdict.sender else origin, reason)
+
+    def _settle_refused(self, refused: Refused, *, origin: str) -> None:
+        """Count the refusal at `origin`, and charge the peer that is responsible."""
+        reason, detail, sender = refused.refusal.reason, refused.refusal.detail, refused.sender
+        is_alike = self._releases is None or self.registry.grades_alike(sender or "", self._releases)
+        blamed, conduct = attribute_refusal(
+            reason, origin=origin, sender=sender, signed=refused.signed, grades_alike=is_alike
+        )
+        self.note_unused(sender if refused.signed and sender else origin, reason)
         if reason not in UNCHARGED:
-            self._charge(blamed, verdict.num_tokens)
-        self.note(blamed, conduct, reason=reason, detail=f"{reason}: {verdict.refusal.detail}")
+            self._charge(blamed, refused.num_tokens)
+        self.refuse(origin, reason)
+        self.note(blamed, conduct, reason=reason, detail=f"{reason}: {detail}")
+        self._events.write("refused", group=refused.group_id, origin=origin, reason=reason, detail=detail)
+
+    def refuse(
+        self, peer_id: str, reason: str, conduct: Behaviour | None = None, *, detail: str = "", unused: str = ""
+    ) -> None:
+        """Count an item of a peer that this node refuses, and note the peer's conduct if one is given.
+
+        `unused` is the reason for `note_unused`; empty if the item is no new group.
+        """
+        self.counters.refused[reason] += 1
+        if peer_id != self._own_id:
+            self.registry.seen(peer_id).refused[reason] += 1
+        if unused:
+            self.note_unused(peer_id, unused)
+        if conduct is not None:
+            self.note(peer_id, conduct, reason=reason, detail=detail)
+
+    def refuse_message(self, peer_id: str, what: str, error: RecordError, *, is_charged: bool = True) -> None:
+        """Count a message of a peer that cannot be read. Another wire version is no fault of an honest peer."""
+        reason = f"{what}_{error.reason}"
+        self.counters.refused[reason] += 1
+        self.registry.note_refusal(peer_id, what, error)
+        if is_charged and error.reason != "version":
+            self.note(peer_id, Behaviour.REFUSED, reason=reason)
+
+    def refuse_weights(self, peer_id: str, reason: str, event: str, /, **fields: str | int | None) -> None:
+        """Count weights of the followed learner that this node refuses, and write `event` with `fields`."""
+        self.counters.weights_refused[reason] += 1
+        self.registry.seen(peer_id).refused[f"weights_{reason}"] += 1
+        self._events.write(event, peer=peer_id, **fields)
+
+    def charge_fault(self, peer_id: str, place: Place, error: Exception) -> None:
+        """Charge a peer whose value raised an unexpected exception: the callback of the node's guard."""
+        what = f"{type(error).__name__}: {error}"[:MAX_TEXT]
+        try:
+            peer_id_from_text(peer_id)
+        except ValueError:  # there is no peer to charge
+            self.counters.refused[REASON] += 1
+            self._events.write("peer_fault", peer=ascii(peer_id)[:MAX_TEXT], place=place.value, error=what)
+            return
+        self._events.write("peer_fault", peer=peer_id, place=place.value, error=what)
+        self.refuse(peer_id, REASON, Behaviour.FAULT, detail=f"{REASON} at {place}: {what}", unused=REASON)
 
     def note_unused(self, sender: str, reason: str) -> None:
         """Note a group of a sender that is refused, or not pulled at all. This has no effect on its reputation."""
@@ -226,29 +273,6 @@ class PeerManager:
         if peer_id != self._own_id and not self.is_trusted(peer_id):
             is_new_peer = self.is_new_peer(peer_id)
             self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
-
-    def duplicate_reason(self, group: Group, group_id: bytes) -> str | None:
-        """Return the reason to refuse a group with copied completions; None if they are new, or it is the original."""
-        copy = self._duplicates.find(group.sender, group.problem_hash, self._seen_completions(group))
-        if copy is None:
-            return None
-        again = self._origin(group, group_id)
-        kind = decide(copy, again, own_id=self._own_id, is_known=lambda peer_id: not self.is_new_peer(peer_id))
-        if kind is None:
-            self._displaced[group_id] = copy.first
-        return kind
-
-    def _origin(self, group: Group, group_id: bytes) -> Origin:
-        return Origin(group.sender, group_id, self._announced.at(group_id))
-
-    def _seen_completions(self, group: Group) -> list[SeenCompletion]:
-        """Return the completions in the form of the catalog that detects copies, made once for a group in intake."""
-        for tokens, seen in self._described:
-            if tokens is group.tokens:
-                return seen
-        seen = describe(group)
-        self._described.append((group.tokens, seen))
-        return seen
 
     def share_cap(self) -> ShareCap:
         """Return the limit on each peer's places in the buffer."""
@@ -312,30 +336,3 @@ class PeerManager:
         if standing is TrustLevel.BANNED:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
         self.save()
-
-
-def fault_charger(
-    *, events: EventLog, counters: NodeCounters, registry: PeerRegistry, peers: PeerManager
-) -> Callable[[str, Place, Exception], None]:
-    """Return the callback of a node's guard for faults, with arguments (peer id, place, error)."""
-
-    def charge(peer_id: str, place: Place, error: Exception) -> None:
-        what = f"{type(error).__name__}: {error}"[:MAX_TEXT]
-        counters.refused[REASON] += 1
-        if not _is_peer(peer_id):  # there is no peer to charge
-            events.write("peer_fault", peer=ascii(peer_id)[:MAX_TEXT], place=place.value, error=what)
-            return
-        registry.seen(peer_id).refused[REASON] += 1
-        events.write("peer_fault", peer=peer_id, place=place.value, error=what)
-        peers.note_unused(peer_id, REASON)
-        peers.note(peer_id, Behaviour.FAULT, reason=REASON, detail=f"{REASON} at {place}: {what}")
-
-    return charge
-
-
-def _is_peer(peer_id: str) -> bool:
-    try:
-        peer_id_from_text(peer_id)
-    except ValueError:
-        return False
-    return True

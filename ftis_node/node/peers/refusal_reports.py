@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.refusal_advice import advice_for
 from ftis_node.swarm.refusals import RefusalLog, RefusedSender, RefusingPeers
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
 
 log = logging.getLogger(__name__)
 MAX_SHOWN = 12  # in the status
@@ -39,7 +37,6 @@ class RefusalReporter:
     context: NodeContext
     gossip: Gossip
     peers: PeerManager
-    registry: PeerRegistry
 
     def __post_init__(self) -> None:
         self._refused: Sequence[RefusedSender] = ()
@@ -54,14 +51,12 @@ class RefusalReporter:
         self._refusing = self._claims.update(self._claims_of(known), now=now)
         begun, ended = self._log_refused.news(self._refused, now=now)
         for sender in begun:
-            with self.gossip.guard.work_for(sender.peer_id, Place.STATUS):
-                self._report_refused(sender)
+            self._report_refused(sender)
         for peer_id in ended:
             log.info("the groups of %s are no longer refused", self._label(peer_id))
         begun, ended = self._log_refusing.news(self._refusing, now=now)
         for peer in begun:
-            with self.gossip.guard.work_for(peer.peer_id, Place.STATUS):
-                self._report_refusing(peer)
+            self._report_refusing(peer)
         for peer_id in ended:
             log.info("%s no longer refuses this node's groups", self._label(peer_id))
 
@@ -88,24 +83,16 @@ class RefusalReporter:
         log.warning("%s refuses this node's groups as %s", self._label(peer.peer_id), words)
 
     def _statuses(self, senders: Sequence[RefusedSender]) -> list[RefusalStatus]:
-        found = []
-        for sender in senders[:MAX_SHOWN]:
-            with self.gossip.guard.work_for(sender.peer_id, Place.STATUS):
-                found.append(self._status(sender))
-        return found
+        return [self._status(sender) for sender in senders[:MAX_SHOWN]]
 
     def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
         """Return the reason and the number of groups by peer, from the records of peers."""
-        claims = {}
-        for peer_id in peer_ids:
-            with self.gossip.guard.work_for(peer_id, Place.RECORD):
-                if (claim := self._claim_of(peer_id)) is not None:
-                    claims[peer_id] = claim
-        return claims
+        claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
+        return {peer_id: claim for peer_id, claim in claims.items() if claim is not None}
 
     def _claim_of(self, peer_id: str) -> tuple[str, int] | None:
         """Return why a peer refuses this node's groups, and how many; None if its record does not say so."""
-        record = self.registry.record_of(peer_id)
+        record = self.peers.registry.record_of(peer_id)
         if record is None or record.stats is None:
             return None
         own = (one for one in record.stats.refused_senders if one[0] == self.context.peer_id)
@@ -123,7 +110,7 @@ class RefusalReporter:
         )
 
     def _name(self, peer_id: str) -> str:
-        record = self.registry.record_of(peer_id)
+        record = self.peers.registry.record_of(peer_id)
         return clipped(record.name, NAME_WIDTH) if record is not None else ""
 
     def _label(self, peer_id: str) -> str:

@@ -22,14 +22,13 @@ from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, RetryQueue
 from ftis_node.swarm.lru import LruDict
-from ftis_node.swarm.reputation import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.config.home import Home
     from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+    from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
@@ -97,8 +96,6 @@ class PeerRequestHandler:
     home: Home
     disk: DiskThread
     peers: PeerManager
-    registry: PeerRegistry
-    counters: NodeCounters
     confirmations: Confirmations
     _deliveries: IdsByPeer = field(default_factory=lambda: IdsByPeer(capacity=MAX_SENT_BODIES), init=False)
 
@@ -126,8 +123,7 @@ class PeerRequestHandler:
         try:
             request = open_backfill_request(question)
         except RecordError as error:
-            self.counters.refused[f"question_{error.reason}"] += 1
-            self.registry.note_refusal(peer_id, "question", error)
+            self.peers.refuse_message(peer_id, "question", error, is_charged=False)
             return []
         fresh = time.time() - self.context.manifest.step.max_age_s
         held = await self.disk(self._find, replace(request, since=max(request.since, fresh)))
@@ -169,10 +165,7 @@ class PeerRequestHandler:
 
     def announcement_refused(self, peer_id: str, error: RecordError) -> None:
         """Charge the sender of an announcement that was too large to read."""
-        reason = f"announcement_{error.reason}"
-        self.counters.refused[reason] += 1
-        self.registry.note_refusal(peer_id, "announcement", error)
-        self.peers.note(peer_id, Behaviour.REFUSED, reason=reason)
+        self.peers.refuse_message(peer_id, "announcement", error)
 
 
 def reencode_as_text(group: Group, group_id: bytes, *, tokenizer: PromptTokenizer) -> TextGroup | None:

@@ -36,21 +36,20 @@ TIMEOUT_S = 60.0
 class PeerTable:
     """Joins the registry with the reputations."""
 
-    registry: PeerRegistry
     peers: PeerManager
     guard: PeerGuard
     context: NodeContext
 
     def swarm(self) -> SwarmView:
         """Return the view of the swarm: this node first, then the peers that it saw last."""
-        own, rows = self.registry.own_record, []
+        own, rows = self.peers.registry.own_record, []
         if own is not None:
             rows.append(swarm_row(own, seen_at=time.time()))
-        for peer_id, activity in dict(self.registry.peers).items():
+        for peer_id, activity in dict(self.peers.registry.peers).items():
             with self.guard.work_for(peer_id, Place.STATUS):
                 if activity.record is not None:
                     rows.append(swarm_row(activity.record, seen_at=activity.last_seen))
-        num_unreadable = sum(activity.record is None for activity in self.registry.peers.values())
+        num_unreadable = sum(activity.record is None for activity in self.peers.registry.peers.values())
         return make_view(
             rows,
             run=RunSummary.of(self.context.manifest),
@@ -61,7 +60,7 @@ class PeerTable:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per peer. If a row raises an error, omit it and charge its peer."""
-        met = dict(self.registry.peers)
+        met = dict(self.peers.registry.peers)
         rows = []
         for peer_id in [*met, *(peer_id for peer_id in self.peers.known() if peer_id not in met)]:
             with self.guard.work_for(peer_id, Place.STATUS):

@@ -17,9 +17,8 @@ from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.components import NodeComponents
-from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
-from ftis_node.node.peers.manager import PeerManager, fault_charger
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.releases import own_releases
 from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
@@ -86,9 +85,7 @@ async def running_components(
         log_block(log, start_lines(inputs, num_parameters=parameter_count(inputs.source), step=begun_at))
         mark_start(home)
         parts = _assemble(stack, inputs, factory)
-        parts.gossip.guard.on_fault = fault_charger(
-            events=parts.context.events, counters=parts.counters, registry=parts.registry, peers=parts.peers
-        )
+        parts.gossip.guard.on_fault = parts.peers.charge_fault
         Wiring(parts).serve_peers()
         try:
             await _start(parts, on_progress)
@@ -111,13 +108,9 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
     source, step = inputs.source, inputs.manifest.step
     log_file = EventLog(home.events, max_bytes=EVENT_FILE_BYTES, kept_files=KEPT_EVENT_FILES)
     events = stack.enter_context(closing(log_file))
-    registry, releases = PeerRegistry(), own_releases(inputs.task, inputs.tokenizer)
+    releases = own_releases(inputs.task, inputs.tokenizer)
     manager = PeerManager(
-        home.peers,
-        own_id=identity.peer_id,
-        settings=settings.access,
-        events=events,
-        grades_alike=lambda peer_id: registry.grades_alike(peer_id, releases),
+        home.peers, own_id=identity.peer_id, settings=settings.access, events=events, releases=releases
     )
     peers = stack.enter_context(closing(manager))
     space = DiskSpace(inputs.limit, root=home.root)
@@ -170,9 +163,9 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         reader=reader,
         disk=disk,
         slots=SlotPool(_num_slots(settings, step), held=reader.own_held()),
-        counters=NodeCounters(),
-        registry=registry,
-        confirmations=Confirmations(registry),
+        counters=peers.counters,
+        registry=peers.registry,
+        confirmations=Confirmations(peers.registry),
         evaluations=evaluations,
         peers=peers,
         arrangement=inputs.arrangement,

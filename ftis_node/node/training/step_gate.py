@@ -25,7 +25,6 @@ from ftis_node.node.training.step_shares import (
     substitute_foreign,
 )
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
-from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_shares import StepShares
@@ -79,7 +77,6 @@ class TimedStepGate:
     gossip: Gossip
     arrivals: AwaitedSenders
     peers: PeerManager
-    registry: PeerRegistry
     about: NodeDescription
 
     def __post_init__(self) -> None:
@@ -180,14 +177,11 @@ class TimedStepGate:
 
     def _may_send(self, peer_id: str) -> bool:
         """Return whether this node would accept groups of a peer: not banned, with a usable tokenizer and role."""
-        may_send = False
-        with self.gossip.guard.work_for(peer_id, Place.RECORD):
-            record = self.registry.record_of(peer_id)
-            takes_text = self.context.manifest.step.other_tokenizers == "text"
-            is_fit = record is None or takes_text or record.tokenizer == self.about.tokenizer
-            is_sender = record is None or record.role != "learner"
-            may_send = is_fit and is_sender and not self.peers.is_banned(peer_id)
-        return may_send
+        record = self.peers.registry.record_of(peer_id)
+        takes_text = self.context.manifest.step.other_tokenizers == "text"
+        is_fit = record is None or takes_text or record.tokenizer == self.about.tokenizer
+        is_sender = record is None or record.role != "learner"
+        return is_fit and is_sender and not self.peers.is_banned(peer_id)
 
     async def _release_unusable(self) -> None:
         if await self.limits.release_stale():

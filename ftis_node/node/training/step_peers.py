@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.lru import LruDict
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.reputation import Behaviour
 
@@ -27,12 +26,10 @@ if TYPE_CHECKING:
 
     from ftis_node.config.step import Share
     from ftis_node.learner.messages import StepReport
-    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.replay.reader import HeldGroup
     from ftis_node.replay.rows import StoredGroup
-    from ftis_node.swarm.peer_guard import PeerGuard
 
 log = logging.getLogger(__name__)
 UNDERSTATED = "understated_logprobs"
@@ -95,19 +92,12 @@ class StepPeers:
 
     context: NodeContext
     peers: PeerManager
-    registry: PeerRegistry
-    counters: NodeCounters
-    guard: PeerGuard
     end_ids: tuple[int, ...]
     _peer_weights: PeerWeights = field(default_factory=PeerWeights, init=False)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
-        """Return the groups in the learner's form, without foreign groups whose conversion fails."""
-        batch = []
-        for group in groups:
-            with self.guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
-                batch.append(self._as_trained(group))
-        return batch
+        """Return the groups in the learner's form. The learner reports those whose bodies it cannot unpack."""
+        return [self._as_trained(group) for group in groups]
 
     def _as_trained(self, group: StoredGroup) -> TrainGroup:
         share = self.context.manifest.step.prompt_sharing
@@ -133,8 +123,7 @@ class StepPeers:
             left_out = {*report.understated, *report.unreadable}
             for group in groups:
                 if group.id.hex() not in left_out:
-                    with self.guard.work_for(group.sender, Place.COUNT):
-                        note_contributor(self.peers, group)
+                    note_contributor(self.peers, group)
         self._note_understated(report, groups)
         self._note_unreadable(report, groups)
 
@@ -146,11 +135,8 @@ class StepPeers:
             if group.id.hex() not in report.understated:
                 continue
             sender, detail = group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
-            with self.guard.work_for(sender, Place.COUNT):
-                self.counters.refused[UNDERSTATED] += 1
-                self.registry.seen(sender).refused[UNDERSTATED] += 1
-                self.peers.note(sender, Behaviour.FALSE_CLAIM, reason=UNDERSTATED, detail=detail)
-                self.context.events.write("understated", group=group.id, sender=sender, step=report.step)
+            self.peers.refuse(sender, UNDERSTATED, Behaviour.FALSE_CLAIM, detail=detail)
+            self.context.events.write("understated", group=group.id, sender=sender, step=report.step)
 
     def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
         """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
@@ -158,15 +144,13 @@ class StepPeers:
         for group in unreadable if not report.repeated else ():
             log.error("step %d skipped group %s: its body cannot be unpacked", report.step, group.id.hex()[:12])
             if not group.own:
-                with self.guard.work_for(group.sender, Place.COUNT):
-                    self.peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
+                self.peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
 
     def note_poisoned(self, group_id: bytes, held: HeldGroup | None) -> None:
         """Charge the sender of a group on which the learner failed repeatedly."""
         self.context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
         if held is not None and not held.own:
-            with self.guard.work_for(held.sender, Place.COUNT):
-                self.peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
+            self.peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
 
 
 def note_contributor(peers: PeerManager, group: StoredGroup) -> None:

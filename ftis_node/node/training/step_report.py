@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from ftis_node.node.protocols import dtype_of
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.tracking import numbers_of
 
 if TYPE_CHECKING:
@@ -106,8 +105,7 @@ class StepReporter:
             self.counters.groups_trained_foreign += report.foreign_groups
         for taught in report.by_sender:
             if taught.sender and not taught.own:
-                with self.gossip.guard.work_for(taught.sender, Place.COUNT):
-                    self.registry.entry(taught.sender).note_training(taught)
+                self.registry.entry(taught.sender).note_training(taught)
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, IN_WORDS.get(problem, problem))
         else:

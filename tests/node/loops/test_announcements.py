@@ -236,7 +236,7 @@ async def test_only_usable_announcements_of_peers_that_are_not_banned_show_an_or
         )
         for one in (*useless, announced(6), replace(announced(7), sender=identity_of(4).peer_id)):
             handler.handle(PEER, one.to_bytes())
-        noted = [alice.parts.peers._announced.at(announced(number).id) is not None for number in range(1, 8)]
+        noted = [alice.parts.peers.copies._announced.at(announced(number).id) is not None for number in range(1, 8)]
         assert noted == [False] * 5 + [True] * 2
 
 

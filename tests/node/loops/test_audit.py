@@ -88,8 +88,6 @@ class Rig:
             buffer=node.buffer,
             disk=node.disk,
             peers=node.peers,
-            registry=node.registry,
-            counters=node.counters,
             guard=node.gossip.guard,
             failures=node.failures,
             takes_turns=False,

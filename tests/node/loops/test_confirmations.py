@@ -9,23 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.stubs.stub_node import stub_group
 from ftis_node.node.loops import publish
-from ftis_node.records.envelope import open_announcement, seal_group
+from ftis_node.records.envelope import open_announcement
 from ftis_node.swarm.delivery import RetryQueue
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour
-from ftis_node.validation import Accepted
-from tests.node.light_swarm import RNG, LightSwarm, held, identity_of, manifest_of
+from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from ftis_node.gossip.loopback import LoopbackGossip
-    from ftis_node.records.identity import Identity
-    from ftis_node.swarm.rate_limits import SendWindow
 
 NEW_PEER = 40
 INVALID = b"\x0a\x01x"
@@ -154,58 +149,3 @@ async def test_a_known_peers_confirmation_counts(tmp_path: Path) -> None:
         async with confirming_peer(swarm) as known:
             await known.confirm(alice.parts.context.peer_id, alice.parts.reader.own_ready())
             assert alice.parts.confirmations.num_confirmed == 1
-
-
-@pytest.mark.parametrize("method", ["wait_s", "sent"])
-async def test_an_error_about_one_sender_does_not_stop_the_confirmation_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    """A third peer sent the groups of both senders in one reply. Gathered and repeated confirmations follow."""
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(2) as bob:
-        odd, honest, source = (identity_of(number) for number in (5, 6, 7))
-        sent, faults = [], []
-
-        async def confirm(peer_id: str, ids: Sequence[bytes]) -> bool:
-            sent.append((peer_id, list(ids)))
-            return True
-
-        monkeypatch.setattr(bob.gossip, "confirm", confirm)
-        monkeypatch.setattr(bob.gossip, "members", _returns([odd.peer_id, honest.peer_id]))
-        monkeypatch.setattr(bob.gossip.guard, "on_fault", lambda peer_id, place, error: faults.append((peer_id, place)))
-        loop = bob.wiring.pull._confirmations
-        _raise_for(monkeypatch, loop._window, method, odd.peer_id)
-        groups = [_accepted(identity, swarm) for identity in (odd, honest)]
-        await loop.confirm(groups, source=source.peer_id)
-        await eventually(lambda: sent == [(honest.peer_id, [groups[1].announced_id])])
-        assert faults == [(odd.peer_id, Place.CONFIRM)], (
-            "the peer that sent the body was charged, not the sender of the group"
-        )
-        for identity in (odd, honest):
-            loop.announcements.to_confirm.add(identity.peer_id, bytes(32))
-        loop.announcements.has_to_confirm.set()
-        await eventually(lambda: [peer_id for peer_id, _ in sent] == [honest.peer_id] * 2)
-
-
-def _accepted(identity: Identity, swarm: LightSwarm) -> Accepted:
-    group = stub_group(identity, swarm.manifest, RNG, num_tokens=4)
-    envelope = seal_group(group, identity)
-    return Accepted(envelope, envelope.to_bytes(), group, ())
-
-
-def _raise_for(monkeypatch: pytest.MonkeyPatch, window: SendWindow, method: str, peer_id: str) -> None:
-    original = getattr(window, method)
-
-    def odd(destination: str, *, now: float) -> Any:
-        if destination == peer_id:
-            raise ValueError("odd")
-        return original(destination, now=now)
-
-    monkeypatch.setattr(window, method, odd)
-
-
-def _returns(value: Any) -> Any:
-    async def function() -> Any:
-        return value
-
-    return function

@@ -61,7 +61,7 @@ def accepted(identity: Identity, *, long: bool = False, first_id: int = 0) -> Ac
 
 
 def reason_for(manager: PeerManager, group: Accepted) -> str | None:
-    return manager.duplicate_reason(group.group, group.envelope.id)
+    return manager.copies.duplicate_reason(group.group, group.envelope.id)
 
 
 def refused(reason: str, *, signed: bool = True) -> Refused:
@@ -158,11 +158,11 @@ def test_a_copy_of_a_known_peers_group_long_after_it_is_charged_to_a_new_peer(tm
     for _ in range(12):
         manager.note(ANN.peer_id, Behaviour.CONTRIBUTED)
     first, late = accepted(ANN, long=True), accepted(BOB, long=True)
-    manager.note_announced(first.envelope.id, announcer=ANN.peer_id)
+    manager.copies.note_announced(first.envelope.id, announcer=ANN.peer_id)
     manager.remember(first)
     clock.now += 61.0
-    manager.note_announced(late.envelope.id, announcer=BOB.peer_id)
-    manager.note_announced(late.envelope.id, announcer=BOB.peer_id)
+    manager.copies.note_announced(late.envelope.id, announcer=BOB.peer_id)
+    manager.copies.note_announced(late.envelope.id, announcer=BOB.peer_id)
     assert reason_for(manager, late) == "duplicate_completions"
     manager.close()
 
@@ -173,7 +173,7 @@ def test_the_group_announced_first_replaces_its_copy_and_takes_its_credit(tmp_pa
     manager = open_manager(tmp_path, events, clock)
     original, stolen = accepted(ANN, long=True), accepted(BOB, long=True)
     for one in (original, stolen):
-        manager.note_announced(one.envelope.id, announcer=one.group.sender)
+        manager.copies.note_announced(one.envelope.id, announcer=one.group.sender)
         clock.now += 0.1
     assert manager.remember(stolen) is None
     manager.settle(stolen, origin=BOB.peer_id)

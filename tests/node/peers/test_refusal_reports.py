@@ -38,7 +38,7 @@ async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_a
         one, other = [await stack.enter_async_context(swarm.node(number)) for number in (1, 2)]
         peers: Any = one.parts.peers
         reasons: dict[str, str] = {SECOND.peer_id: "duplicate_completions"}
-        peers.duplicate_reason = lambda group, group_id: reasons.get(group.sender)
+        peers.copies.duplicate_reason = lambda group, group_id: reasons.get(group.sender)
         await swarm.publish(other, 5)
         reports, theirs = one.wiring.refusals, other.wiring.refusals
         await eventually(lambda: reports.refused() and reports.refused()[0].groups == 5)

@@ -12,7 +12,6 @@ from ftis_node import __version__
 from ftis_node.config.limits import AccessSection
 from ftis_node.node.context import NodeDescription
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.releases import own_releases, release_differences
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity
@@ -64,17 +63,16 @@ def _record(releases: Releases = OURS, **changes: object) -> PeerRecord:
 def test_a_reward_or_problem_that_differs_costs_only_a_peer_with_the_same_releases(
     tmp_path: Path, reason: str, record: PeerRecord | None, is_charged: bool
 ) -> None:
-    registry = PeerRegistry()
-    if record is not None:
-        registry.seen(PEER.peer_id).record = record
     with closing(EventLog(tmp_path / "events.jsonl")) as events:
         manager = PeerManager(
             tmp_path / "peers.sqlite",
             own_id=ME.peer_id,
             settings=AccessSection(),
             events=events,
-            grades_alike=lambda peer_id: registry.grades_alike(peer_id, OURS),
+            releases=OURS,
         )
+        if record is not None:
+            manager.registry.seen(PEER.peer_id).record = record
         for refusal in [Refusal(reason, "it differs")] * 3:
             manager.settle(Refused(refusal, PEER.peer_id, b"id", signed=True), origin=PEER.peer_id)
         assert (manager.row(PEER.peer_id)["score"] < 0) == is_charged

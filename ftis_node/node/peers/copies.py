@@ -1,0 +1,88 @@
+"""Finds groups with copied completions, and decides which group is the original."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ftis_node.swarm.credit import CreditBook
+from ftis_node.swarm.duplicates import DuplicateDetector, FirstAnnouncements, Origin, decide, describe
+from ftis_node.swarm.lru import LruDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.records.group import Group
+    from ftis_node.records.token_batch import TokenBatch
+    from ftis_node.swarm.similarity import SeenCompletion
+    from ftis_node.validation import Accepted
+
+NUM_LANES = 2  # groups that intake validates concurrently
+MAX_DISPLACED = 64
+
+
+class CopyCatalog:
+    """Catalog of the completions of accepted groups, and of the credit that their senders earn for new ones.
+
+    `clock` returns Unix seconds. `is_known` returns whether a peer has sent good groups.
+    """
+
+    def __init__(
+        self,
+        own_id: str,
+        *,
+        clock: Callable[[], float],
+        is_known: Callable[[str], bool],
+    ) -> None:
+        self._own_id = own_id
+        self._clock = clock
+        self._is_known = is_known
+        self._duplicates = DuplicateDetector(own_id)
+        self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
+        self._announced = FirstAnnouncements()
+        self._displaced = LruDict[bytes, Origin](MAX_DISPLACED)  # by original: the copy that arrived before it
+        self._credit = CreditBook()
+
+    def note_announced(self, group_id: bytes, *, announcer: str) -> None:
+        """Note a first announcement, which shows that its group existed then."""
+        self._announced.note(group_id, announcer=announcer, at=self._clock())
+
+    def credit_of(self, group_id: bytes) -> float:
+        return self._credit.of(group_id)
+
+    def remember(self, accepted: Accepted) -> Origin | None:
+        """Add an accepted group. Return the origin of the group that is its copy."""
+        group, group_id = accepted.group, accepted.envelope.id
+        problem, completions = group.problem_hash, self._seen_completions(group)
+        copy = self._displaced.pop(group_id, None)
+        if copy is not None:
+            self._duplicates.forget(copy.group_id, problem)
+            self._credit.withdraw(copy.group_id)
+        if self._credit.may_earn(sender=group.sender, problem=problem, rewards=group.rewards):
+            nats = self._duplicates.new_nats(problem, completions)
+            self._credit.note(group_id, sender=group.sender, problem=problem, nats=nats)
+        self._duplicates.remember(self._origin(group, group_id), problem, completions)
+        return copy
+
+    def duplicate_reason(self, group: Group, group_id: bytes) -> str | None:
+        """Return the reason to refuse a group with copied completions; None if they are new, or it is the original."""
+        copy = self._duplicates.find(group.sender, group.problem_hash, self._seen_completions(group))
+        if copy is None:
+            return None
+        again = self._origin(group, group_id)
+        kind = decide(copy, again, own_id=self._own_id, is_known=self._is_known)
+        if kind is None:
+            self._displaced[group_id] = copy.first
+        return kind
+
+    def _origin(self, group: Group, group_id: bytes) -> Origin:
+        return Origin(group.sender, group_id, self._announced.at(group_id))
+
+    def _seen_completions(self, group: Group) -> list[SeenCompletion]:
+        """Return the completions in the form of the catalog, made once for a group in intake."""
+        for tokens, seen in self._described:
+            if tokens is group.tokens:
+                return seen
+        seen = describe(group)
+        self._described.append((group.tokens, seen))
+        return seen

@@ -1,0 +1,88 @@
+"""Points inside each boundary at which an item of a peer enters a node, and the kinds of exceptions raised there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.swarm.peer_guard import Place
+from tests.injection.injector import Unexpected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STORE = "replay.buffer:ReplayBuffer.admit_many"  # raises for a batch of groups, then for the single group
+CONNECT = "gossip.p2pd.client:P2pdClient.connect"
+POINTS: dict[Place, tuple[str, ...]] = {
+    Place.ANNOUNCEMENT: (
+        "node.loops.announcements:AnnouncementHandler.handle",
+        "node.peers.copies:CopyCatalog.note_announced",
+        "records.envelope:open_announcement",
+    ),
+    Place.AUDIT: ("node.loops.audit:sampled_by", "replay.rows:StoredGroup.from_accepted"),
+    Place.CATCH_UP: ("gossip.interface:Gossip.request_backfill",),
+    Place.COUNT: ("swarm.arrivals:AwaitedSenders.arrived",),
+    Place.DIAL: (CONNECT,),
+    Place.DIRECTORY: (
+        "gossip.directory.entries:has_valid_expiry",
+        "gossip.directory.entries:verify_entry",
+        "gossip.directory.validators:unpack_bytes",
+        "gossip.multiaddr:usable_addresses",
+    ),
+    Place.HELLO: ("gossip.p2pd.client:P2pdClient.stream",),
+    Place.JUDGE: (
+        "node.peers.copies:CopyCatalog.duplicate_reason",
+        "node.peers.manager:PeerManager.remember",
+        "node.peers.manager:PeerManager.settle",
+        "node.peers.manager:PeerManager.within_quota",
+        "validation.pipeline:validate",
+    ),
+    Place.MESSAGE: ("gossip.pubsub:AnnouncementQueue.put",),
+    Place.PULL: (
+        "gossip.interface:Gossip.fetch",
+        "node.loops.announcements:AnnouncementHandler.refuse_of",
+        "node.loops.intake:IntakeLoop.submit",
+    ),
+    Place.RECORD: ("node.loops.backfill:BackfillLoop.note_record", "records.envelope:open_peer_record"),
+    Place.SERVE: (
+        "gossip.services:AdmissionControl.admitted",
+        "gossip.services:AdmissionControl.before_item",
+        "gossip.wire_format:unpack_ids",
+        "node.peers.serve:PeerRequestHandler.answer",
+        "node.peers.serve:PeerRequestHandler.confirmed",
+        "node.peers.serve:PeerRequestHandler.lookup",
+        "node.peers.serve:PeerRequestHandler.sent",
+    ),
+    Place.STATUS: ("node.peers.registry:PeerActivity.as_dict",),
+    Place.STORE: (STORE,),
+}
+"""The points by the place that the event `peer_fault` has."""
+
+ELSEWHERE = {
+    Place.CONFIRM: "tests/node/loops/test_confirmations.py",
+    Place.PRESENCE: "tests/gossip/test_untrusted_values.py",
+    Place.WEIGHTS: "tests/injection/test_weights.py",
+}
+"""The tests of places that a full node with two peers does not reach."""
+
+GENERATORS = (
+    "node.loops.weight_download:VersionStore.put",
+    "records.weights:open_offer",
+    "validation.weights_rules:refuse_offer",
+)
+LEARNERS = ("node.loops.weight_offer:OfferLoop.give", "records.weights:open_weights_request")
+
+KINDS: dict[type[Exception], Callable[[str], Exception]] = {
+    Unexpected: Unexpected,
+    ValueError: ValueError,
+    OverflowError: OverflowError,
+    RecursionError: RecursionError,
+    MemoryError: MemoryError,
+    TimeoutError: TimeoutError,
+    UnicodeDecodeError: lambda point: UnicodeDecodeError("utf-8", b"\xff", 0, 1, point),
+}
+
+
+def points_for(kind: type[Exception]) -> set[str]:
+    """Return the points that raise this kind. A dial that reaches its time limit means that p2pd is lost."""
+    every = {point for points in POINTS.values() for point in points}
+    return every - {CONNECT} if kind is TimeoutError else every
