@@ -156,9 +156,7 @@ async def announced_ids(attacker: Member, count: int) -> list[bytes]:
     return ids
 
 
-async def test_a_confirmation_without_a_fetch_does_not_count(
-    victim: Victim, attacker: Member, honest: Member
-) -> None:
+async def test_a_confirmation_without_a_fetch_does_not_count(victim: Victim, attacker: Member, honest: Member) -> None:
     ids = await announced_ids(attacker, NUM_CONFIRMED)
     assert await attacker.gossip.confirm(attacker.victim_id, ids)
     confirmed = [event for event in victim.node.events("confirmed") if event["peer"] == attacker.peer_id]
