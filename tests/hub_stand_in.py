@@ -43,7 +43,6 @@ class StandIn:
     objects: dict[str, bytes] = field(default_factory=dict)
     fail: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-    ignores: tuple[str, ...] = ()
 
     def files(self, repo: str, branch: str = "main") -> dict[str, bytes]:
         return self.repositories[repo].branches[branch]
@@ -178,7 +177,7 @@ def _application(hub: StandIn) -> web.Application:
             {
                 "path": file["path"],
                 "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
-                "shouldIgnore": file["path"] in hub.ignores,
+                "shouldIgnore": False,
             }
             for file in files
         ]

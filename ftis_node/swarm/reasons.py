@@ -22,7 +22,7 @@ REFUSALS = {
     "quota": "its sender, or all new peers together, exceeded their rate limit",
     "signature": "the signature is not its sender's",
     "duplicate": "the node has it already",
-    "sequence_reused": "its sender used the sequence number before, as after a restored backup",
+    "sequence_reused": "its sender used the sequence number before, as two nodes with one identity do",
     "weights_not_offered": "it claims weights of this node that this node has not offered",
     "clock_skew": "its time is more than a minute ahead: one of the two clocks is wrong",
     "stale": "it is older than the run's `step.max_age_s`, or than this node's last buffer reset",

@@ -116,7 +116,7 @@ def test_the_commands_change_the_peers_of_a_stopped_node(stopped: Home, capsys: 
     assert run(["peers", "ban", "ann", "--for", "2h", "--json", "--home", str(stopped.root)]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["peer_id"], row["standing"], row["ban_reason"]) == (ANN, "banned", "by the operator")
-    assert row["banned_until"] == pytest.approx(read_events(stopped.events)[-1]["time"] + 86400, abs=30)
+    assert row["banned_until"] == pytest.approx(read_events(stopped.events)[-1]["time"] + 7200, abs=30)
     assert run(["peers", "trust", BOB, "--home", str(stopped.root)]) == 0
     assert "trusted" in capsys.readouterr().out
     assert run(["peers", "unban", ANN[:8], "--home", str(stopped.root)]) == 2, "all peer ids begin like this"
