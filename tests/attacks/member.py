@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import itertools
 import os
@@ -26,6 +25,7 @@ from ftis_node.gossip.wire_format import bucket_key, protocol, service_of
 from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
+from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.messages import record
 from tests.attacks.victim import none_if_unanswered
@@ -177,13 +177,23 @@ class Member:
                 await asyncio.sleep(REANNOUNCE_PERIOD_S)
 
     def answer_with_groups_of(self, senders: Sequence[Identity]) -> None:
-        """Answer questions with announcements of one valid group of each sender, in pages."""
-        claims: list[bytes] = []
-        for sender in senders:
-            envelope = seal_group(replace(self.maker.group(sender, 1), created_at=time.time()), sender)
-            claims += self.claims(envelope, sender=sender.peer_id, number=1).values()
-        pages = (claims[at : at + MAX_ANSWERS] for at in range(0, len(claims), MAX_ANSWERS))
-        self.answers = functools.partial(next, pages, [])
+        """Answer questions with announcements of one valid group of each sender, in pages by time as a node does.
+
+        A page is answered again if its first answer was late.
+        """
+        claims: dict[float, bytes] = {}
+        for at, sender in enumerate(senders, start=-len(senders)):
+            created_at = round(time.time() + at / 100, 3)
+            envelope = seal_group(replace(self.maker.group(sender, 1), created_at=created_at), sender)
+            claims[created_at] = self.claim(
+                envelope.id, envelope.to_bytes(), sender=sender.peer_id, number=1, created_at=created_at
+            )
+
+        async def page(peer_id: str, question: bytes) -> Sequence[bytes]:
+            since = open_backfill_request(question).since - 0.002
+            return [claim for created_at, claim in claims.items() if created_at > since][:MAX_ANSWERS]
+
+        self.gossip.serve(self._lookup, answer=page)
 
     async def register(self, transports: Sequence[Sequence[str]], *, ttl_s: float) -> int:
         """Register an invented member for each list of addresses; return how many entries the directory stored."""

@@ -50,7 +50,7 @@ pull_policy = "all"
 # Lower limits than those of a user's node, for short attacks.
 CONSTANTS = {
     "ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0,
-    "ftis_node.swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 300.0,
+    "ftis_node.swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 240.0,
     "ftis_node.config.limits.MAX_READY_GROUPS": MAX_READY_GROUPS,
     "ftis_node.swarm.duplicates.MIN_LONG_TOKENS": 8,
     "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0,
