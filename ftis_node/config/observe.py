@@ -47,14 +47,15 @@ class ObserveSection(Section):
         default=10.0,
         ge=1,
         le=3600,
-        description="If the daemon's event loop is blocked for this long, the node logs the blocking code.",
+        description="If the daemon's event loop was blocked for this long, the node logs the duration. With "
+        "`PYTHONASYNCIODEBUG=1`, asyncio also names the slow callback.",
     )
     event_loop_stall_exit_s: float = Field(
         default=600.0,
         ge=2,
         le=86400,
-        description="If it is blocked for this long, the node ends with exit code 1, so that its supervisor can "
-        "restart it.",
+        description="If it is blocked for this long, the node writes its stacks to stderr and ends with exit code 1, "
+        "so that its supervisor can restart it.",
     )
     task_stuck_s: float = Field(
         default=300.0,

@@ -148,7 +148,6 @@ KINDS = {
     "failed": Kind("bad", "Ended with a fault"),
     "loop_blocked": Kind("bad", "The event loop was blocked"),
     "loop_stuck": Kind("bad", "A loop made no progress: {who}", "loop"),
-    "loop_goes_on": Kind("good", "Makes progress again: {who}", "loop"),
     "recovered": Kind("bad", "{file} was damaged or missing and was replaced", has_cause=False),
     "checkpoint_fallback": Kind(
         "bad", "Resumed at step {step} of the newest valid checkpoint; step {done} was done", has_cause=False

@@ -1,7 +1,7 @@
 """A bootstrap node: DHT entry point and relay for the nodes of any run, without a model and without groups.
 
-A watchdog checks its event loop, as in a full node. It logs the code that blocks the loop, and ends the process after
-ten minutes, so that a supervisor can restart it.
+A watchdog checks its event loop, as in a full node. It ends a process whose loop is
+blocked for ten minutes, so that a supervisor can restart it.
 
 Its local HTTP port shows the directory's records as a page, as JSON and as metrics:
 

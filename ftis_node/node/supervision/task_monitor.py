@@ -34,7 +34,6 @@ class TaskState:
     since: float
     waits_for: str = AT_WORK
     is_endless: bool = False
-    is_reported: bool = False
 
 
 class Stuck(NamedTuple):
@@ -74,22 +73,11 @@ class TaskMonitor:
 
     def stuck(self) -> list[Stuck]:
         """Return all tasks that are stuck: their waiting time has reached `limit_s`."""
-        return [_stuck(state, for_s) for _, state, for_s in self.states() if self._is_stuck(state, for_s)]
-
-    def changes(self) -> tuple[list[Stuck], list[str]]:
-        """Return tasks that got stuck since the last call, and the names of those that continue again."""
-        news, again = [], []
-        for name, state, for_s in self.states():
-            is_stuck = self._is_stuck(state, for_s)
-            if is_stuck and not state.is_reported:
-                news.append(_stuck(state, for_s))
-            elif state.is_reported and not is_stuck:
-                again.append(name)
-            state.is_reported = is_stuck
-        return news, again
-
-    def _is_stuck(self, state: TaskState, for_s: float) -> bool:
-        return not state.is_endless and for_s >= self.limit_s
+        return [
+            Stuck(name, state.waits_for, for_s, stack_of(state.task))
+            for name, state, for_s in self.states()
+            if not state.is_endless and for_s >= self.limit_s
+        ]
 
     def state_of(self, task: asyncio.Task[Any]) -> TaskState:
         """Return the state of a task; create it at first use."""
@@ -122,10 +110,6 @@ async def pause(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def _stuck(state: TaskState, for_s: float) -> Stuck:
-    return Stuck(state.task.get_name(), state.waits_for, for_s, stack_of(state.task))
-
-
 def stack_of(task: asyncio.Task[Any]) -> list[str]:
     """Return the stack of a suspended task, the innermost frame last: `node/loops/intake.py:97 _judge_all`.
 
@@ -137,12 +121,12 @@ def stack_of(task: asyncio.Task[Any]) -> list[str]:
         kind = "cr" if hasattr(awaited, "cr_frame") else "gi" if hasattr(awaited, "gi_frame") else "ag"
         frame = getattr(awaited, f"{kind}_frame", None)
         if frame is not None:
-            places.append(f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}")
+            places.append(f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}")
         awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
     return places
 
 
-def short_path(filename: str) -> str:
+def _short(filename: str) -> str:
     """Return the path of a file relative to the package; for a file outside it, the last two parts."""
     path = Path(filename)
     return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else "/".join(path.parts[-2:])
