@@ -71,16 +71,6 @@ def test_old_or_damaged_settings_keep_no_domain(tmp_path: Path, settings: str) -
     assert plan_run(None, None, home=home).domain_spec is None
 
 
-def test_a_home_whose_run_has_only_a_part_keeps_its_run(tmp_path: Path) -> None:
-    run, home = write_run(tmp_path / "run.toml", MIXED), Home(tmp_path / "home")
-    part = parse_manifest((tmp_path / "run.toml").read_text(), source="run").model_copy(
-        update={"task": "arithmetic:add"}
-    )
-    started_with(home, RunPlan(part, "arithmetic:add", ()))
-    plan = plan_run(run, "arithmetic:add", home=home)
-    assert (plan.manifest.run_id, plan.domain_spec) == (part.run_id, None)
-
-
 def test_files_of_the_parts_come_from_the_spec_or_from_data_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
