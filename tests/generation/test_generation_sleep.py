@@ -103,7 +103,7 @@ async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine: Torc
     await asyncio.sleep(0.05)
     assert (waiting.done(), engine.tokens_made) == (False, 480)
     await engine.wake()
-    assert [len(completion.token_ids) for completion in (await waiting).tokens] == [8] * 4
+    assert [len(completion.token_ids) for completion in completions_of(await waiting)] == [8] * 4
     await engine.wake()  # no-op
     assert not engine.is_asleep
     assert len(await engine.probe((0, 1))) == 1
