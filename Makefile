@@ -27,7 +27,7 @@ FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
-.PHONY: help setup setup-vllm kubernetes-tools demo test test-all test-long coverage breaks lint scan bench results fuzz chaos hostile proto docs pictures site packages check-packages clean
+.PHONY: help setup setup-vllm kubernetes-tools demo test test-all test-long coverage breaks mutants lint scan bench results fuzz chaos hostile proto docs pictures site packages check-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -87,6 +87,12 @@ coverage: $(VLLM_STAMP)
 ## make breaks         applies known faults to the code, one by one, and names the test that finds each; NAMES="loss-sign no-cap": of these
 breaks: $(STAMP)
 	$(BIN)/python -m tests.breaks $(NAMES)
+
+# By hand: mutmut changes each operator and value of a package (tests/breaks/mutants.py). PACKAGE is algorithms, records, replay or validation.
+## make mutants        PACKAGE=validation: changes of this package that its tests do not detect
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[mutants]"
+	$(BIN)/python -m tests.breaks.mutants $(PACKAGE)
 
 ## make lint           ruff, mypy, and the words and lengths of sentences in pages, comments and messages
 lint: $(STAMP)
