@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.errors import ConfigError
-from ftis_node.integrations.trl import grpo
 from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, foreign_rows, read_foreign
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.node.exchange.messages import TakenGroup
@@ -57,8 +56,8 @@ class Drawn:
 
 @pytest.fixture(autouse=True)
 def no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpo, "require_agreement", lambda *_, **__: None)
-    monkeypatch.setattr(grpo, "own_groups", lambda *_, **__: ())
+    monkeypatch.setattr("ftis_node.integrations.trl.grpo.require_agreement", lambda *_, **__: None)
+    monkeypatch.setattr("ftis_node.integrations.trl.grpo.own_groups", lambda *_, **__: ())
 
 
 def read(identity: Identity, fit: Fit = FIT, **changes: Any) -> ForeignGroup | None:
