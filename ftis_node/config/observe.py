@@ -54,8 +54,8 @@ class ObserveSection(Section):
         default=600.0,
         ge=2,
         le=86400,
-        description="If it is blocked for this long, the node writes its stacks to stderr and ends with exit code 1, "
-        "so that its supervisor can restart it.",
+        description="If it is blocked for this long, the node writes its stacks to stderr and ends with exit code 1. "
+        "Its supervisor can then restart it.",
     )
     task_stuck_s: float = Field(
         default=300.0,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 MAX_CONNECTIONS = 128
-BACKLOG = 32  # the event loop accepts so many at once, even beyond MAX_CONNECTIONS
-REQUEST_S = 15.0
+BACKLOG = 128  # the event loop accepts so many at once, even beyond MAX_CONNECTIONS
+REQUEST_S = 10.0
 REASONS = {401: "token", 403: "forbidden", 404: "unknown", 405: "unknown", 408: "slow", 413: "size", 504: "fault"}
 
 
@@ -48,9 +48,9 @@ async def open_port(
 
     def connect() -> asyncio.BaseProtocol:
         connections = [connection for connection in server.connections if connection.transport is not None]
-        if len(connections) >= MAX_CONNECTIONS:
+        for connection in connections[: max(0, len(connections) + 1 - MAX_CONNECTIONS)]:
             refused["crowded"] += 1
-            connections[0].force_close()
+            connection.force_close()
         return server()
 
     try:

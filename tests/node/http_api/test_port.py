@@ -63,14 +63,15 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 async def test_300_silent_connections_replace_each_other_and_requests_are_answered(refused: Counter[str]) -> None:
     """Without a limit of connections they would be open for REQUEST_S."""
-    async with opened(refused) as port, asyncio.timeout(http_port.REQUEST_S - 5.0):
+    async with opened(refused) as port, asyncio.timeout(http_port.REQUEST_S - 2.0):
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
         for _, writer in idle[::2]:
             writer.write(HALF)
-        assert (await send(port, get("/status")))[0] == 200
-        num_most = http_port.MAX_CONNECTIONS + http_port.BACKLOG
-        assert all(await asyncio.gather(*(is_closed(reader) for reader, _ in idle[: 300 - num_most])))
-        assert refused["crowded"] >= 300 - num_most
+        for _ in range(2):  # the second connection closes what the event loop accepted at once
+            assert (await send(port, get("/status")))[0] == 200
+        num_closed = 300 - http_port.MAX_CONNECTIONS
+        assert all(await asyncio.gather(*(is_closed(reader) for reader, _ in idle[:num_closed])))
+        assert refused["crowded"] >= num_closed
     for _, writer in idle:
         writer.close()
 
