@@ -19,8 +19,8 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "records.envelope:open_announcement",
     ),
     Place.AUDIT: ("node.loops.audit:sampled_by", "replay.rows:StoredGroup.from_accepted"),
-    Place.CATCH_UP: ("gossip.interface:Gossip.request_backfill",),
-    Place.COUNT: ("swarm.arrivals:AwaitedSenders.arrived",),
+    Place.CATCH_UP: ("gossip.wire_format:ItemCollector.add",),
+    Place.COUNT: ("node.loops.audit:AuditLoop.offer",),
     Place.DIAL: (CONNECT,),
     Place.DIRECTORY: (
         "gossip.directory.entries:has_valid_expiry",
@@ -37,11 +37,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "validation.pipeline:validate",
     ),
     Place.MESSAGE: ("gossip.pubsub:AnnouncementQueue.put",),
-    Place.PULL: (
-        "gossip.interface:Gossip.fetch",
-        "node.loops.announcements:AnnouncementHandler.refuse_of",
-        "node.loops.intake:IntakeLoop.submit",
-    ),
+    Place.PULL: ("node.loops.announcements:AnnouncementHandler.refuse_of",),
     Place.RECORD: ("node.loops.backfill:BackfillLoop.note_record", "records.envelope:open_peer_record"),
     Place.SERVE: (
         "gossip.services:AdmissionControl.admitted",
