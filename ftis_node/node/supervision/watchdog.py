@@ -1,10 +1,9 @@
 """Watchdog of the event loop and its tasks: a beat in the loop, every half second.
 
 The beat measures its delay, advances the task monitor (task_monitor.py), and notifies systemd while no task is stuck.
-It also starts a timer of faulthandler again, which ends if the loop is blocked for `event_loop_stall_exit_s`. Then
-faulthandler writes the stack of each thread to stderr and ends the process with exit code 1. It needs no GIL.
-
-The timer's clock stops with the machine. It runs on while the process alone is stopped, for example by SIGSTOP.
+A thread counts its own waits since the last beat. If they add up to `event_loop_stall_exit_s`, the loop is blocked:
+faulthandler writes the stack of each thread to stderr, and the process ends with exit code 1. The thread counts nothing
+while the machine sleeps or the process is stopped (SIGSTOP, Ctrl-Z), so a resumed node continues.
 
 A notification is a datagram to the socket in `NOTIFY_SOCKET` (sd_notify(3)).
 """
@@ -16,6 +15,7 @@ import faulthandler
 import logging
 import os
 import socket
+import threading
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -95,6 +95,7 @@ class Watchdog:
         self._settings = settings
         self._manager = manager
         self._reported: set[str] = set()
+        self._num_beats = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -102,11 +103,22 @@ class Watchdog:
         self.board.install()
         loop = asyncio.get_running_loop()
         self._next_beat: asyncio.Handle = loop.call_soon(self._beat, loop, loop.time())
+        ended = threading.Event()
+        threading.Thread(target=self._end_if_blocked, args=(ended,), name="watchdog", daemon=True).start()
         try:
             yield
         finally:
             self._next_beat.cancel()
-            faulthandler.cancel_dump_traceback_later()
+            ended.set()
+
+    def _end_if_blocked(self, ended: threading.Event) -> None:
+        seen, silent_s = 0, 0.0
+        while not ended.wait(BEAT_S):
+            silent_s = 0.0 if seen != self._num_beats else silent_s + BEAT_S
+            seen = self._num_beats
+            if silent_s >= self._settings.event_loop_stall_exit_s:
+                faulthandler.dump_traceback(STDERR)
+                os._exit(1)
 
     def log_fault(self, where: str, error: BaseException) -> None:
         """Record in the event log an unhandled error, which ends this node (`telemetry/faults.py`)."""
@@ -116,7 +128,7 @@ class Watchdog:
     def _beat(self, loop: asyncio.AbstractEventLoop, due_at: float) -> None:
         now = loop.time()
         late_s = now - due_at
-        faulthandler.dump_traceback_later(self._settings.event_loop_stall_exit_s, exit=True, file=STDERR)
+        self._num_beats += 1
         self._next_beat = loop.call_at(now + BEAT_S, self._beat, loop, now + BEAT_S)
         self.lag.note(late_s)
         self.board.tick(late_s + BEAT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,12 +37,27 @@ def read_a_slow_disk():
 
 async def main():
     with Watchdog(ObserveSection(event_loop_stall_warn_s=1, event_loop_stall_exit_s=2)).watching():
-        await asyncio.sleep(3)  # beats start the timer again
+        await asyncio.sleep(3)  # longer than the limit: the loop beats
         print("blocked", flush=True)
         read_a_slow_disk()
 
 asyncio.run(main())
 """
+STOPPED = """
+import asyncio
+from ftis_node.config.observe import ObserveSection
+from ftis_node.node.supervision.watchdog import Watchdog
+
+async def main():
+    with Watchdog(ObserveSection(event_loop_stall_warn_s=1, event_loop_stall_exit_s=2)).watching():
+        await asyncio.sleep(1)
+        print("beats", flush=True)
+        await asyncio.sleep(6)
+        print("ends")
+
+asyncio.run(main())
+"""
+STOPPED_S = 4.0
 
 
 def block(seconds: float) -> None:
@@ -67,6 +83,17 @@ def test_a_loop_that_stays_blocked_ends_the_process_with_its_stack() -> None:
     )
     assert (ended.returncode, ended.stdout) == (1, "blocked\n"), ended.stderr
     assert "in read_a_slow_disk" in ended.stderr
+
+
+def test_a_process_that_was_stopped_for_longer_continues() -> None:
+    process = subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "beats\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(STOPPED_S)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=START_S)[0] == "ends\n"
+    assert process.returncode == 0
 
 
 async def _work_on_orders(waiting: asyncio.Queue[int], working: asyncio.Queue[int]) -> None:
