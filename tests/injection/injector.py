@@ -15,11 +15,12 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from ftis_node.gossip.directory.entries import DirectoryEntry
 from ftis_node.node.context import NodeContext, NodeCounters
 from ftis_node.node.peers.registry import PeerRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import ExitStack
 
 in_member: ContextVar[bool] = ContextVar("in_member", default=False)
@@ -80,14 +81,14 @@ class Injector:
 
             @functools.wraps(function)
             async def awaited(*args: Any, **kwargs: Any) -> Any:
-                self.check(point, [*args, *kwargs.values()])
+                self.check(point, _values_of(args, kwargs))
                 return await function(*args, **kwargs)
 
             return awaited
 
         @functools.wraps(function)
         def plain(*args: Any, **kwargs: Any) -> Any:
-            self.check(point, [*args, *kwargs.values()])
+            self.check(point, _values_of(args, kwargs))
             return function(*args, **kwargs)
 
         return plain
@@ -99,11 +100,21 @@ class Injector:
         return depth > 0 and any(self._is_marked(part, depth - 1) for part in _parts_of(value))
 
 
+def _values_of(args: Iterable[object], kwargs: Mapping[str, object]) -> list[object]:
+    """Return the arguments that come from a peer, without the ids that the node itself has `requested`."""
+    return [*args, *(value for name, value in kwargs.items() if name != "requested")]
+
+
 def _parts_of(value: object) -> Iterator[object]:
-    """Yield the parts of a value that is data, and nothing for parts of the node."""
+    """Yield the parts of a value that is data, and nothing for parts of the node.
+
+    An entry of the directory is its signer's, though its addresses may name relays.
+    """
     if isinstance(value, NodeContext | NodeCounters | PeerRegistry):
         return
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, DirectoryEntry):
+        yield value.peer_id
+    elif is_dataclass(value) and not isinstance(value, type):
         yield from (getattr(value, entry.name) for entry in fields(value))
     elif isinstance(value, tuple | list | set | frozenset):
         yield from value
