@@ -2,7 +2,7 @@
 
 The beat measures its delay, advances the task monitor (task_monitor.py), and notifies systemd while no task is stuck.
 A thread counts its own waits since the last beat. If they add up to `event_loop_stall_exit_s`, the loop is blocked:
-faulthandler writes the stack of each thread to stderr, and the process ends with exit code 1. The thread counts nothing
+faulthandler writes the stacks to stderr, and the process ends with exit code 1. The thread counts nothing
 while the machine sleeps or the process is stopped (SIGSTOP, Ctrl-Z), so a resumed node continues.
 
 A notification is a datagram to the socket in `NOTIFY_SOCKET` (sd_notify(3)).
