@@ -1,4 +1,4 @@
-"""`[observe]` and `[tracking]` of node.toml: the port for monitoring, hang reports, and experiment trackers."""
+"""`[observe]` and `[tracking]` of node.toml: the port for monitoring, and experiment trackers."""
 
 from __future__ import annotations
 
@@ -42,27 +42,6 @@ class ObserveSection(Section):
         description="File with the token that `/metrics` of that port requires, as `Authorization: Bearer TOKEN`: "
         "one word of at least 32 characters, not readable by all. Unset: `observe.token` in the home, made at the "
         "first start if other machines can reach `listen`. On 127.0.0.1 no token is required.",
-    )
-    event_loop_stall_warn_s: float = Field(
-        default=10.0,
-        ge=1,
-        le=3600,
-        description="If the daemon's event loop was blocked for this long, the node logs the duration. With "
-        "`PYTHONASYNCIODEBUG=1`, asyncio also names the slow callback.",
-    )
-    event_loop_stall_exit_s: float = Field(
-        default=600.0,
-        ge=2,
-        le=86400,
-        description="If it is blocked for this long, the node writes its stacks to stderr and ends with exit code 1. "
-        "Its supervisor can then restart it.",
-    )
-    task_stuck_s: float = Field(
-        default=300.0,
-        ge=1,
-        le=86400,
-        description="If a loop makes no progress for this long, the node logs its position, `/healthz` answers "
-        "503, and systemd's watchdog gets no more signals.",
     )
 
     @field_validator("listen")

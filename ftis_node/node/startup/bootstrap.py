@@ -27,7 +27,6 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from ftis_node.config.observe import ObserveSection
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.local_api import serve_status
@@ -193,7 +192,7 @@ def run_bootstrap_node(
 
 
 async def _serve(node: BootstrapNode, show: Callable[[list[str]], None], *, home: Home, status_port: int) -> None:
-    with Watchdog(ObserveSection(), manager=ServiceManager.from_environment()).watching():
+    with Watchdog(manager=ServiceManager.from_environment()).watching():
         try:
             await node.start()
             async with BootstrapApi(node).serve(port=status_port) as url:

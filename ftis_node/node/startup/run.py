@@ -41,7 +41,7 @@ def run_until_stopped(
     Raise FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
     """
     apply_limits(settings.limits)
-    watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
+    watchdog = Watchdog(manager=ServiceManager.from_environment())
     with reporting_full_disk(home.root), reporting_damage(home.root), opened(home):
         if lines := finished_lines(read_saved_status(home), home, settings=settings):
             check_finished(home, settings)

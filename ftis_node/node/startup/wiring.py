@@ -161,7 +161,7 @@ class Wiring:
         return directory
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
-        watchdog = watchdog or Watchdog(self.node.context.settings.observe)
+        watchdog = watchdog or Watchdog()
         return self.make(
             StatusLoop, watchdog=watchdog, http_refused=Counter() if http_refused is None else http_refused
         )

@@ -1,7 +1,7 @@
 """Watchdog of the event loop and its tasks: a beat in the loop, every half second.
 
 The beat measures its delay, advances the task monitor (task_monitor.py), and notifies systemd while no task is stuck.
-A thread counts its own waits since the last beat. If they add up to `event_loop_stall_exit_s`, the loop is blocked:
+A thread counts its own waits since the last beat. If they add up to `HangLimits.blocked_s`, the loop is blocked:
 faulthandler writes the stacks to stderr, and the process ends with exit code 1. The thread counts nothing
 while the machine sleeps or the process is stopped (SIGSTOP, Ctrl-Z), so a resumed node continues.
 
@@ -26,7 +26,6 @@ from ftis_node.node.supervision.task_monitor import TaskMonitor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ftis_node.config.observe import ObserveSection
     from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,18 @@ BEAT_S = 0.5
 LAG_WINDOW_S = 60.0
 ALIVE = b"WATCHDOG=1"
 STDERR = 2  # `sys.stderr` may be an object without a file descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """Times in seconds. A blocked event loop is logged after `warn_s`, and ends the process after `blocked_s`.
+
+    A task without progress for `stuck_s` is logged; `/healthz` answers 503, and systemd gets no more notifications.
+    """
+
+    warn_s: float = 10.0
+    blocked_s: float = 600.0
+    stuck_s: float = 300.0
 
 
 class ServiceManager:
@@ -87,12 +98,12 @@ class Watchdog:
     written.
     """
 
-    def __init__(self, settings: ObserveSection, *, manager: ServiceManager | None = None) -> None:
-        self.board = TaskMonitor(limit_s=settings.task_stuck_s)
+    def __init__(self, limits: HangLimits = HangLimits(), *, manager: ServiceManager | None = None) -> None:
+        self.board = TaskMonitor(limit_s=limits.stuck_s)
         self.lag = LoopDelay()
         self.events: EventLog | None = None
         self.has_fault = False
-        self._settings = settings
+        self._limits = limits
         self._manager = manager
         self._reported: set[str] = set()
         self._num_beats = 0
@@ -116,7 +127,7 @@ class Watchdog:
         while not ended.wait(BEAT_S):
             silent_s = 0.0 if seen != self._num_beats else silent_s + BEAT_S
             seen = self._num_beats
-            if silent_s >= self._settings.event_loop_stall_exit_s:
+            if silent_s >= self._limits.blocked_s:
                 faulthandler.dump_traceback(STDERR)
                 os._exit(1)
 
@@ -132,7 +143,7 @@ class Watchdog:
         self._next_beat = loop.call_at(now + BEAT_S, self._beat, loop, now + BEAT_S)
         self.lag.note(late_s)
         self.board.tick(late_s + BEAT_S)
-        if late_s >= self._settings.event_loop_stall_warn_s and self.events is not None:
+        if late_s >= self._limits.warn_s and self.events is not None:
             log.warning("the event loop was blocked, or this process stopped, for %.0f s", late_s)
             self._write("loop_blocked", for_s=round(late_s, 1))
         stuck = self.board.stuck()

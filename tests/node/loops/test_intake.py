@@ -12,7 +12,6 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
-from ftis_node.config.observe import ObserveSection
 from ftis_node.errors import ConfigError
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
@@ -313,7 +312,7 @@ async def test_a_validation_that_never_ends_makes_the_node_unhealthy(tmp_path: P
         async def score(self, *given: Any, **how: Any) -> Any:
             await asyncio.Event().wait()
 
-    watchdog = Watchdog(ObserveSection())
+    watchdog = Watchdog()
     watchdog.board.install()
     with node_on(tmp_path, DiskThread(), new_peers_scorer=Stuck()) as node:
         status = Wiring(node).status_loop(watchdog=watchdog)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.observe import ObserveSection
 from ftis_node.node.supervision.task_monitor import TaskMonitor, stack_of, waiting_for
-from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, ServiceManager, Watchdog
+from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, HangLimits, ServiceManager, Watchdog
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import ANY_PORT, started
 from tests.waiting import eventually
@@ -26,17 +25,16 @@ if TYPE_CHECKING:
 
 WAIT_S = 30.0
 START_S = 120.0  # of a process on a busy machine
-QUICK = ObserveSection.model_construct(event_loop_stall_warn_s=1.0, event_loop_stall_exit_s=1e6, task_stuck_s=1e9)
+QUICK = HangLimits(warn_s=1.0, blocked_s=1e6, stuck_s=1e9)
 BLOCKED = """
 import asyncio, time
-from ftis_node.config.observe import ObserveSection
-from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.supervision.watchdog import HangLimits, Watchdog
 
 def read_a_slow_disk():
     time.sleep(600)
 
 async def main():
-    with Watchdog(ObserveSection(event_loop_stall_warn_s=1, event_loop_stall_exit_s=2)).watching():
+    with Watchdog(HangLimits(warn_s=1, blocked_s=2)).watching():
         await asyncio.sleep(3)  # longer than the limit: the loop beats
         print("blocked", flush=True)
         read_a_slow_disk()
@@ -45,11 +43,10 @@ asyncio.run(main())
 """
 STOPPED = """
 import asyncio
-from ftis_node.config.observe import ObserveSection
-from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.supervision.watchdog import HangLimits, Watchdog
 
 async def main():
-    with Watchdog(ObserveSection(event_loop_stall_warn_s=1, event_loop_stall_exit_s=2)).watching():
+    with Watchdog(HangLimits(warn_s=1, blocked_s=2)).watching():
         await asyncio.sleep(1)
         print("beats", flush=True)
         await asyncio.sleep(6)
@@ -70,11 +67,11 @@ async def test_a_block_of_the_loop_is_reported_with_its_duration(tmp_path: Path)
     watchdog.events = EventLog(path)
     with watchdog.watching():
         await eventually(lambda: watchdog.lag.mean_s is not None)
-        block(QUICK.event_loop_stall_warn_s + 2 * BEAT_S)
+        block(QUICK.warn_s + 2 * BEAT_S)
         await eventually(lambda: read_events(path, name="loop_blocked"))
     watchdog.events.close()
-    assert read_events(path, name="loop_blocked")[-1]["for_s"] >= QUICK.event_loop_stall_warn_s
-    assert (watchdog.lag.longest_s or 0) >= QUICK.event_loop_stall_warn_s, "the lag does not have it"
+    assert read_events(path, name="loop_blocked")[-1]["for_s"] >= QUICK.warn_s
+    assert (watchdog.lag.longest_s or 0) >= QUICK.warn_s, "the lag does not have it"
 
 
 def test_a_loop_that_stays_blocked_ends_the_process_with_its_stack() -> None:
@@ -162,10 +159,7 @@ async def test_systemd_gets_signs_of_life_only_while_no_task_is_stuck(
         systemd.setblocking(False)
         manager = ServiceManager.from_environment({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1"})
         assert manager is not None
-        settings = ObserveSection.model_construct(
-            event_loop_stall_warn_s=100.0, event_loop_stall_exit_s=1e6, task_stuck_s=0.5
-        )
-        watchdog = Watchdog(settings, manager=manager)
+        watchdog = Watchdog(HangLimits(warn_s=100.0, blocked_s=1e6, stuck_s=0.5), manager=manager)
         loop = asyncio.get_running_loop()
         with watchdog.watching():
             with waiting_for("systemd"):
