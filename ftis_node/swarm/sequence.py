@@ -23,6 +23,10 @@ def epoch_of(number: int) -> int:
     return number >> COUNTER_BITS
 
 
+def counter_of(number: int) -> int:
+    return number & MAX_COUNTER
+
+
 def epoch_base(epoch: int) -> int:
     """Return the number before the first group of an epoch."""
     return epoch << COUNTER_BITS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.swarm.sequence import MAX_COUNTER
+from ftis_node.swarm.sequence import counter_of
 from ftis_node.telemetry.terminal_text import clipped, date_time
 from ftis_node.view.events import event_line
 from ftis_node.view.spans import (
@@ -79,7 +79,7 @@ def _origin_lines(history: GroupHistory) -> list[Line]:
     return [
         labeled("made by", f"this node ({summary.sender})" if summary.own else summary.sender),
         labeled("with", f"{model}, version {summary.policy_version}, temperature {history.temperature:g}{weights}"),
-        labeled("when", f"{date_time(summary.created_at)}, group {summary.number & MAX_COUNTER} of its start"),
+        labeled("when", f"{date_time(summary.created_at)}, group {counter_of(summary.number)} of its start"),
     ]
 
 

@@ -51,7 +51,7 @@ def home(tmp_path: Path) -> Home:
     with sqlite3.connect(home.replay) as buffer:
         buffer.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         columns = "id, own, sender, number, state, task, prompt_index, model, policy_version, created_at, admitted_at"
-        row = (GROUP, 0, PEER, 1, "ready", "arithmetic", 1, "tiny", 0, 0.0, 0.0, 1, "[0.0]", b"", b"", b"", 0, 0)
+        row = (GROUP, 0, PEER, 1, "ready", "arithmetic", 1, "tiny", 0, 0.0, 0.0, 1, bytes(4), b"", b"", b"", 0, 0)
         buffer.execute(
             f"INSERT INTO groups ({columns}, num_tokens, rewards, prompt_ids, envelope, problem, num_bytes, checksum) "
             f"VALUES ({', '.join('?' * len(row))})",

@@ -69,10 +69,10 @@ def test_the_exported_model_has_the_learners_logprobs_and_a_card(
     assert card.data.library_name == ("peft" if has_adapter else "transformers")
     assert card.data.base_model is None, "the hub has no model of that name"
     assert "| base model | tiny (a local folder) |" in card.text
-    assert "| run | a (" in card.text and "| method | ftis |" in card.text and "| steps | 2 |" in card.text
-    assert "| pass@1 | 0.250 at step 0, 0.500 at step 2 (8 problems of arithmetic, greedy) |" in card.text
-    assert "| groups trained on | 8, 25% from peers |" in card.text
-    assert "| tokens trained on | unknown |" in card.text, "the home has no buffer"
+    assert "# tiny, 2 steps of arithmetic" in card.text
+    assert "| run | a (" in card.text and "), method ftis |" in card.text
+    assert "| pass@1, greedy | 0.500 on arithmetic |" in card.text
+    assert "| groups trained on | 6 own, 2 of peers |" in card.text
     assert parse_manifest((out / "run.toml").read_text(), source="run.toml") == parse_manifest(RUN, source="here")
     assert "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n" in card.text, "a rendered prompt"
     loader: Any = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM

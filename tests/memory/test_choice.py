@@ -239,7 +239,7 @@ def test_join_chooses_by_the_card_and_a_later_start_keeps_the_choice(tmp_path: P
 
 def test_lora_without_a_rank_keeps_the_rank_of_the_home(tmp_path: Path, card: list[float]) -> None:
     home = Home(tmp_path / "home")
-    write_home(home, trains="LoRA of rank 32, alpha 64 on all", lora=True)
+    write_home(home, trains="LoRA of rank 32, alpha 64, on all", lora=True)
     assert choose_training(settings(lora=True), RUN, home, SOURCE).settings.lora_adapter.rank == 32
     explicit = settings(lora=True, lora_adapter={"rank": 16})
     assert choose_training(explicit, RUN, home, SOURCE).settings.lora_adapter.rank == 16, "the learner refuses it later"

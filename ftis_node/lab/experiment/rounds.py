@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.node.training.step_shares import ForeignShortfall
 from ftis_node.swarm.reasons import AFTER_VALIDATION
+from ftis_node.swarm.sequence import counter_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,7 +221,9 @@ class RoundGate:
 
         Groups of the next round that arrived early do not count.
         """
-        senders = [sender for sender, number in self._ready_foreign() if number <= self._lockstep.due(sender, step)]
+        senders = [
+            sender for sender, number in self._ready_foreign() if counter_of(number) <= self._lockstep.due(sender, step)
+        ]
         self._fill.note(self.shares(step)[1], senders)
         own, _ = self._fill.shares(*self._lockstep.rounds.shares(step + 1))
         self._quota.plan(step + 1, own)

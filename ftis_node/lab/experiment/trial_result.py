@@ -13,6 +13,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.learner.senders import SenderStats, add_up
+from ftis_node.swarm.sequence import counter_of
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def read_member(
         return sum(
             event["num_tokens"]
             for event in admitted
-            if event["own"] == own and event["number"] <= due(event["sender"], step)
+            if event["own"] == own and counter_of(event["number"]) <= due(event["sender"], step)
         )
 
     state = parts.learner.state

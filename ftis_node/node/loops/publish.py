@@ -30,7 +30,7 @@ from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import announce_group, join_announcements, open_envelope, seal_group
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import SendWindow
-from ftis_node.swarm.sequence import MAX_COUNTER
+from ftis_node.swarm.sequence import MAX_COUNTER, counter_of
 from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class PublishLoop:
     async def publish(self, group: Group) -> ValidationResult:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
         self._num_begun += 1  # until it is announced or rejected
-        if self.last_number & MAX_COUNTER == MAX_COUNTER:
+        if counter_of(self.last_number) == MAX_COUNTER:
             self.last_number = await self.begin_epoch()
         group = replace(group, number=self.last_number + 1)
         envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)

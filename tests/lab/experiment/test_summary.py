@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
-from ftis_node.lab.experiment.report import STEP_COLUMNS, steps_table, write_steps_csv
+from ftis_node.lab.experiment.report import FIGURES, STEP_COLUMNS, steps_table, write_steps_csv
 from ftis_node.lab.experiment.summary import alone_line, estimate, markdown_table, payoff, series_of, write_csv
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
 
@@ -140,16 +140,18 @@ def test_the_table_has_a_row_for_each_line() -> None:
 
 
 def test_the_csv_of_steps_has_a_row_for_each_step(tmp_path: Path) -> None:
-    whole = member("s", [0.0, 0.5], tokens_a_step=100)
+    whole, other = member("s", [0.0, 0.5], tokens_a_step=100), member("m", [0.0], tokens_a_step=1)
+    for each in (whole, other):
+        each.steps.update({figure: [None, None] for figure in FIGURES if figure not in each.steps})
     whole.steps.update({"foreign_kept_negatives": [None, 0.25], "foreign_mean_kl": [1 / 3, 5.0]})
-    write_steps_csv([result("ftis", 4, whole, member("m", [0.0], tokens_a_step=1))], tmp_path / "steps.csv")
+    write_steps_csv([result("ftis", 4, whole, other)], tmp_path / "steps.csv")
     rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
     assert tuple(rows[0]) == STEP_COLUMNS
     assert [(row["pair"], row["method"], row["model"], row["seed"], row["step"]) for row in rows] == [
         ("size", "ftis", model, "4", step) for model in ("s", "m") for step in ("1", "2")
     ]
     assert [row["kept_fraction"] for row in rows] == ["1", "0.5"] * 2
-    assert [row["foreign_kept_negatives"] for row in rows] == ["", "0.25", "", ""]  # empty for results without it
+    assert [row["foreign_kept_negatives"] for row in rows] == ["", "0.25", "", ""]  # empty where it is unknown
     assert rows[0]["foreign_mean_kl"] == "0.333333"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench.stubs.stub_node import stub_group
-from ftis_node.node.training import evaluation
+from ftis_node.node.training import evaluation, group_limits
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.light_swarm import RNG, LightSwarm, held, manifest_of
@@ -21,7 +21,7 @@ LONG = 700  # tokens per completion: about 70 kB per group
 
 async def test_a_node_that_does_not_train_keeps_its_disk_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTIS_BUFFER__MAX_DISK_BYTES", str(1 << 20))
-    monkeypatch.setenv("FTIS_BUFFER__MAX_READY_GROUPS", "2")
+    monkeypatch.setattr(group_limits, "MAX_READY_GROUPS", 2)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         for _ in range(20):
