@@ -36,8 +36,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "FTIS_GENERATION__THREADS": "1",
     "FTIS_LEARNER__THREADS": "1",
-    "FTIS_LIMITS__EVENT_FILE_BYTES": str(256 << 10),
-    "FTIS_LIMITS__LOG_FILE_BYTES": str(256 << 10),
 }
 MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the share of their usual training, because accuracy does not matter
 # A step waits fifteen seconds for more foreign groups than its peers make, then starts. So normal traffic needs a tenth

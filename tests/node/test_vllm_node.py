@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START_S = 240.0
+ENGINE_CORE = "ftis_node.node.startup.factories.ENGINE_CORE"
 STEPS = 6
 
 
@@ -27,12 +28,11 @@ def engine_processes(node: RunningNode, *, inside: bool) -> list[psutil.Process]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("core", ["inside", "separate"])
 def test_an_engine_that_is_killed_while_it_generates_loses_no_group(
-    tmp_path: Path, tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, core: str
+    tmp_path: Path, tiny_models: Mapping[str, Path], core: str
 ) -> None:
-    monkeypatch.setenv("FTIS_GENERATION__ENGINE_CORE", core)
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
     join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT, "--engine", "vllm")
-    with started(tmp_path / "node", *join, "--steps", str(STEPS)) as node:
+    with started(tmp_path / "node", *join, "--steps", str(STEPS), constants={ENGINE_CORE: core}) as node:
         node.wait_for(lambda: len(node.events("step")) >= 1, timeout_s=START_S)
         killed = engine_processes(node, inside=core == "inside")
         assert len(killed) == 1
