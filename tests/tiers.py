@@ -22,6 +22,9 @@ EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 LONG: Final = (
     "tests/chaos/test_chaos.py",
     "tests/lab/experiment/test_order_of_methods.py",
+    "tests/lab/experiment/test_compare_command.py::test_tables_are_made_in_parallel_and_their_processor_time_is_counted",
+    "tests/lab/test_hdee.py::test_the_command_writes_its_tables_and_keeps_finished_trials",
+    "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
 )
 """Tests of many minutes, which `.ci/run` leaves out: `make test-long` runs them, each week and before a release."""
 SCENARIOS: Final = (
@@ -39,7 +42,6 @@ SCENARIOS: Final = (
     "tests/cli/test_join_output.py",
     "tests/cli/test_node_process.py",
     "tests/node/test_two_homes.py",
-    "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
     "tests/learner/test_learner_families.py::test_a_family_is_trained_with_an_adapter",
     "tests/learner/model/test_learner_kernels.py::test_compiled_layers_give_the_same_step",
     "tests/learner/distributed/test_learner_shards.py::test_each_rank_loads_only_its_rows",

@@ -25,6 +25,7 @@ DELAY_S = 2.0
 GROUPS = 40
 GROUP_SIZE = 64
 FEW_IN_FLIGHT = f"[generation]\nmax_batch = {GROUP_SIZE}\n"
+NO_SPARE = {"ftis_node.node.loops.generate.SPARE_GROUPS": 0}
 
 
 def _versions(node: RunningNode) -> list[int]:
@@ -50,9 +51,9 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
             (tmp_path / name).mkdir()
             (tmp_path / name / "node.toml").write_text(FEW_IN_FLIGHT + settings)
         follow = ("--role", "generator", "--follow", peer_id, *common)
-        quick = {"ftis_node.node.loops.weight_follow.POLL_INTERVAL_S": 0.05}
+        quick = NO_SPARE | {"ftis_node.node.loops.weight_follow.POLL_INTERVAL_S": 0.05}
         prompt = stack.enter_context(started(tmp_path / "prompt", "join", *follow, constants=quick))
-        late = stack.enter_context(started(tmp_path / "late", "join", *follow))
+        late = stack.enter_context(started(tmp_path / "late", "join", *follow, constants=NO_SPARE))
         for node in (prompt, late):
             node.wait_for(lambda node=node: len(_versions(node)) >= 3, timeout_s=START_S)
         learner.wait_for(lambda: len(learner.events("step")) >= 3, timeout_s=60)

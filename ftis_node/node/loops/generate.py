@@ -42,6 +42,7 @@ LARGEST_SHUFFLED = 1 << 20
 MAX_TRIES = 1 << 14  # problems in a row without one to generate for
 MAX_ATTEMPTS = 6  # of one prompt: over half a minute
 RETRY_PAUSE = ExponentialBackoff(first_s=1.0, ceiling_s=30.0)
+SPARE_GROUPS = 1  # sampled beside a full batch, so that the engine never waits for the next prompt
 GENERATION, SCORING = "generation", "scoring of own groups"
 
 
@@ -243,9 +244,9 @@ class GenerateLoop:
 
 
 def groups_in_flight(context: NodeContext) -> int:
-    """Return enough groups for a full batch, plus one."""
+    """Return enough groups for a full batch, and the spare ones."""
     batch = context.settings.generation.max_batch or DEFAULT_MAX_BATCH
-    return -(-batch // context.manifest.sampling.group_size) + 1
+    return -(-batch // context.manifest.sampling.group_size) + SPARE_GROUPS
 
 
 def prompt_order(context: NodeContext, *, num_items: int) -> PromptOrder:
