@@ -14,6 +14,7 @@ import time
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
+from ftis_node.config.home_files import MAX_EPOCH
 from ftis_node.replay.database import SCHEMA_VERSION, open_writer, transaction
 from ftis_node.replay.lifecycle import State
 from ftis_node.replay.rows import NOTED
@@ -45,7 +46,10 @@ def find_fault(buffer: sqlite3.Connection, *, epoch: int, last_events: Iterable[
         names = {name for (name,) in buffer.execute("SELECT name FROM pragma_table_info(?)", (table,))}
         if missing := sorted(columns - names):  # a flipped bit changed its name
             return f"table {table} has no column {missing[0]}"
-    if epoch_of(read_total(buffer, LAST_NUMBER)) < epoch:
+    last_epoch = epoch_of(read_total(buffer, LAST_NUMBER))
+    if last_epoch > MAX_EPOCH:
+        return "its last number is no number of a group"
+    if last_epoch < epoch:
         return "it is a copy from before the last start"
     return _lost_commit(buffer, last_events)
 

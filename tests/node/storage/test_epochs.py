@@ -137,3 +137,12 @@ async def test_an_epoch_without_a_free_number_is_followed_by_the_next(tmp_path: 
         await swarm.publish(alice, 2)
         assert buffer.last_number() == epoch_base(MAX_EPOCH - 1) + 1
         assert marked_epoch(alice.parts.home) == MAX_EPOCH - 1
+
+
+def test_a_last_number_that_a_damaged_buffer_claims_is_not_continued(tmp_path: Path) -> None:
+    node = NodeHome(tmp_path / "home")
+    node.do("start", 1)
+    with closing(ReplayBuffer(node.home.replay)) as buffer:
+        buffer.raise_last_number((1 << 63) - 1)
+    node.do("start", 1)
+    assert epoch_of(node.numbers[-1]) == NOW + 1
