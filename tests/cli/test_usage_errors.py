@@ -194,10 +194,11 @@ def test_an_experiment_with_invalid_options_is_an_error(
 
 
 def test_an_experiment_with_a_missing_model_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"  # trials run in parallel: either may fail first
+    pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"
     code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
     assert code == 2
     assert "nowhere" in line
+    assert not (tmp_path / "out" / "runs").exists(), "a trial began"
 
 
 def test_a_run_id_without_peers_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
