@@ -40,24 +40,18 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.lab.demo import children
-from ftis_node.lab.experiment.pairs import make_models, resolve_pair, tiny_models
+from ftis_node.lab.demo import ChildProcess, children
+from ftis_node.lab.experiment.pairs import TrialMember, make_models, resolve_pair, tiny_models
 from ftis_node.telemetry.events import read_events
 from nodes.slowed import Slowed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ftis_node.lab.demo import ChildProcess
-    from ftis_node.lab.experiment.pairs import TrialMember
 
 PAIR = "sums"
 PRESET = "sums-ftis"

@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,17 +38,11 @@ from ftis_node.generation.engines.vllm_options import engine_arguments, environm
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import LearnerBoot
+from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.models import resolve_model
-from ftis_node.workers.weight_store import PublishedWeights
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from learner_sides.batch import even_groups, memory_folder, sample, with_flat_logprobs
 from stubs.random_models import SHAPES, save_random_model
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from ftis_node.learner.messages import TrainGroup
-    from ftis_node.workers.weight_store import WeightProof
 
 NUM_GROUPS, GROUP_SIZE = 32, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256

@@ -22,17 +22,15 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ftis_node.lab.wire_probe import NUM_COMPLETIONS, loopback_bytes
 from nodes.hosts import MEASURED_NODES, NUM_TARGET_MEMBERS, NUM_TOKENS, Host, call_all, log_line, merged
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 STARTED_AT_ONCE = 4  # in each process
 SETTLE_S = 3.0  # heartbeats of gossipsub: before its mesh is built, announcements are lost

@@ -20,20 +20,18 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 from transformers.utils import logging
 
+from ftis_node.learner.messages import TrainGroup
 from learner_sides.batch import count, even_groups, spread, with_logprobs
 from learner_sides.job import Job, read_groups, write_groups
 from learner_sides.process import take_turns
 from stubs.random_models import save_random_model
-
-if TYPE_CHECKING:
-    from ftis_node.learner.messages import TrainGroup
 
 SHAPE = "12m-wide"
 GROUP_TOKENS, GROUP_SIZE, PROMPT_TOKENS = 1024, 6, 112

@@ -20,16 +20,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ftis_node.lab.wire_probe import NUM_COMPLETIONS, loopback_bytes
 from gossip import swarm
-from nodes.hosts import call_all, log_line
-
-if TYPE_CHECKING:
-    from nodes.hosts import Host
+from nodes.hosts import Host, call_all, log_line
 
 NUM_NODES = 3
 PERIOD_S = 10.0  # of a node's own groups: the two others give 12 a minute

@@ -25,9 +25,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,7 +36,7 @@ import psutil
 import torch
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import load_manifest
+from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
@@ -48,11 +49,6 @@ from ftis_node.node.startup.factories import generation_boot, learner_boot
 from gpu.device import GIB, MIB, ask_driver
 from learner_sides.batch import of_result, sample
 from stubs.random_models import SHAPES, pack_train_group, save_random_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ftis_node.config.manifest import RunManifest
 
 PROMPT_TOKENS = 128
 SAMPLE_EVERY_S = 0.2

@@ -22,16 +22,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from soaking.sampling import role_of
 from stubs.random_models import SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SAMPLE_EVERY_S = 0.25
 GIB = 1 << 30

@@ -26,23 +26,28 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nodes.hosts import log_line
 from soaking.guests import guests
 from soaking.sampling import MACHINE, Point, Sampler, sample_machine
-from soaking.swarm import swarm
-from soaking.verdicts import disturbances, findings_of, is_calm, markdown, per_minute, series_of, warm_up_minutes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from soaking.swarm import Node
-    from soaking.verdicts import Finding, Series
+from soaking.swarm import Node, swarm
+from soaking.verdicts import (
+    Finding,
+    Series,
+    disturbances,
+    findings_of,
+    is_calm,
+    markdown,
+    per_minute,
+    series_of,
+    warm_up_minutes,
+)
 
 BEFORE_GUESTS_MINUTES = 2.0
 PANELS = {

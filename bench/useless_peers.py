@@ -26,28 +26,23 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.errors import FtisError
 from ftis_node.gossip import NetworkSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.lab.demo import children
+from ftis_node.lab.demo import ChildProcess, ChildProcesses, children
 from ftis_node.node.http_api.node_client import read_status
 from ftis_node.records.envelope import PeerRecord, announce_group, seal_group, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.events import read_events
 from stubs.group_maker import GroupMaker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.lab.demo import ChildProcess, ChildProcesses
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PATIENCE_S = 10.0

@@ -20,9 +20,9 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,17 +30,12 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.wire_probe import RUN_ID, VOCABULARY, random_group
 from ftis_node.records.codec import CODECS, hash_messages, hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import Accepted, announce_group, seal_group
-from ftis_node.records.group import PromptRef
+from ftis_node.records.group import Group, PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import ValidationContext, validate
 from stubs.stub_node import StubScorer, StubTokenizer, stub_prompt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.records.group import Group
 
 NUM_GROUPS = 300
 REPEATS, LOOPS = 100, 20  # many short runs: on a shared machine some of them are undisturbed

@@ -14,14 +14,12 @@ import json
 import os
 import re
 import stat
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ftis_node.errors import FileError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MAX_SMALL_BYTES = 16 << 20
 MAX_DEPTH = 64

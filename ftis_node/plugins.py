@@ -13,15 +13,12 @@ affects only its users. Each of its exceptions becomes one line that names its p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
 
 from ftis_node.errors import FtisError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from importlib.metadata import EntryPoint
 
 TASK_GROUP: Final = "ftis_node.tasks"
 REWARD_GROUP: Final = "ftis_node.rewards"

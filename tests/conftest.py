@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
 from ftis_node.records.codec import hash_messages, hash_prompt
@@ -33,11 +35,6 @@ from tests import scheduling, summary, tiers
 from tests.small_swarm import pytest_runtest_teardown as pytest_runtest_teardown  # a hook
 from tests.small_swarm import small_swarm as small_swarm  # a fixture
 from tests.trained_models import copy_trained_models
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from _pytest.terminal import TerminalReporter
 
 PROMPT_IDS = [5, 6, 7]
 PROMPT = ArithmeticTask()[5].prompt

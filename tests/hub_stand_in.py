@@ -10,14 +10,12 @@ import base64
 import hashlib
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TOKEN = "hf_" + "stand" + "In" * 16
 MAX_BODY = 256 << 20

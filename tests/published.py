@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+from torch import Tensor
 
 from ftis_node.workers.durable import newest_complete
 from ftis_node.workers.tensor_file import read_tensors
 from ftis_node.workers.weight_store import PREFIX, WEIGHTS_FILE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
 
 
 def published_tensors(folder: Path, version: int) -> dict[str, Tensor]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.tiers import LONGEST_FIRST, SHARED
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class ByFile(LoadScopeScheduling):

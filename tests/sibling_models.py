@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAD, END = 0, 2  # <|endoftext|>, <|im_end|>
 NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 80, 48, 2e-3

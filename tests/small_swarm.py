@@ -13,19 +13,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.config.home import Home
 from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
 from tests.scheduling import group_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
-    from pathlib import Path
 
 START_S = 500.0  # for both nodes, on a busy machine
 FOREIGN_WAIT_S = 600.0  # until the other node starts; later, with too few groups for a step, both nodes are idle

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
-    from _pytest.terminal import TerminalReporter
+import pytest
+from _pytest.terminal import TerminalReporter
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
 

@@ -9,13 +9,10 @@ import ast
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 BENCH = PACKAGE.parent / "bench"

@@ -6,13 +6,10 @@ The tests read the source, so a new queue without a bound fails. `UNBOUNDED` has
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 PACKAGES = (

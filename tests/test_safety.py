@@ -11,8 +11,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +20,6 @@ from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import ConfigError, TaskError
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.tasks import load_task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 FILES = sorted(PACKAGE.rglob("*.py"))

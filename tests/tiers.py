@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 LONG: Final = (

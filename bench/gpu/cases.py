@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, Literal
 
 PARTS = ("env", "contexts", "attention", "parity", "memory", "host", "learner", "handover", "generate", "one_gpu")
 NEED_VLLM = ("generate", "one_gpu")

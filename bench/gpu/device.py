@@ -6,23 +6,19 @@ import math
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.model.policy import load_unchecked
+from ftis_node.learner.model.policy import Policy, load_unchecked
+from gpu.cases import Options
 from learner_sides.serving import status_bytes
 from stubs.random_models import SHAPES, save_random_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.config.workers import LoraSection
-    from ftis_node.learner.model.policy import Policy
-    from gpu.cases import Options
 
 GIB, MIB = 1 << 30, 1 << 20
 MODELS = Path(tempfile.gettempdir()) / "ftis-gpu-check"

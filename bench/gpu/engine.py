@@ -8,10 +8,11 @@ import asyncio
 import os
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,20 +25,16 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.batch import batch_of, make_micro_batches
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
+from ftis_node.learner.model.policy import Policy
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import Workload
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
+from gpu.cases import Options
 from gpu.device import GIB, gib, load_policy, model_folder, scale_logits, used_bytes
 from learner_sides.batch import of_result, sample
 from learner_sides.job import LORA
 from stubs.random_models import SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ftis_node.learner.model.policy import Policy
-    from gpu.cases import Options
 
 VERSIONS = 5
 PROMPT_TOKENS = 64

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.model import attention
+from gpu.cases import Options
 from gpu.device import model_folder, synchronize
 from gpu.steps import learner_boot
 from learner_sides.batch import even_groups, with_flat_logprobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ftis_node.learner.messages import TrainGroup
-    from gpu.cases import Options
 
 SHAPE = "0.5b-narrow"
 GROUPS, PROMPT_TOKENS, COMPLETION_TOKENS = 1, 16, range(4, 100, 8)

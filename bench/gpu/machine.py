@@ -11,16 +11,14 @@ import tempfile
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 
+from gpu.cases import Options
 from gpu.device import GIB, ask_driver, gib, seconds, used_bytes
 from learner_sides.serving import matrix_peak
-
-if TYPE_CHECKING:
-    from gpu.cases import Options
 
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "vllm", "trl", "bitsandbytes", "hivemind")
 SHM = Path("/dev/shm")

@@ -10,19 +10,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model import attention
+from ftis_node.learner.model.policy import Policy
 from ftis_node.learner.model.policy_loading import choose_layout
+from gpu.cases import Options
 from gpu.device import INITIALIZER_RANGE, load_policy, scale_logits
 from learner_sides.batch import even_groups, with_flat_logprobs
-
-if TYPE_CHECKING:
-    from ftis_node.learner.model.policy import Policy
-    from gpu.cases import Options
 
 ROOT = Path(__file__).parents[2]
 ATTENTION_TESTS = "tests/learner/model/test_learner_attention.py"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpu.cases import Options
 from gpu.running import ask_program
-
-if TYPE_CHECKING:
-    from gpu.cases import Options
 
 BENCH = Path(__file__).parent.parent
 PRODUCT_TFLOPS = {"cuda": 989.0}  # of an H100 and an H200 in bfloat16, from their data sheet

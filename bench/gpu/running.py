@@ -15,18 +15,14 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from gpu.cases import cases_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from multiprocessing.process import BaseProcess
-
-    from gpu.cases import Case, Options
+from gpu.cases import Case, Options, cases_of
 
 BENCH = Path(__file__).parent.parent
 LOG_END = 2000  # characters of a failed case's output that are kept

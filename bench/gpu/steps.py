@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,21 +16,16 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import LearnerBoot
+from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.workers.weight_store import PublishedWeights
+from gpu.cases import Options
 from gpu.device import gib, model_folder, peak_bytes, reset_peak, synchronize
 from learner import flops_a_token
 from learner_sides.batch import count, even_groups, with_flat_logprobs
 from learner_sides.job import LORA
 from learner_sides.serving import matrix_peak
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.learner.messages import TrainGroup
-    from gpu.cases import Options
 
 GROUPS, GROUP_SIZE = 2, 12
 STEPS = 3  # the first is not counted

@@ -13,26 +13,22 @@ import mmap
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.workers.tensor_file import checksum, read_tensors, write_tensors
+from gpu.cases import Options
 from gpu.device import seconds
 from gpu.machine import SHM, register, unregister
 from stubs.random_models import SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from multiprocessing.connection import Connection
-
-    from torch import Tensor
-
-    from gpu.cases import Options
 
 ROUNDS, COPIES = 3, 20
 ALIGNMENT = 64

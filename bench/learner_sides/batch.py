@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from ftis_node.generation.engines.base import GenerateRequest
-from ftis_node.learner.groups import unpack_train_group
+from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import MEMORY_DISK
 from stubs.random_models import own_group, pack_train_group
 from stubs.random_models import with_logprobs as filled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ftis_node.generation.client import GenerationClient
-    from ftis_node.generation.engines.base import GenerationResult
-    from ftis_node.learner.groups import UnpackedGroup
-    from ftis_node.learner.messages import TrainGroup
 
 PROMPT_TOKENS = (64, 160)
 COMPLETION_TOKENS = (20, 384)

@@ -10,17 +10,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from learner_sides.job import Job
+from learner_sides.job import Job
 
 BENCH_DIR = Path(__file__).parent.parent
 MODULES = {"ours": "learner_sides.ours", "theirs": "learner_sides.theirs"}

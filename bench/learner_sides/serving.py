@@ -13,12 +13,11 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from learner_sides.job import Job
+from learner_sides.job import Job
 
 PRODUCTS = 10
 

@@ -12,29 +12,25 @@ callback.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 from datasets import Dataset
+from numpy.typing import NDArray
 from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ftis_node.learner.groups import unpack_train_group
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.model.lora import ADAPTED_LAYERS
 from learner_sides.batch import COMPLETION_TOKENS
 from learner_sides.job import LEARNING_RATE, LORA, MAX_GRAD_NORM, Job, read_groups
 from learner_sides.serving import Serving
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ftis_node.learner.messages import TrainGroup
 
 
 def main() -> None:

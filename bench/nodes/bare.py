@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from ftis_node.gossip.p2pd.client import P2pdClient
 from ftis_node.gossip.p2pd.hivemind_bindings import P2P, Multiaddr, PeerID, p2pd_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 Body = p2pd_pb2.PSMessage  # a message with a field of bytes
 NAME = "bare"

@@ -13,7 +13,8 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -29,9 +30,6 @@ from ftis_node.gossip.p2pd.session import CONTROL_NAME
 from ftis_node.records.identity import Identity
 from nodes.bare import BareNode
 from stubs.stub_node import StubNode, stub_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM_TOKENS = 674  # of each of 12 completions: 64 KiB
 WINDOW = 16  # the most groups that a node publishes before it has stored as many of each other one

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TURN_S = 0.1  # one turn of running and stopping; the usual period of a cgroup
 

@@ -22,15 +22,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tables import TABLES  # in this folder
 
-from ftis_node.lab.demo import children
+from ftis_node.lab.demo import ChildProcess, ChildProcesses, children
 from ftis_node.lab.experiment.pairs import make_models, tiny_models
-
-if TYPE_CHECKING:
-    from ftis_node.lab.demo import ChildProcess, ChildProcesses
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
 FILES = ("table.md", "curves.csv", "curves.png", "sweep.png", "methods.png", "arms.png")

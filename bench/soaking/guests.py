@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip import GossipLimits, NetworkSettings
@@ -21,10 +22,6 @@ from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import shard_of
 from stubs.group_maker import GroupMaker
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
 
 NUM_GUESTS = 4
 NUM_HELD = 2048  # envelopes that a guest keeps

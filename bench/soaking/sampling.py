@@ -9,16 +9,14 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from soaking.swarm import Node
+from soaking.swarm import Node
 
 ROLES = {
     "generation": "ftis_node.generation.worker",

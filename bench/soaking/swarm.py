@@ -11,23 +11,19 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import psutil
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.demo import children
+from ftis_node.lab.demo import ChildProcess, ChildProcesses, children
 from ftis_node.lab.tiny import make_tiny
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.lab.demo import ChildProcess, ChildProcesses
 
 START_LIMIT_S = 900.0  # on a loaded machine
 POLL_INTERVAL_S = 0.5

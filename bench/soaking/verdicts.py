@@ -11,19 +11,14 @@ time is left, the verdict is `unclear`.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from soaking.sampling import MACHINE
-from soaking.slopes import Bounds, trend
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from soaking.sampling import Point
-    from soaking.slopes import Trend
+from soaking.sampling import MACHINE, Point
+from soaking.slopes import Bounds, Trend, trend
 
 BOUNDS = {
     "rss_mib": Bounds(amount=4.0),

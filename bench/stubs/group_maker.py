@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ftis_node.config.manifest import RunManifest
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.identity import Identity
 from ftis_node.tasks import load_task
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.records.identity import Identity
 
 
 class GroupMaker:

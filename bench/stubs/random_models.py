@@ -7,12 +7,15 @@ request it has an entry for each row of the embedding.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
@@ -30,14 +33,7 @@ from ftis_node.records.group import (
     TextGroup,
 )
 from ftis_node.records.identity import Identity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from ftis_node.records.token_batch import TokenBatch
+from ftis_node.records.token_batch import TokenBatch
 
 SHARD_SIZE: Final = "2GB"
 SENDER = Identity.from_seed(bytes(32)).peer_id

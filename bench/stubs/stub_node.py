@@ -9,10 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.gossip import Gossip
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
@@ -24,28 +32,16 @@ from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt
-from ftis_node.records.group import CompletionStatus, PromptRef
+from ftis_node.records.group import CompletionStatus, Group, PromptRef
+from ftis_node.records.identity import Identity
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.base import ChatMessage, TaskItem
 from ftis_node.telemetry.events import EventLog
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import ExitStack
-    from pathlib import Path
+OnEvent = Callable[[str, dict[str, Any]], None]
 
-    import numpy as np
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.gossip import Gossip
-    from ftis_node.records.group import Group
-    from ftis_node.records.identity import Identity
-    from ftis_node.records.token_batch import TokenBatch
-
-    OnEvent = Callable[[str, dict[str, Any]], None]
 
 log = logging.getLogger(__name__)
 

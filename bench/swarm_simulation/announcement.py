@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ftis_node.swarm.demand import assignment_order, is_assigned
 from ftis_node.swarm.pull_queue import PullItem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swarm_simulation.settings import Role
+from swarm_simulation.settings import Role
 
 
 class AnnouncementEvent:

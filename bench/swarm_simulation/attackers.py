@@ -4,14 +4,12 @@ pull.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from swarm_simulation.node import SimulatedNode
 from swarm_simulation.settings import Role
 from swarm_simulation.world import Peer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Garbage(Peer):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 
 class Events:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from random import Random
 
-if TYPE_CHECKING:
-    from random import Random
-
-    from swarm_simulation.settings import SimulationSettings
+from swarm_simulation.settings import SimulationSettings
 
 LATENCY_SPREAD = 0.6  # sigma of its logarithm
 

@@ -11,7 +11,7 @@ It reads the directory every 30 s of virtual time.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
 from ftis_node.swarm.delivery import RetryQueue
@@ -19,15 +19,11 @@ from ftis_node.swarm.demand import PullDemand, pull_demand
 from ftis_node.swarm.rate_limits import ShareCap, TokenBucket
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
+from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
 from swarm_simulation.settings import NUM_VIEWS
 from swarm_simulation.shard_reader import FIRST_INTERVAL_S, ShardReader
 from swarm_simulation.transfers import RequestingPeer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
-    from swarm_simulation.world import Peer, World
+from swarm_simulation.world import Peer, World
 
 ALL = PullDemand(need=None, takes_assigned=True)
 

@@ -7,14 +7,11 @@ The times exclude that comparison. They include some other bookkeeping of the si
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from swarm_simulation.announcement import AnnouncementEvent
 from swarm_simulation.node import SimulatedNode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swarm_simulation.announcement import AnnouncementEvent
 
 
 class ObservedNode(SimulatedNode):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from ftis_node.swarm.topology import shard_of
 from swarm_simulation.attackers import KINDS
@@ -10,11 +11,7 @@ from swarm_simulation.host_link import Kind
 from swarm_simulation.node import SimulatedNode
 from swarm_simulation.observed import ObservedNode
 from swarm_simulation.settings import Role
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swarm_simulation.world import Peer, World
+from swarm_simulation.world import Peer, World
 
 NUM_ASKED_BY_NEWCOMER: Final = 3
 

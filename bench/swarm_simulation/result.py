@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
+from swarm_simulation.announcement import AnnouncedGroup
 from swarm_simulation.host_link import Kind
+from swarm_simulation.node import SimulatedNode
 from swarm_simulation.population import Population, honest_nodes
-from swarm_simulation.settings import Role
+from swarm_simulation.settings import Role, SimulationSettings
 from swarm_simulation.sizes import entry_bytes
 from swarm_simulation.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from swarm_simulation.announcement import AnnouncedGroup
-    from swarm_simulation.node import SimulatedNode
-    from swarm_simulation.settings import SimulationSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable
-
-if TYPE_CHECKING:
-    from swarm_simulation.transfers import RequestingPeer
+from swarm_simulation.transfers import RequestingPeer
 
 FIRST_INTERVAL_S = 10.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ftis_node.replay.lifecycle import Candidate
 from ftis_node.swarm.delivery import RetryQueue
@@ -13,9 +13,6 @@ from ftis_node.swarm.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.rate_limits import Quotas, TokenBucket
 from ftis_node.swarm.reputation import Behaviour, Reputation
 from ftis_node.swarm.sequence import SequenceTracker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_MADE = 512
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
-from ftis_node.swarm.pull_queue import PullQueue
+from ftis_node.swarm.pull_queue import PullQueue, PullRequest
 from ftis_node.swarm.reputation import Behaviour
+from ftis_node.swarm.sequence import SequenceGap, SequenceTracker
+from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
 from swarm_simulation.host_link import Kind
 from swarm_simulation.peer_table import PeerTable
 from swarm_simulation.settings import Role
-from swarm_simulation.world import Peer
-
-if TYPE_CHECKING:
-    from ftis_node.swarm.pull_queue import PullRequest
-    from ftis_node.swarm.sequence import SequenceGap, SequenceTracker
-    from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
-    from swarm_simulation.world import World
+from swarm_simulation.world import Peer, World
 
 NUM_OTHERS = 2  # members to ask for a group that its sender does not serve
 

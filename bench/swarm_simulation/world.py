@@ -7,8 +7,9 @@ loses it with the same probability. Everything else happens between two peers.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from ftis_node.swarm.demand import MIN_MEMBERS_PER_SHARD
 from ftis_node.swarm.rate_limits import TokenBucket
@@ -17,12 +18,7 @@ from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
 from swarm_simulation.events import Events
 from swarm_simulation.host_link import ByteCounts, HostLink, Kind
 from swarm_simulation.member_views import MemberViews
-from swarm_simulation.settings import Role, copies_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from swarm_simulation.settings import SimulationSettings
+from swarm_simulation.settings import Role, SimulationSettings, copies_of
 
 GOSSIP_SPREAD = 0.5  # sigma of the logarithm of the delay
 NOT_SIMULATED: Final = 1 << 30  # readers of a shard that is not simulated, so that it is chosen last

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,12 +36,8 @@ from torch import Tensor
 from ftis_node.algorithms.batch import Batch, group_sum, read_batch
 from ftis_node.algorithms.filters import apply_filter
 from ftis_node.algorithms.importance_weights import token_log_ratio
-from ftis_node.algorithms.methods import find_method
-from ftis_node.algorithms.settings import make_settings
-
-if TYPE_CHECKING:
-    from ftis_node.algorithms.methods import Method
-    from ftis_node.algorithms.settings import Settings
+from ftis_node.algorithms.methods import Method, find_method
+from ftis_node.algorithms.settings import Settings, make_settings
 
 LOG_RATIO_EDGES = (-4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0)
 NUM_BINS = len(LOG_RATIO_EDGES) + 1

@@ -33,18 +33,13 @@ remains; some implementations keep one. The mask takes the place of PPO's clip, 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.batch import group_extremes, group_sum
+from ftis_node.algorithms.batch import Batch, group_extremes, group_sum
 from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, first_pass_log_ratio
-from ftis_node.algorithms.settings import load_filter
-
-if TYPE_CHECKING:
-    from ftis_node.algorithms.batch import Batch
-    from ftis_node.algorithms.settings import Settings
+from ftis_node.algorithms.settings import Settings, load_filter
 
 
 def author_k3(log_ratio: Tensor) -> Tensor:

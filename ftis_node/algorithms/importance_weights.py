@@ -27,15 +27,11 @@ and `ftis` compute keep * min(s0, C) * R * A, with s0 the ratio of the means at 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.batch import FLOATING, group_logsumexp, require_finite, require_tensor
-
-if TYPE_CHECKING:
-    from ftis_node.algorithms.batch import Batch
+from ftis_node.algorithms.batch import FLOATING, Batch, group_logsumexp, require_finite, require_tensor
 
 TOKEN_LOG_RATIO_LIMIT = 20.0
 SEQUENCE_LOG_RATIO_LIMIT = 80.0  # exp(80) = 5.5e34: a loss of many such terms is still finite in float32

@@ -24,13 +24,15 @@ Soft Adaptive PO: it differs from `nois` only in the choice of groups (`group_ch
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ftis_node.algorithms.batch import Batch
 from ftis_node.algorithms.filters import author_k3, second_moment_mask
 from ftis_node.algorithms.importance_weights import (
     first_pass_ratio,
@@ -48,11 +50,6 @@ from ftis_node.config.method_table import METHODS as ROWS
 from ftis_node.config.method_table import MethodTraits
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import METHOD_GROUP, call_plugin, describe, find_entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ftis_node.algorithms.batch import Batch
 
 
 def clipped_surrogate(ratio: Tensor, batch: Batch, settings: Settings) -> Tensor:

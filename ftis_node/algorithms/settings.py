@@ -10,9 +10,10 @@ plug-ins are checked, because a wrong shape would broadcast into a wrong gradien
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,8 @@ from ftis_node.config.method_table import FILTERS
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import FILTER_GROUP, Plugin, call_plugin, describe, find_entry
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+FilterRule = Callable[[Any, Any], Tensor]  # of a `Batch` and `Settings`
 
-    FilterRule = Callable[[Any, Any], Tensor]  # of a `Batch` and `Settings`
 
 KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")  # formulas in filters.py
 TOPR_LEVELS = ("seq_mean", "seq_sum", "token")

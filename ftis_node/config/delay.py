@@ -7,14 +7,12 @@ drawn again for each version. A node counts it in seconds, a simulated experimen
 from __future__ import annotations
 
 import math
+import random
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ftis_node.errors import ConfigError
-
-if TYPE_CHECKING:
-    import random
 
 Unit = Literal["steps", "seconds"]
 

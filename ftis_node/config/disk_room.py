@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.errors import DiskFullError, MachineError
 from ftis_node.files import NO_ROOM
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LITTLE_BYTES = 1 << 20  # for some writes to a full disk SQLite reports only an I/O error
 

@@ -31,17 +31,14 @@ import getpass
 import os
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import disk_full, is_disk_full
 from ftis_node.errors import ConfigError, FtisError, HomeInUseError, MachineError
 from ftis_node.files import make_folder, open_to_write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_NAME_BYTES = 255  # of a file or folder
 LOCK_TRIES = 3

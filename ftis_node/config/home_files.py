@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, FileError
 from ftis_node.files import read_object, replace_file
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
 
 HOME_SCHEMA = 1
 MAX_EPOCH = 1 << 42  # seconds: a larger one is no time

@@ -6,14 +6,12 @@ that `objective` names. Other packages add methods and filters by entry points (
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import FILTER_GROUP, METHOD_GROUP, describe, find_entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

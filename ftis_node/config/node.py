@@ -7,9 +7,11 @@ unknown key is an error.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -28,7 +30,7 @@ from ftis_node.config.limits import (
     LimitsSection,
     ValidationSection,
 )
-from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
+from ftis_node.config.manifest import Codec
 from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
 from ftis_node.config.roles import ROLES, Role, RolesSection
@@ -44,10 +46,6 @@ from ftis_node.config.workers import (
 )
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 PullRule = Literal["auto", "all", "needed"]
 

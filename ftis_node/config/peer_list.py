@@ -6,14 +6,11 @@ configuration management. No start script has to paste an address.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import FileError
 from ftis_node.files import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_FILE_BYTES = 1 << 16
 

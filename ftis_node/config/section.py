@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 MOST = 1e9  # bound of settings without a natural one: above any use, well within float32
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
-from textual.events import InputEvent
+from textual.events import Event, InputEvent
+from textual.screen import Screen
 
+from ftis_node.config.home import Home
 from ftis_node.dashboard.context import DashboardContext, NodeSeen
 from ftis_node.dashboard.screens.main import MainScreen
-
-if TYPE_CHECKING:
-    from textual.events import Event
-    from textual.screen import Screen
-
-    from ftis_node.config.home import Home
 
 PERIOD_S = 1.0
 

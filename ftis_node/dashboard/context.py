@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from textual.app import App
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
 
+from ftis_node.config.home import Home
 from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 from ftis_node.errors import FtisError
+from ftis_node.replay.group_history import GroupHistory
 from ftis_node.telemetry.terminal_text import printable
 from ftis_node.view.peers import peer_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from ftis_node.config.home import Home
-    from ftis_node.replay.group_history import GroupHistory
-    from ftis_node.view.snapshot import NodeSnapshot
-    from ftis_node.view.spans import Line
+from ftis_node.view.snapshot import NodeSnapshot
+from ftis_node.view.spans import Line
 
 
 @dataclass

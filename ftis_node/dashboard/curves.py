@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ftis_node.telemetry.history import thinned
 from ftis_node.telemetry.terminal_text import printable
-
-if TYPE_CHECKING:
-    from ftis_node.view.snapshot import NodeSnapshot
+from ftis_node.view.snapshot import NodeSnapshot
 
 Points = Sequence[tuple[float, float]]  # (step, value), steps ascending
 DOTS_A_CELL = 2  # a braille cell is two dots wide

@@ -8,19 +8,17 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import start_command
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document, read_status
 from ftis_node.telemetry.history import HistoryReader
 from ftis_node.telemetry.status import Status
 from ftis_node.view.snapshot import GpuUsage, MachineUsage, NodeSnapshot
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
 
 NUM_EVENTS = 1000  # of all events, and as many notable ones
 

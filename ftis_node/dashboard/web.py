@@ -14,23 +14,19 @@ import shlex
 import signal
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from textual_serve.server import Server
 
+from ftis_node.config.home import Home
 from ftis_node.config.observe import is_loopback
 from ftis_node.node.http_api.auth import host_name, is_same_secret
 from ftis_node.node.http_api.port import open_port
 from ftis_node.telemetry.terminal_text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from ftis_node.config.home import Home
 
 MAX_PAGES = 8  # each page runs a process
 TOKEN_BYTES = 24

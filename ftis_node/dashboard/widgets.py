@@ -5,25 +5,20 @@ Styles are the terminal's sixteen colors, bold and dim, so they work on any term
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.text import Text
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
+from textual.events import Click
 from textual.widgets import DataTable, Input, Static
 
 from ftis_node.telemetry.terminal_text import printable
 from ftis_node.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_names, peer_row, sorted_peers
-from ftis_node.view.spans import Span, Tone, line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from textual.binding import BindingType
-    from textual.events import Click
-
-    from ftis_node.view.snapshot import NodeSnapshot
-    from ftis_node.view.spans import Line
+from ftis_node.view.snapshot import NodeSnapshot
+from ftis_node.view.spans import Line, Span, Tone, line
 
 STYLES = {
     Tone.PLAIN: "",

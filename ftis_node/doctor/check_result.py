@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any, Literal
 
 Level = Literal["ok", "warn", "fail"]
 RANKS: dict[Level, int] = {"fail": 0, "warn": 1, "ok": 2}

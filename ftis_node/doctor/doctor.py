@@ -10,23 +10,18 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
 from ftis_node.doctor import machine, network
 from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult, worst_first
 from ftis_node.doctor.graders import check_graders
-from ftis_node.doctor.model import check_model
+from ftis_node.doctor.model import MemoryQuestion, check_model
 from ftis_node.errors import FtisError, NetworkError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.doctor.model import MemoryQuestion
 
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)  # of the dialer: the node's own may be in use
 QUICK_S = 10.0

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from ftis_node.doctor.check_result import CheckResult
 from ftis_node.errors import FtisError
-from ftis_node.tasks import grader_releases, parse_spec
+from ftis_node.tasks import Task, grader_releases, parse_spec
 from ftis_node.tasks.problems import Problem
 from ftis_node.tasks.scorer import IsolatedScorer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ftis_node.tasks import Task
 
 MATH_TASK: Final = "gsm8k"  # `math500` and `dataset:` have the same grader
 GENERATED_TASK: Final = "leg_counting"

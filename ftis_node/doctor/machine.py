@@ -12,12 +12,16 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata, util
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 
 from ftis_node.config.disk_room import free_bytes
+from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
 from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.install_hint import INSTALL_VLLM
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
@@ -26,13 +30,6 @@ from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size
 from ftis_node.workers.durable import newest_complete
 from ftis_node.workers.weight_store import MEMORY_DISK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.node import NodeSettings
 
 PACKAGES = ("torch", "transformers", "peft", "hivemind", "pyzmq", "reasoning-gym", "math-verify", "datasets")
 MIN_DISK_BYTES = 5 * GIB

@@ -7,47 +7,47 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
-from ftis_node.config.manifest import load_manifest, read_own_manifest
-from ftis_node.config.node import load_node_settings
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest, load_manifest, read_own_manifest
+from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.doctor.check_result import CheckResult
 from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
 from ftis_node.files import read_text
 from ftis_node.memory.choice import (
     DEFAULT_RUN,
     PreviousTraining,
+    TrainingOption,
     choose,
     read_previous_training,
     smaller_model,
     training_label,
 )
 from ftis_node.memory.placement import assign_gpus, inspect_machine
-from ftis_node.memory.plan import Machine, plan
-from ftis_node.models import load_tokenizer, read_shape, resolve_model, shape_of
+from ftis_node.memory.plan import Machine, MemoryPlan, plan
+from ftis_node.memory.suggestions import MemorySuggestion
+from ftis_node.models import (
+    ModelShape,
+    ModelSource,
+    PromptSettings,
+    load_tokenizer,
+    read_shape,
+    resolve_model,
+    shape_of,
+)
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.chat_template import EXAMPLES
-from ftis_node.models.hub import ask_about, cached_snapshot
+from ftis_node.models.hub import HubModel, ask_about, cached_snapshot
 from ftis_node.models.source import check_name
 from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.telemetry.terminal_text import GIB, in_gib, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.memory.choice import TrainingOption
-    from ftis_node.memory.plan import MemoryPlan
-    from ftis_node.memory.suggestions import MemorySuggestion
-    from ftis_node.models import ModelShape, ModelSource, PromptSettings
-    from ftis_node.models.hub import HubModel
 
 OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
 DETAILS = ("memory.part", "memory.change")  # shown with --verbose only

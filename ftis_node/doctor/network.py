@@ -14,22 +14,17 @@ import re
 import socket
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.errors import UsageError
-from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
+from ftis_node.gossip.dialer import AddressProbe, NetworkProbe
+from ftis_node.gossip.multiaddr import PeerAddress, Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.node.startup.prepare import check_ports
 from ftis_node.telemetry.terminal_text import GIB
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from ftis_node.gossip.dialer import AddressProbe, NetworkProbe
-    from ftis_node.gossip.multiaddr import PeerAddress
 
 P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
 STATUS_WITHIN_S = 3.0

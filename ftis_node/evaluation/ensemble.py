@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +25,18 @@ from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, Study
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
     EnsembleResult,
+    EvaluationRow,
     TextFigures,
     chosen_row,
     confidences,
     vote_row,
 )
 from ftis_node.files import read_text
-from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.engines import EngineName, choose_engine
 from ftis_node.memory.generator import cache_bytes_per_token
 from ftis_node.memory.plan import USABLE_SHARE
 from ftis_node.models import (
+    ModelSource,
     PromptSettings,
     list_accelerators,
     load_tokenizer,
@@ -43,19 +46,13 @@ from ftis_node.models import (
     resolve_model,
 )
 from ftis_node.tasks import load_task
+from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
-from ftis_node.telemetry.log import unwatched
+from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.evaluation.result import EvaluationRow
-    from ftis_node.generation.engines import EngineName
     from ftis_node.generation.engines.mixture_engine import MixtureWeights
-    from ftis_node.models import ModelSource
-    from ftis_node.tasks.base import Task
-    from ftis_node.telemetry.log import OnProgress
 
 MAX_TEXT_BYTES = 1 << 30
 MIXTURES: Final = ("posterior", "mean", "answer")

@@ -6,32 +6,26 @@ A study queries every model of an ensemble, one after another, and then their mi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ConfigError
+from ftis_node.evaluation.members import Member
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
-from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import EngineSettings
-from ftis_node.generation.evaluate import EvalResult, answer_problems, evaluate
-from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
+from ftis_node.generation.engines import OpenEngine, choose_engine
+from ftis_node.generation.engines.base import Engine, EngineSettings
+from ftis_node.generation.evaluate import Answered, EvalResult, answer_problems, evaluate
+from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
+from ftis_node.tasks.base import Task, TaskItem
 from ftis_node.tasks.scorer import IsolatedScorer
-from ftis_node.telemetry.log import unwatched
+from ftis_node.telemetry.log import OnProgress, unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from ftis_node.evaluation.members import Member
-    from ftis_node.generation.engines import OpenEngine
-    from ftis_node.generation.engines.base import Engine
     from ftis_node.generation.engines.mixture_engine import MixtureWeights
-    from ftis_node.generation.evaluate import Answered
-    from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.telemetry.log import OnProgress
 
 
 def evaluate_model(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import check_schema
@@ -23,13 +23,8 @@ from ftis_node.models import PromptSettings
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
-from ftis_node.telemetry.log import unwatched
+from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.workers.durable import newest_complete
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ftis_node.telemetry.log import OnProgress
 
 log = logging.getLogger(__name__)
 

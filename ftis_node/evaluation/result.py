@@ -18,18 +18,14 @@ If no completion has an answer, the first completion is the ensemble's. The vote
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from ftis_node.generation.evaluate import Answered, EvalResult, summarize
+from ftis_node.generation.evaluate import Answered, EvalResult, ScoredAnswer, summarize
 from ftis_node.tasks.answers import answer_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ftis_node.generation.evaluate import ScoredAnswer
-    from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.base import Task, TaskItem
 
 Vote: TypeAlias = "tuple[str | None, float]"
 """A completion's answer, None if it has none, and its mean log-prob in nats a token."""

@@ -18,29 +18,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from ftis_node.errors import EngineError, FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation import messages
-from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.time_limits import Throughput, TimeLimits
-from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, known
-from ftis_node.workers.process import WorkerSpec
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES, CallWorker, ProofToCome, WeightLoader, known
+from ftis_node.workers.liveness import RestartPolicy, Timing
+from ftis_node.workers.process import WorkerProcess, WorkerSpec
 from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerClient, WorkerState
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Done
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from ftis_node.generation.engines.base import GenerateRequest
-    from ftis_node.generation.messages import GenerationBoot
-    from ftis_node.generation.weight_loader import CallWorker, ProofToCome
-    from ftis_node.workers.liveness import RestartPolicy, Timing
-    from ftis_node.workers.process import WorkerProcess
-    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 logger = logging.getLogger(__name__)
 

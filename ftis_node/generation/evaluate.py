@@ -10,28 +10,22 @@ It accepts any object with the client's `generate`: the client in a daemon, the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, inf
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ftis_node.errors import WorkerError
-from ftis_node.generation.engines.base import GenerateRequest
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.models import PromptTokenizer
 from ftis_node.records.group import CompletionStatus, FinishReason, SamplingSettings
-from ftis_node.tasks.scorer import score_answers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ftis_node.generation.engines.base import GenerationResult
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.tasks.scorer import Scorer
+from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.scorer import Scorer, score_answers
 
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ftis_node.generation.engines.base import EngineSettings  # noqa: TC001  msgspec reads the annotations
-from ftis_node.workers.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
+from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.wire import Message
 
 

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 MAX_POINTS = 1024  # a window of seconds needs a few dozen; this bounds them if no caller reads the rate
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ftis_node.errors import FtisError, ModelError, SharingError
 from ftis_node.generation.messages import LoadWeights, Probe, Probed, WeightsLoaded
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 Reply = TypeVar("Reply")
 CallWorker: TypeAlias = "Callable[[Any, type[Reply]], Awaitable[Reply]]"

@@ -11,25 +11,20 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation import messages
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
 from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.weight_store import file_checksums, find_difference
 from ftis_node.workers.wire import Done
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ftis_node.generation.engines.base import Engine
 
 logger = logging.getLogger(__name__)
 

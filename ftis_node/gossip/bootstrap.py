@@ -10,27 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from ftis_node.gossip.dialer import Dialer
-from ftis_node.gossip.directory.lookup import read_survey
+from ftis_node.gossip.directory.lookup import RunSurvey, read_survey
 from ftis_node.gossip.p2pd.config import P2pdConfig
+from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
 from ftis_node.gossip.services import AdmissionControl
-from ftis_node.gossip.types import GossipCounters, GossipLimits
+from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.gossip.types import GossipCounters, GossipLimits, PeerConnection
 from ftis_node.gossip.wire_format import topic
+from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ftis_node.gossip.directory.lookup import RunSurvey
-    from ftis_node.gossip.p2pd.session import Session
-    from ftis_node.gossip.settings import NetworkSettings
-    from ftis_node.gossip.types import PeerConnection
-    from ftis_node.records.identity import Identity
 
 MAX_RUNS_SURVEYED = 8
 MAX_TOPICS = 256

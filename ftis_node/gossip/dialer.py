@@ -9,27 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from ftis_node.gossip.multiaddr import Reachability, reachability_of
+from ftis_node.backoff import ExponentialBackoff
+from ftis_node.gossip.multiaddr import PeerAddress, Reachability, reachability_of
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.config import P2pdConfig
-from ftis_node.gossip.p2pd.relay_limit import fetch_limit
-from ftis_node.gossip.p2pd.session import open_session
+from ftis_node.gossip.p2pd.relay_limit import RelayLimit, fetch_limit
+from ftis_node.gossip.p2pd.session import Session, open_session
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.swarm.peer_guard import PeerGuard, Place
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
-
-    from ftis_node.backoff import ExponentialBackoff
-    from ftis_node.gossip.multiaddr import PeerAddress
-    from ftis_node.gossip.p2pd.relay_limit import RelayLimit
-    from ftis_node.gossip.p2pd.session import Session
 
 logger = logging.getLogger(__name__)
 MAX_LOST_MEMBERS = 64

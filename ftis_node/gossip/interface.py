@@ -11,34 +11,33 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ftis_node.errors import RecordError
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.multiaddr import Reachability, reachability_of
 from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.services import AdmissionControl, Services
-from ftis_node.gossip.types import DUPLICATE_IDENTITY, Fetched, FetchOutcome, GossipCounters
+from ftis_node.gossip.types import (
+    DUPLICATE_IDENTITY,
+    AnswerQuery,
+    Fetched,
+    FetchOutcome,
+    GossipCounters,
+    GossipLimits,
+    GossipMessage,
+    IsRefused,
+    Lookup,
+    OnConfirm,
+    OnRefusal,
+    OnSent,
+    PeerConnection,
+    ServeWeights,
+    SwarmState,
+)
 from ftis_node.gossip.wire_format import ItemCollector, RpcService, check_run_id, pack_ids
 from ftis_node.swarm.peer_guard import PeerGuard, Place
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
-
-    from ftis_node.errors import RecordError
-    from ftis_node.gossip.types import (
-        AnswerQuery,
-        GossipLimits,
-        GossipMessage,
-        IsRefused,
-        Lookup,
-        OnConfirm,
-        OnRefusal,
-        OnSent,
-        PeerConnection,
-        ServeWeights,
-        SwarmState,
-    )
 
 logger = logging.getLogger(__name__)
 

@@ -11,35 +11,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.encryption import NO_CIPHER, SecretCipher
 from ftis_node.gossip.interface import Gossip
 from ftis_node.gossip.membership import SEEN_TTLS, Membership
 from ftis_node.gossip.p2pd.config import P2pdConfig
+from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
+from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.gossip.types import (
     Fetched,
     FetchOutcome,
     GossipLimits,
     GossipMessage,
+    PeerConnection,
     SwarmPhase,
+    SwarmState,
 )
-from ftis_node.gossip.wire_format import RpcService, protocol, topic
+from ftis_node.gossip.wire_format import ItemCollector, RpcService, protocol, topic
+from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import Place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from ftis_node.gossip.p2pd.session import Session
-    from ftis_node.gossip.settings import NetworkSettings
-    from ftis_node.gossip.types import PeerConnection, SwarmState
-    from ftis_node.gossip.wire_format import ItemCollector
-    from ftis_node.records.identity import Identity
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import Gossip
@@ -25,18 +25,14 @@ from ftis_node.gossip.types import (
     SwarmPhase,
     SwarmState,
 )
-from ftis_node.gossip.wire_format import outcome_of
+from ftis_node.gossip.wire_format import ItemCollector, RpcService, outcome_of
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.topology import shard_of
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection
+DelayHook = Callable[[str, str], float]
+LossHook = Callable[[str, str, bytes], bool]
+Frame = bytes | FetchOutcome
 
-    from ftis_node.gossip.wire_format import ItemCollector, RpcService
-
-    DelayHook = Callable[[str, str], float]
-    LossHook = Callable[[str, str, bytes], bool]
-    Frame = bytes | FetchOutcome
 
 logger = logging.getLogger(__name__)
 

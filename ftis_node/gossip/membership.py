@@ -13,24 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection
 
 from ftis_node.gossip.dialer import Dialer, connected_ids
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.validators import sample_by_block
-from ftis_node.gossip.types import ConnectionFacts
+from ftis_node.gossip.p2pd.session import Session
+from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.gossip.types import ConnectionFacts, SwarmState
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.swarm.peer_guard import PeerBackoff, PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, buckets_of, choose_dials, shard_of, shards_in_need
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Awaitable, Callable, Collection
-
-    from ftis_node.gossip.p2pd.session import Session
-    from ftis_node.gossip.settings import NetworkSettings
-    from ftis_node.gossip.types import SwarmState
 
 logger = logging.getLogger(__name__)
 NUM_BUCKETS_PER_READ = 16

@@ -6,15 +6,12 @@ Error messages show the right form of an address. `records/addresses.py` has the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
 from ftis_node.records.addresses import IPS, Address, AddressError, block_of, parse_address, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 HOST_AND_PORT = re.compile(r"([0-9.]{0,15}):?([0-9]{1,5})")  # the form of other programs' listen options
 EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."

@@ -6,17 +6,14 @@ A change loses no messages, because the node subscribes to new topics before it 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
+
+from ftis_node.gossip.types import GossipCounters, GossipMessage
 
 T = TypeVar("T", int, str)
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
-    from contextlib import AbstractAsyncContextManager
-
-    from ftis_node.gossip.types import GossipCounters, GossipMessage
-
-    Subscribe = Callable[[T], AbstractAsyncContextManager[AsyncIterator[GossipMessage]]]
+Subscribe = Callable[[T], AbstractAsyncContextManager[AsyncIterator[GossipMessage]]]
 
 
 class AnnouncementQueue:

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.types import (
+    AnswerQuery,
+    GossipCounters,
+    GossipLimits,
+    IsRefused,
+    Lookup,
+    OnConfirm,
+    OnSent,
+    ServeWeights,
+)
 from ftis_node.gossip.wire_format import RpcService, unpack_ids
 from ftis_node.swarm.rate_limits import UploadBudget
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 
-    from ftis_node.gossip.types import (
-        AnswerQuery,
-        GossipCounters,
-        GossipLimits,
-        IsRefused,
-        Lookup,
-        OnConfirm,
-        OnSent,
-        ServeWeights,
-    )
-
-    Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 
 # In units of usual requests. Honest peers send these rarely, and a query costs several look-ups.
 COSTS = {RpcService.HELLO: 10.0, RpcService.BATCHES: 10.0, RpcService.ASK: 10.0}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.gossip.multiaddr import ListenAddress, PeerAddress
+from ftis_node.gossip.multiaddr import (
+    ListenAddress,
+    PeerAddress,
+    check_announced_address,
+    parse_listen_address,
+    parse_multiaddr,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,20 +9,16 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.services import OverBudget, counted
 from ftis_node.gossip.types import ID_BYTES
 from ftis_node.gossip.wire_format import Frame, read_frame, service_of, write_frame
 from ftis_node.records.identity import ed25519_peer_id
 from ftis_node.swarm.peer_guard import Place
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.gossip.p2pd.config import P2pdConfig
 
 logger = logging.getLogger(__name__)
 

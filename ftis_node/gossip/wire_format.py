@@ -10,16 +10,11 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
+from collections.abc import Sequence
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.types import ID_BYTES, Fetched, FetchOutcome
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.gossip.types import GossipLimits
+from ftis_node.gossip.types import ID_BYTES, Fetched, FetchOutcome, GossipLimits
 
 PREFIX = "/ftis/1"
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

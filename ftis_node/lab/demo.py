@@ -14,21 +14,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.errors import FtisError
 from ftis_node.lab.experiment.pairs import make_models
 from ftis_node.lab.wire_probe import WireFigures, loopback_bytes, measure_wire
-from ftis_node.telemetry.history import HistoryReader, groups_used
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from ftis_node.telemetry.history import History
-    from ftis_node.telemetry.log import OnProgress
+from ftis_node.telemetry.history import History, HistoryReader, groups_used
+from ftis_node.telemetry.log import OnProgress
 
 SIZES = ("s", "m")
 RUN = "arithmetic-ftis"

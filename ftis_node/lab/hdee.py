@@ -13,33 +13,26 @@ the other seeds of each. A *cell* is one arm, separate or sharing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember
 from ftis_node.lab.experiment.plots import plot_domains, plot_rows
-from ftis_node.lab.experiment.report import document, interval, write_steps_csv
+from ftis_node.lab.experiment.report import PairedDifference, document, interval, write_steps_csv
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.specs import ALONE
-from ftis_node.lab.experiment.summary import estimate, markdown, model_seed, over_seeds, write_csv
+from ftis_node.lab.experiment.summary import Estimate, estimate, markdown, model_seed, over_seeds, write_csv
 from ftis_node.lab.experiment.trial import FinalEvaluation, Trial
-from ftis_node.lab.experiment.trial_matrix import TrialSetting, with_key
-from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
-from ftis_node.lab.tiny_sums import RECIPES
+from ftis_node.lab.experiment.trial_matrix import Experiment, TrialSetting, with_key
+from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST, MemberResult, TrialResult
+from ftis_node.lab.tiny_sums import RECIPES, Size
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+Figure = Callable[[TrialResult, str], float]  # from a trial and a domain's task
 
-    from ftis_node.lab.experiment.report import PairedDifference
-    from ftis_node.lab.experiment.summary import Estimate
-    from ftis_node.lab.experiment.trial_matrix import Experiment
-    from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
-    from ftis_node.lab.tiny_sums import Size
-
-    Figure = Callable[[TrialResult, str], float]  # from a trial and a domain's task
 
 DOMAINS: Final = ("easy", "medium", "hard")
 SPECS: Final = ("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow")

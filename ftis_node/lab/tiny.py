@@ -17,30 +17,33 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.tiny_sums import RECIPES, SUMS_RECIPES, ArithmeticCurriculum, SumsCurriculum
+from ftis_node.lab.tiny_sums import (
+    RECIPES,
+    SUMS_RECIPES,
+    ArithmeticCurriculum,
+    Curriculum,
+    Recipe,
+    Size,
+    SumsCurriculum,
+)
 from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.models.library_logging import quiet_library_logging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-    from torch.nn import Parameter
-
-    from ftis_node.lab.tiny_sums import Curriculum, Recipe, Size
-    from ftis_node.tasks.arithmetic import Kind
+from ftis_node.tasks.arithmetic import Kind
 
 BATCH_SIZE: Final = 64
 WARM_UP_STEPS: Final = 30

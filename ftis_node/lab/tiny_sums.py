@@ -17,23 +17,17 @@ Some examples have numbers of four digits (`sums:long`), so that a model knows t
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from ftis_node.lab.tiny_tokenizer import IGNORED, VOCABULARY_SIZE, encode_completions, encode_prompts, fill
-from ftis_node.tasks.arithmetic import PARTS, ArithmeticTask, held_out_set
-from ftis_node.tasks.sums import ANSWER_MARK, NUM_TRAIN, SumsTask
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerFast
-
-    from ftis_node.tasks.arithmetic import ArithmeticProblem, Kind
-    from ftis_node.tasks.sums import SumProblem
+from ftis_node.tasks.arithmetic import PARTS, ArithmeticProblem, ArithmeticTask, Kind, held_out_set
+from ftis_node.tasks.sums import ANSWER_MARK, NUM_TRAIN, SumProblem, SumsTask
 
 SKILLS: Final = (0.15, 0.4, 0.8)  # fraction of examples with a right column; each pair of digits draws one
 LONG_SHARE: Final = 0.3

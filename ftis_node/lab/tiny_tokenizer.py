@@ -13,14 +13,12 @@ encode a word problem with about three characters a token. No model is trained o
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 VOCABULARY_SIZE: Final = 512
 MAX_POSITIONS: Final = 2048

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import psutil
 
 from ftis_node.errors import NetworkError
+from ftis_node.gossip import Gossip
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import announce_group, open_announcement, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from ftis_node.gossip import Gossip
 
 NUM_COMPLETIONS = 12
 COMPLETION_TOKENS = 300

@@ -16,22 +16,17 @@ row with enough space. A group that exceeds a row's budget is divided, and each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from ftis_node.learner.groups import unpack_train_group
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from ftis_node.learner.groups import UnpackedGroup
-    from ftis_node.learner.messages import TrainGroup
+from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
+from ftis_node.learner.messages import TrainGroup
 
 PADDING_ID = 0  # any id works: its outputs are never read
 

@@ -7,30 +7,26 @@ then waits for the new process and returns its state, which may be one step ahea
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
 
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import COMMUNICATION
-from ftis_node.workers.process import WorkerSpec
+from ftis_node.learner.messages import (
+    AuditReply,
+    CheckpointEvent,
+    LearnerBoot,
+    LearnerState,
+    TrainGroup,
+    TrainReply,
+)
+from ftis_node.workers.liveness import RestartPolicy, Timing
+from ftis_node.workers.process import WorkerProcess, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Done
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from ftis_node.learner.messages import (
-        AuditReply,
-        CheckpointEvent,
-        LearnerBoot,
-        LearnerState,
-        TrainGroup,
-        TrainReply,
-    )
-    from ftis_node.workers.liveness import RestartPolicy, Timing
-    from ftis_node.workers.process import WorkerProcess
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 

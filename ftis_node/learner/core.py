@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
+from torch import Tensor
 
 from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
-from ftis_node.learner.batch import batch_of, make_batch
+from ftis_node.learner.batch import MicroBatch, TrainBatch, batch_of, make_batch
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
-from ftis_node.learner.distributed.ranks import ALONE, Ranks, RankTask, cut_evenly
-from ftis_node.learner.groups import unpack_train_group, unpack_train_groups
+from ftis_node.learner.distributed.ranks import ALONE, RankCommand, Ranks, RankTask, StepCallback, cut_evenly
+from ftis_node.learner.groups import UnpackedGroup, unpack_train_group, unpack_train_groups
 from ftis_node.learner.messages import (
     AuditReply,
     AuditRequest,
+    CheckpointEvent,
+    LearnerBoot,
     LearnerState,
     StepReport,
     TrainGroup,
@@ -43,20 +46,9 @@ from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
-from ftis_node.learner.step.train_step import compute_logprobs, take_step
+from ftis_node.learner.step.train_step import StepOutcome, compute_logprobs, take_step
 from ftis_node.learner.train_report import CheckGroup, Mismatch, measure_mismatch, report_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
-    from ftis_node.learner.batch import MicroBatch, TrainBatch
-    from ftis_node.learner.distributed.ranks import RankCommand, StepCallback
-    from ftis_node.learner.groups import UnpackedGroup
-    from ftis_node.learner.messages import CheckpointEvent, LearnerBoot
-    from ftis_node.learner.step.train_step import StepOutcome
-    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 
 class Learner:

@@ -6,23 +6,18 @@ The codec bounds each field. A body that cannot be unpacked affects only its sen
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ftis_node.errors import RecordError
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.records.codec import hash_prompt, unpack_any
 from ftis_node.records.group import TextGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from ftis_node.learner.messages import TrainGroup
-    from ftis_node.records.token_batch import TokenBatch
+from ftis_node.records.token_batch import TokenBatch
 
 logger = logging.getLogger(__name__)
 

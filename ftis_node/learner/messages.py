@@ -20,8 +20,8 @@ from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
 from ftis_node.telemetry.status import StepFigures
-from ftis_node.workers.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
+from ftis_node.workers.shared_weights import Way
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Message
 
 

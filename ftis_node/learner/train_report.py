@@ -13,26 +13,20 @@ new version sampled, the check group. An idle learner measures it at once, a bus
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
-from ftis_node.learner.batch import make_batch
+from ftis_node.learner.batch import TrainBatch, make_batch
 from ftis_node.learner.groups import unpack_train_group
-from ftis_node.learner.messages import StepReport
+from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.learner.senders import SenderStats, largest_senders
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from ftis_node.learner.batch import TrainBatch
-    from ftis_node.learner.messages import TrainGroup
-    from ftis_node.learner.step.objective import Objective
-    from ftis_node.learner.step.train_step import Gradients, StepOutcome
+from ftis_node.learner.step.objective import Objective
+from ftis_node.learner.step.train_step import Gradients, StepOutcome
 
 MAX_RATIO_ERROR = 0.01
 MAX_LOG_RATIO = 20.0  # nats; the losses clamp log-ratios to the same bound

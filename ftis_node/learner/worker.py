@@ -10,26 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
 from ftis_node.learner import messages
-from ftis_node.learner.distributed.launch import start_ranks
+from ftis_node.learner.distributed.launch import RankAddress, start_ranks
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import skip_unused_packages
-from ftis_node.workers.wire import Done
-from ftis_node.workers.worker import run_worker
+from ftis_node.workers.wire import Done, Message
+from ftis_node.workers.worker import Emitter, Handler, Handlers, run_worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.distributed.launch import RankAddress
     from ftis_node.learner.distributed.ranks import StepCallback
-    from ftis_node.workers.wire import Message
-    from ftis_node.workers.worker import Emitter, Handler, Handlers
 
 logger = logging.getLogger(__name__)
 

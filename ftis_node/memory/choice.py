@@ -10,10 +10,15 @@ GPU no choice is made and all weights are trained: host memory is not a hard lim
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FileError, MachineError, ModelError
 from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
@@ -21,20 +26,10 @@ from ftis_node.install_hint import how_to_install
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, STATE_FILE
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
-from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
-from ftis_node.models import published_qwen25, read_shape
+from ftis_node.memory.plan import USABLE_SHARE, Machine, MemoryPlan, plan
+from ftis_node.models import ModelShape, ModelSource, published_qwen25, read_shape
 from ftis_node.telemetry.terminal_text import GIB
 from ftis_node.workers.durable import newest_complete
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.memory.plan import MemoryPlan
-    from ftis_node.models import ModelShape, ModelSource
 
 DEFAULT_RUN = "gsm8k-ftis"
 MIN_RANK = 8

@@ -6,15 +6,11 @@ Workspace, context and graphs are rules of thumb until a GPU has been measured. 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ftis_node.generation.engines.base import DEFAULT_MAX_PREFILL_TOKENS
 from ftis_node.generation.engines.vllm_options import num_loras
-from ftis_node.memory.learner_memory import DEVICE_CONTEXT_BYTES, HOST_PROCESS_BYTES, MIB
-
-if TYPE_CHECKING:
-    from ftis_node.memory.learner_memory import Workload
-    from ftis_node.models import ModelShape
+from ftis_node.memory.learner_memory import DEVICE_CONTEXT_BYTES, HOST_PROCESS_BYTES, MIB, Workload
+from ftis_node.models import ModelShape
 
 # Logits in two forms, log-probs, probabilities, and their running sum in float64.
 SAMPLING_BYTES = 24

@@ -8,16 +8,14 @@ are bytes; per token means per position of a micro-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
 from ftis_node.memory.weight_transport import transport_of
-
-if TYPE_CHECKING:
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.models import ModelShape
+from ftis_node.models import ModelShape
 
 MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element

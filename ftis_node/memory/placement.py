@@ -11,29 +11,23 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import psutil
 
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.memory.learner_memory import HEAD_CHUNK_TOKENS, Workload
-from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
+from ftis_node.memory.plan import USABLE_SHARE, Machine, MemoryPlan, plan
 from ftis_node.memory.weight_transport import transport_of
-from ftis_node.models import list_accelerators, pick_device, read_shape
+from ftis_node.models import ModelShape, ModelSource, list_accelerators, pick_device, read_shape
 from ftis_node.telemetry.terminal_text import in_gib
+from ftis_node.workers.shared_weights import Way
 from ftis_node.workers.weight_store import free_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.memory.plan import MemoryPlan
-    from ftis_node.models import ModelShape, ModelSource
-    from ftis_node.workers.shared_weights import Way
 
 log = logging.getLogger(__name__)
 

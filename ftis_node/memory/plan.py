@@ -16,11 +16,14 @@ are kept instead of recomputed, and larger pieces of the output head. They chang
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import GeneratorMemory, generator_memory
 from ftis_node.memory.learner_memory import (
     FLOAT32,
@@ -32,14 +35,8 @@ from ftis_node.memory.learner_memory import (
     learner_memory,
 )
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
+from ftis_node.models import ModelShape
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.models import ModelShape
 
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
 USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part

@@ -5,19 +5,15 @@ A number is halved until the model fits. Limits of `sampling` belong to the run:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from ftis_node.memory.learner_memory import BFLOAT16, FLOAT32
+from ftis_node.memory.learner_memory import BFLOAT16, FLOAT32, Workload
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ftis_node.memory.learner_memory import Workload
-
-    Place: TypeAlias = Callable[[Workload], "MemorySuggestion"]  # the plan of a workload, without a name
-    Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # decreasing sizes, each with its text
-    Kind: TypeAlias = Callable[[Workload], Sizes]
+Place: TypeAlias = Callable[[Workload], "MemorySuggestion"]  # the plan of a workload, without a name
+Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # decreasing sizes, each with its text
+Kind: TypeAlias = Callable[[Workload], Sizes]
 
 
 @dataclass(frozen=True, slots=True)

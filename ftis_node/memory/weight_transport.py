@@ -11,11 +11,9 @@ A transport that fails at run time falls back to the next one: `learner/checkpoi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.workers.shared_weights import Way
+from ftis_node.config.node import NodeSettings
+from ftis_node.workers.shared_weights import Way
 
 KERNEL = Path("/proc/sys/kernel/osrelease")
 

@@ -6,18 +6,15 @@ peft are refused, because engines would serve another model than the learner tra
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from pathlib import Path
+from typing import TypeGuard
 
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import UntrainableModelError
 from ftis_node.models.json_file import read_json
 from ftis_node.models.safetensors_file import check_tensors, read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from ftis_node.config.node import NodeSettings
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"  # this and the next are peft's names
 ADAPTER_FILE = "adapter_model.safetensors"

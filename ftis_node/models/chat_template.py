@@ -16,18 +16,16 @@ import resource
 import signal
 import subprocess  # nosec B404: runs this interpreter
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)  # for every template: prompts of one problem are equal on all nodes
 RENDER_LIMIT_S = 1  # CPU time for all examples

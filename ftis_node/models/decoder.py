@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.config.home import Home
 from ftis_node.errors import FileError
 from ftis_node.files import read_object
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tokenizers import Tokenizer
-
-    from ftis_node.config.home import Home
 
 TOKENIZER_FILE = "tokenizer.json"
 

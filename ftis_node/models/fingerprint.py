@@ -15,17 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ftis_node.models.adapter_folder import ADAPTER_FILE, read_adapter
 from ftis_node.models.json_file import read_json
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.models.source import CONFIG_FILE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.models.source import ModelSource
+from ftis_node.models.source import CONFIG_FILE, ModelSource
 
 FINGERPRINT_BYTES = 16
 SAMPLE_BYTES = 65_536

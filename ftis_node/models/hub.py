@@ -10,21 +10,17 @@ from __future__ import annotations
 import errno
 import io
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError, first_line
 from ftis_node.files import hub_cache_problem, read_object
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.telemetry.log import unwatched
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ftis_node.telemetry.log import OnProgress
+from ftis_node.telemetry.log import OnProgress, unwatched
 
 T = TypeVar("T")
 # Weights or an adapter as safetensors, configuration and tokenizer; no code, no sub-folders.

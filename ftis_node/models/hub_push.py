@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from ftis_node.errors import FtisError, NetworkError, UsageError
 from ftis_node.models.library_logging import quiet_library_logging
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import read_object
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def read_json(path: Path) -> dict[str, object]:

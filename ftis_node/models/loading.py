@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,14 +32,11 @@ from ftis_node.errors import ConfigError, MachineError, ModelError, first_line
 from ftis_node.models.architecture import attention_of
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.source import ModelSource
+from ftis_node.models.tokenizer import PromptTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import torch
-
-    from ftis_node.models.source import ModelSource
-    from ftis_node.models.tokenizer import PromptTokenizer
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
 """Device files of a GPU's driver: NVIDIA on Linux, in WSL2 and on Jetson; AMD."""

@@ -7,15 +7,13 @@ section "Format"). So an incomplete file is found without torch and without read
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import check_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's own limit

@@ -7,18 +7,14 @@ error of one line.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ftis_node.errors import ModelError
 from ftis_node.models.json_file import read_json
-from ftis_node.models.source import CONFIG_FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ftis_node.models.source import ModelSource
+from ftis_node.models.source import CONFIG_FILE, ModelSource
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 ACTIVE_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")

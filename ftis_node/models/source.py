@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.errors import FileError, FtisError, ModelError, UntrainableModelError
 from ftis_node.files import check_regular
@@ -20,12 +21,7 @@ from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, check_fits, rea
 from ftis_node.models.hub import cached_snapshot, fetch_snapshot
 from ftis_node.models.json_file import read_json
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.telemetry.log import unwatched
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ftis_node.telemetry.log import OnProgress
+from ftis_node.telemetry.log import OnProgress, unwatched
 
 logger = logging.getLogger(__name__)
 

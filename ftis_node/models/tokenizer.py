@@ -22,14 +22,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jinja2
 import numpy as np
+from numpy.typing import NDArray
 
 from ftis_node.errors import ModelError
 from ftis_node.models.chat_template import ChatTemplate, PromptSettings, check_template
@@ -37,19 +40,11 @@ from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
-from ftis_node.models.source import CONFIG_FILE
+from ftis_node.models.source import CONFIG_FILE, ModelSource
 from ftis_node.records.bounds import MAX_END_IDS
 from ftis_node.records.group import FinishReason
 from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from ftis_node.models.source import ModelSource
-    from ftis_node.records.token_batch import TokenBatch
+from ftis_node.records.token_batch import TokenBatch
 
 log = logging.getLogger(__name__)
 MAX_REMEMBERED_PROMPTS = 4096

@@ -7,30 +7,26 @@ Only the composition root (`startup/`, `daemon.py`, experiments and tests) holds
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ftis_node.config.home import Home
+from ftis_node.gossip import Gossip
 from ftis_node.memory.placement import WorkerPlacement
+from ftis_node.models import ModelSource, PromptTokenizer
+from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.serve import Confirmations
+from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.failures import FailureBoard
-from ftis_node.node.training.group_limits import GenerateBudget
+from ftis_node.node.training.evaluation import EvaluationHistory
+from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.tasks.base import Task
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.tracking import Tracking
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
-    from ftis_node.gossip import Gossip
-    from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.peers.serve import Confirmations
-    from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.evaluation import EvaluationHistory
-    from ftis_node.node.training.group_limits import SlotPool
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.replay.reader import ReplayReader
-    from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scorer import IsolatedScorer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.learner.messages import StepReport
+from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.topology import shard_of
-
-if TYPE_CHECKING:
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.learner.messages import StepReport
-    from ftis_node.records.identity import Identity
-    from ftis_node.telemetry.events import EventLog
+from ftis_node.telemetry.events import EventLog
 
 RECENT_STEPS = 20
 

@@ -65,26 +65,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
+from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.loops.status import StatusLoop
-    from ftis_node.node.supervision.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 

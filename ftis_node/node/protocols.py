@@ -8,25 +8,20 @@ Settings on which both workers of a node must agree: dtype, number of threads, a
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.errors import FtisError
 from ftis_node.generation.engines import choose_engine, has_vllm
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.evaluate import Generator
-from ftis_node.learner.messages import LearnerState
+from ftis_node.generation.weight_loader import ProofToCome
+from ftis_node.learner.client import OnPublished
+from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
 from ftis_node.models import pick_device
-from ftis_node.workers.weight_store import WeightProof
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
-    from ftis_node.generation.weight_loader import ProofToCome
-    from ftis_node.learner.client import OnPublished
-    from ftis_node.learner.messages import AuditReply, TrainGroup, TrainReply
-    from ftis_node.workers.weight_store import PublishedWeights
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 OFF = "off"
 

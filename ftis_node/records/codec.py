@@ -23,11 +23,13 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections.abc import Collection, Mapping, Sequence
 from operator import add
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
@@ -43,12 +45,8 @@ from ftis_node.records.group import CompletionStatus, Group, TextCompletion, Tex
 from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, settle
 from ftis_node.records.token_batch import TokenBatch
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+Plane = NDArray[np.uint8]
 
-    from numpy.typing import NDArray
-
-    Plane = NDArray[np.uint8]
 
 CodecName: TypeAlias = Literal["exact", "lossless", "lossy"]
 CODECS: dict[CodecName, int] = {name: pb.Codec.Value(f"CODEC_{name.upper()}") for name in get_args(CodecName)}

@@ -7,8 +7,8 @@ The `open_*` functions check form and bounds only; `validation/` checks the cont
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
@@ -22,8 +22,8 @@ from ftis_node.records.bounds import (
     milliseconds,
     seconds,
 )
-from ftis_node.records.codec import pack_group, pack_text_group, unpack_any
-from ftis_node.records.group import Group
+from ftis_node.records.codec import CodecName, pack_group, pack_text_group, unpack_any
+from ftis_node.records.group import Group, TextGroup
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
     PEER_DOMAIN,
@@ -34,14 +34,7 @@ from ftis_node.records.identity import (
 )
 from ftis_node.records.names import visible_name
 from ftis_node.records.parsing import SCHEMA, read_message
-from ftis_node.records.peer_messages import Releases, pack_stats, unpack_stats
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.records.codec import CodecName
-    from ftis_node.records.group import TextGroup
-    from ftis_node.records.peer_messages import PeerStats
+from ftis_node.records.peer_messages import PeerStats, Releases, pack_stats, unpack_stats
 
 MAX_ANNOUNCEMENT_BYTES = 512
 MAX_SHARDS = 64

@@ -10,18 +10,15 @@ receiver compares it with the mean over its own tokens. All other fields are as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ftis_node.records.token_batch import TokenBatch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class FinishReason(StrEnum):

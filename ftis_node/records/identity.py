@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import base58
 from cryptography.exceptions import InvalidSignature
@@ -18,9 +18,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_regular, read_file, replace_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_KEY_FILE_BYTES = 4096
 ENVELOPE_DOMAIN = b"ftis-node/envelope/1\n"

@@ -6,8 +6,9 @@ The header of a `Body` is all that the token form and the text form of a group s
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -24,13 +25,8 @@ from ftis_node.records.bounds import (
     require_bounds,
     seconds,
 )
-from ftis_node.records.group import FinishReason, PromptRef, SamplingSettings
+from ftis_node.records.group import FinishReason, Group, PromptRef, SamplingSettings, TextGroup
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from ftis_node.records.group import Group, TextGroup
 
 SCHEMA = 1
 CODEC_NAMES = {pb.CODEC_EXACT: "exact", pb.CODEC_TEXT: "text", pb.CODEC_LOSSLESS: "lossless", pb.CODEC_LOSSY: "lossy"}

@@ -6,16 +6,14 @@ contains the batch itself (`workers/wire.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray  # noqa: TC002  msgspec reads the annotations
+from numpy.typing import NDArray
 
 from ftis_node.errors import RecordError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Value = TypeVar("Value", np.int32, np.float32)
 Ids: TypeAlias = "Sequence[int] | NDArray[Any]"

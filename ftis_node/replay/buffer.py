@@ -5,24 +5,20 @@ Every method waits for the disk, so the daemon calls them in one dedicated threa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import sqlite3
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from ftis_node.errors import FtisError
+from ftis_node.records.envelope import Accepted
 from ftis_node.replay import side_tables
 from ftis_node.replay.database import give_back_pages, open_writer, transaction
 from ftis_node.replay.eviction import Freshness, choose_evicted
-from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State, choose_newest
+from ftis_node.replay.lifecycle import Candidate, ChoiceRule, ReleaseReason, State, choose_newest
 from ftis_node.replay.reset import limit_reset_at
 from ftis_node.replay.rows import StoredGroup, candidate_of, new_row, sound_envelope
 from ftis_node.swarm.rate_limits import ShareCap
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
-
-    from ftis_node.records.envelope import Accepted
-    from ftis_node.replay.lifecycle import ChoiceRule
 
 MAX_FAILED_STEPS = 3
 

@@ -7,17 +7,14 @@ Readers (`replay list`, validation) open separate read-only connections and neve
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_database
 from ftis_node.replay import side_tables
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SCHEMA_VERSION = 1
 INCREMENTAL = 2  # value of `auto_vacuum`: free pages return to the disk on request

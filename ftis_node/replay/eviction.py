@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ftis_node.replay.lifecycle import newest_by
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.replay.lifecycle import Candidate
-    from ftis_node.swarm.rate_limits import ShareCap
+from ftis_node.replay.lifecycle import Candidate, newest_by
+from ftis_node.swarm.rate_limits import ShareCap
 
 MAX_PER_PROBLEM = 2  # READY groups of one sender about one problem; a step uses one of them
 

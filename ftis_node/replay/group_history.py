@@ -10,29 +10,24 @@ Text of peers is returned unchanged: the code that prints it must escape it (`te
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import remembered_paths
 from ftis_node.errors import ConfigError, FtisError
 from ftis_node.files import read_toml
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion, FinishReason, Group
-from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
+from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup
+from ftis_node.replay.reader import MIN_ID_PREFIX, GroupSummary, ReplayReader
+from ftis_node.tasks.base import ChatMessage, Task
 from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.history import event_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
-    from ftis_node.records.group import TextCompletion, TextGroup
-    from ftis_node.replay.reader import GroupSummary
-    from ftis_node.tasks.base import ChatMessage, Task
 
 UNUSED = {  # why a released group was not used
     "stale": "its weights were too old",

@@ -15,16 +15,14 @@ import os
 import shutil
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import DamagedError, FtisError, MachineError
 from ftis_node.files import check_database, make_folder, sync_to_disk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 BUSY_TIMEOUT_S = 60.0
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})

@@ -18,12 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ftis_node.algorithms.group_choice import choose_groups, split_foreign
-
-if TYPE_CHECKING:
-    from ftis_node.swarm.demand import OwnDomain
+from ftis_node.swarm.demand import OwnDomain
 
 
 class State(StrEnum):

@@ -5,9 +5,12 @@ It works beside a running node and for a stopped one.
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +20,6 @@ from ftis_node.replay.database import open_reader
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.rows import rewards_of
 from ftis_node.replay.side_tables import RESET_AT, is_forgotten, read_total
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4

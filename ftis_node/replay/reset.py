@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterable
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.config.home_files import MAX_EPOCH
 from ftis_node.replay.database import SCHEMA_VERSION, open_writer, transaction
@@ -21,10 +22,6 @@ from ftis_node.replay.rows import NOTED
 from ftis_node.replay.side_tables import LAST_NUMBER, PROMPT_POSITION, RESET_AT, is_forgotten, read_total
 from ftis_node.swarm.sequence import epoch_base, epoch_of
 from ftis_node.telemetry.history import read_head
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 MAX_POSITION = 10**9  # of the prompt order: a larger one is damage
 COLUMNS = {  # of the current schema, by table

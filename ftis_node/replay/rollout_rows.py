@@ -9,26 +9,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ftis_node.config.home import Home
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion, FinishReason
+from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup
 from ftis_node.replay.group_history import PromptResolver
-from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.reader import GroupSummary, ReplayReader
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+Row = dict[str, Any]
 
-    from ftis_node.records.group import Group, TextCompletion, TextGroup
-    from ftis_node.replay.reader import GroupSummary
-
-    Row = dict[str, Any]
 
 OWN_SENDER = "own"
 MAX_TOKENS_AT_ONCE: Final = 1 << 17  # of a row group; about 10 MB of Python numbers

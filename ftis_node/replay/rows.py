@@ -7,27 +7,24 @@ SQLite's integrity check does not notice a bit that flips on disk. The envelope'
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from ftis_node.errors import RecordError
-from ftis_node.records.envelope import open_envelope
+from ftis_node.records.envelope import Accepted, Envelope, open_envelope
 from ftis_node.records.group import PromptRef
 from ftis_node.records.parsing import settle
 from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State
 
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Mapping
+Row = Mapping[str, Any] | sqlite3.Row
 
-    from ftis_node.records.envelope import Accepted, Envelope
-
-    Row = Mapping[str, Any] | sqlite3.Row
 
 NOTED = (
     *("id", "own", "sender", "number", "task", "prompt_index", "model", "policy_version", "created_at", "admitted_at"),

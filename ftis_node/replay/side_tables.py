@@ -6,10 +6,7 @@ most recently pruned ones. An older group is still rejected because of its age.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import sqlite3
+import sqlite3
 
 LAST_NUMBER, PROMPT_POSITION, RESET_AT = "last_number", "prompt_position", "reset_at"  # in `totals`
 FORGOTTEN_SCHEMA = """

@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_text
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
+from ftis_node.records.group import Completion, TextCompletion
 from ftis_node.replay.group_history import read_completion
-from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.reader import GroupSummary, ReplayReader
 from ftis_node.report.formatting import clean
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
-from ftis_node.telemetry.history import ROUTINE, History, HistoryReader, read_event
+from ftis_node.telemetry.history import ROUTINE, EventHead, History, HistoryReader, read_event
+from ftis_node.telemetry.log import OnProgress
+from ftis_node.telemetry.status import Status
 from ftis_node.view.spans import short_id
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
-    from ftis_node.records.group import Completion, TextCompletion
-    from ftis_node.replay.reader import GroupSummary
-    from ftis_node.telemetry.history import EventHead
-    from ftis_node.telemetry.log import OnProgress
-    from ftis_node.telemetry.status import Status
 
 LINES_PER_PROGRESS = 20_000
 MAX_MANIFEST = 32_768

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable, Sequence
 from importlib import metadata, resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ftis_node.report.facts import RunFacts
 from ftis_node.report.formatting import clean
 from ftis_node.report.run_charts import run_charts
 from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
 from ftis_node.telemetry.health_summary import duration, plural
-from ftis_node.telemetry.history import groups_used, slices
+from ftis_node.telemetry.history import EvaluationPoint, StepPoint, groups_used, slices
 from ftis_node.telemetry.terminal_text import date_time
 from ftis_node.view.node_facts import node_facts
 from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import count, number, percent, short_id, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ftis_node.report.facts import RunFacts
-    from ftis_node.telemetry.history import EvaluationPoint, StepPoint
 
 TEMPLATE = "page.html.j2"
 STYLE = "page.css"

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ftis_node.telemetry.history import thinned
+from ftis_node.report.facts import EventTotals
+from ftis_node.telemetry.history import History, thinned
 from ftis_node.view.spans import count, number, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from matplotlib.axes import Axes
-
-    from ftis_node.report.facts import EventTotals
-    from ftis_node.telemetry.history import History
 
     Point = tuple[float, float]
 

@@ -6,13 +6,11 @@ Memory is bounded for a run of any length: the first and the last entries are ke
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ftis_node.report.formatting import clean, without_paths
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MERGE_GAP_S = 90.0
 BURST = 10  # fewer consecutive rejections give no entry

@@ -17,13 +17,10 @@ A group is usable if it was accepted and its rewards differ: any other has no gr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ftis_node.swarm.lru import LruDict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
 
 MAX_SENDERS = 4096
 GAPS, MAX_PATIENCES = 1.5, 4.0

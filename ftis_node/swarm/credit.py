@@ -8,12 +8,9 @@ problem is identified by the hash of its messages, because many indices may have
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ftis_node.swarm.lru import LruDict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FULL_CREDIT_NATS = 20.0
 MAX_GROUPS = 1 << 14

@@ -7,14 +7,12 @@ so a confirmation alone proves nothing. A query verifies each confirmation of a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.swarm.lru import LruDict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ItemT = TypeVar("ItemT")
 MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely

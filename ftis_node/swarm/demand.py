@@ -19,15 +19,12 @@ member with the next highest hash is assigned.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ftis_node.config.node import PullRule
 from ftis_node.swarm.topology import shard_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from ftis_node.config.node import PullRule
 
 SMALL_SWARM = 16  # other members; the rule `auto` pulls all groups up to this number
 STEPS_IN_STOCK = 2  # remote groups kept ready for the learner: for the next step and the one after it

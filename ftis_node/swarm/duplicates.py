@@ -19,19 +19,15 @@ group that is announced long after the equal one of a known peer.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ftis_node.records.group import Group
 from ftis_node.swarm.delivery import IdsByPeer
-from ftis_node.swarm.similarity import SeenCompletion, Similarity, first_copied, new_nats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ftis_node.records.group import Group
-    from ftis_node.swarm.similarity import Text
+from ftis_node.swarm.similarity import SeenCompletion, Similarity, Text, first_copied, new_nats
 
 MIN_LONG_TOKENS = 32  # of a completion that is compared: shorter ones may be equal by chance
 MAX_COPIED_FRACTION = 0.25  # of a group's long completions

@@ -5,19 +5,16 @@ The readers of `records/` have bounded every value. Names may contain any charac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from ftis_node.config.manifest import RunManifest
+from ftis_node.records.envelope import PeerRecord
 from ftis_node.swarm.peer_rows import shown_names
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import clipped, columns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.records.envelope import PeerRecord
 
 MAX_ROWS = 200
 MINUTE_S = 60.0

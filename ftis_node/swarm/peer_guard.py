@@ -22,18 +22,17 @@ import sqlite3
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Container
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Self
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import DamagedError, MachineError, WorkerError
 from ftis_node.swarm.lru import LruDict
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-    from types import TracebackType
+OnFault = Callable[[str, "Place", Exception], None]
 
-    OnFault = Callable[[str, "Place", Exception], None]
 
 MAX_FACTOR = 64
 MAX_PEERS = 4096

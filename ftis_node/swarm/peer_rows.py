@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ftis_node.errors import UsageError
 from ftis_node.records.names import folded_name
 from ftis_node.telemetry.terminal_text import clipped
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 PEER_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 MIN_PART = 4

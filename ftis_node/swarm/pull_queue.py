@@ -12,11 +12,9 @@ most `MAX_TRIES` peers get a request for a group.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 MAX_HOLDERS = 4
 MAX_TRIES = 4

@@ -13,15 +13,12 @@ received anything.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ftis_node.records.addresses import block_of
 from ftis_node.swarm.lru import LruDict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 MAX_WAIT_S = 2.0  # for one item; a longer wait is answered with BUSY
 RECENT_S = 10.0  # time constant of the decay

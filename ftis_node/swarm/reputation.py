@@ -13,12 +13,10 @@ without a ban reduces the number of past bans by one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import NamedTuple
 
 MAX_SCORE = 10.0
 WATCH_SCORE = -3.0

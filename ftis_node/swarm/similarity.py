@@ -11,18 +11,16 @@ from __future__ import annotations
 import math
 import secrets
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+Hashes = NDArray[np.uint64]
+Places = NDArray[np.int64]
 
-    from numpy.typing import NDArray
-
-    Hashes = NDArray[np.uint64]
-    Places = NDArray[np.int64]
 
 RUN_NATS = 3.0  # for the end of a run
 GAP_NATS = RUN_NATS + math.log(2.0)  # the least price of a run after other tokens

@@ -14,11 +14,8 @@ be connected to others that read it. Members of that shard always read it.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Collection, Mapping
+import random
+from collections.abc import Collection, Mapping
 
 NUM_MEMBER_BUCKETS = 64
 FIRST_SHARDS = 8  # read at the start, before the traffic is known

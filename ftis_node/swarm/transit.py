@@ -6,14 +6,11 @@ number in the unit of the delay: seconds by a node's clock, or optimizer steps i
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
-
-    from ftis_node.config.delay import Delay
+from ftis_node.config.delay import Delay
 
 
 @dataclass(slots=True)

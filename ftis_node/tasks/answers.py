@@ -33,18 +33,14 @@ from __future__ import annotations
 
 import logging
 import re
+from fractions import Fraction
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ftis_node.records.think_block import ANSWER_TAGS
-from ftis_node.tasks.base import broken_grader, leaves, release_of
+from ftis_node.tasks.base import ChatMessage, Task, TaskItem, broken_grader, leaves, release_of
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
 from ftis_node.tasks.number_answers import cleaned, is_expression, number_in, plain_number, sides_of, without_vulgar
-
-if TYPE_CHECKING:
-    from fractions import Fraction
-
-    from ftis_node.tasks.base import ChatMessage, Task, TaskItem
 
 log = logging.getLogger(__name__)
 

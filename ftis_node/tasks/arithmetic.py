@@ -19,15 +19,12 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.records.think_block import after_thinking
-from ftis_node.tasks.problems import IndexedTask, stable_hash
-
-if TYPE_CHECKING:
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.problems import Prompt
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
 
 TWO_DIGITS: Final = range(10, 100)  # both operands and the answer
 NUM_TRAIN: Final = 2**31

@@ -11,16 +11,13 @@ prompt.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 from ftis_node.errors import MachineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ftis_node.records.group import PromptRef
+from ftis_node.records.group import PromptRef
 
 MAX_GRADER_BYTES: Final = 256
 

@@ -18,14 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 
 from ftis_node.telemetry.terminal_text import size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 log = logging.getLogger(__name__)
 MAX_DISK_BYTES: Final = 4 << 30

@@ -11,20 +11,17 @@ import re
 import shutil
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ftis_node.errors import DiskFullError, FtisError, NetworkError, TaskError
 from ftis_node.files import NO_ROOM, hub_cache_problem
 from ftis_node.tasks.dataset_disk import DownloadNotice, begin_in, limit_for, scratch_folder, too_large
+from ftis_node.tasks.dataset_query import RowSource
 from ftis_node.telemetry.terminal_text import size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ftis_node.tasks.dataset_query import RowSource
 
 PROBE_LIMIT_S: Final = 5.0
 SIZES_AT_ONCE: Final = 500  # files in one request

@@ -16,16 +16,14 @@ for that package.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from math import gcd, lcm
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from ftis_node.errors import TaskError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PREFIX: Final = "dataset:"
 BUILT_IN_REWARDS: Final = ("exact", "format", "math", "regex")

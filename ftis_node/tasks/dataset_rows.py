@@ -23,23 +23,19 @@ import math
 import resource
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ftis_node.errors import DiskFullError, FtisError, NetworkError, TaskError
 from ftis_node.files import check_regular
 from ftis_node.tasks.dataset_disk import MAX_DISK_BYTES, run_watched, too_large
 from ftis_node.tasks.dataset_hub import hub_rows
-from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, RowSource, check_pattern
+from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, DatasetQuery, RowSource, check_pattern
 from ftis_node.tasks.problems import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from ftis_node.tasks.dataset_query import DatasetQuery
-    from ftis_node.tasks.spec import TaskPart
+from ftis_node.tasks.spec import TaskPart
 
 log = logging.getLogger(__name__)
 FETCH_LIMIT_S: Final = 120.0

@@ -6,12 +6,13 @@ right. The first node of a run writes the digest of its data sets into the manif
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ftis_node.errors import TaskError
-from ftis_node.plugins import call_plugin
+from ftis_node.plugins import Plugin, call_plugin
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.answers import (
     answers_agree,
@@ -22,21 +23,12 @@ from ftis_node.tasks.answers import (
     plain_answer,
     plain_text,
 )
-from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, finds
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, DatasetQuery, finds
 from ftis_node.tasks.dataset_rows import digest_of, load_problems
-from ftis_node.tasks.plugins import load_reward
-from ftis_node.tasks.problems import IndexedTask
-from ftis_node.tasks.spec import TaskSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.plugins import Plugin
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.dataset_query import DatasetQuery
-    from ftis_node.tasks.plugins import Reward
-    from ftis_node.tasks.problems import Problem, Prompt
-    from ftis_node.tasks.spec import TaskPart
+from ftis_node.tasks.plugins import Reward, load_reward
+from ftis_node.tasks.problems import IndexedTask, Problem, Prompt
+from ftis_node.tasks.spec import TaskPart, TaskSpec
 
 
 class Scored(NamedTuple):

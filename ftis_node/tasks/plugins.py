@@ -6,20 +6,18 @@ A plug-in's results are validated, and it always runs in the scoring process.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ftis_node.errors import MachineError, TaskError
 from ftis_node.plugins import REWARD_GROUP, TASK_GROUP, Plugin, call_plugin, describe, find_entry, find_plugins
+from ftis_node.records.group import PromptRef
 from ftis_node.tasks.answers import answer_in, plain_text
 from ftis_node.tasks.base import Task, TaskItem, grader_releases
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Reward = Callable[[TaskItem, str], float]
 
-    from ftis_node.records.group import PromptRef
-
-    Reward = Callable[[TaskItem, str], float]
 
 log = logging.getLogger(__name__)
 

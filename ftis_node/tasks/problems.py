@@ -5,15 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.base import ChatMessage, TaskItem
 
-if TYPE_CHECKING:
-    from ftis_node.tasks.base import ChatMessage
-
-    Prompt = tuple[ChatMessage, ...]
+Prompt = tuple[ChatMessage, ...]
 
 
 class IndexedTask(ABC):

@@ -6,13 +6,11 @@ A name that is not built in belongs to a plug-in (`plugins.py`). Plug-ins cannot
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ftis_node.errors import TaskError
+from ftis_node.tasks.base import Task
 from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
-
-if TYPE_CHECKING:
-    from ftis_node.tasks.base import Task
 
 BUILT_IN: Final = (
     "arithmetic",

@@ -29,17 +29,13 @@ import math
 import re
 import warnings
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.answers import chat_prompt, final_answer, plain_text
-from ftis_node.tasks.base import broken_grader, release_of
+from ftis_node.tasks.base import TaskItem, broken_grader, release_of
 from ftis_node.tasks.expression_limits import is_within_limits
-from ftis_node.tasks.problems import IndexedTask
-
-if TYPE_CHECKING:
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.problems import Prompt
+from ftis_node.tasks.problems import IndexedTask, Prompt
 
 PACKAGE: Final = "reasoning-gym"
 NUM_ENTRIES_CACHED: Final = 256

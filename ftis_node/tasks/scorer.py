@@ -16,16 +16,17 @@ import logging
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 from pebble import ProcessExpired, ProcessPool
 
 from ftis_node.errors import MachineError, TaskError, WorkerDiedError
-from ftis_node.records.group import CompletionStatus
-from ftis_node.tasks.base import leaves
+from ftis_node.records.group import CompletionStatus, PromptRef
+from ftis_node.tasks.base import Task, TaskItem, leaves
 from ftis_node.tasks.scoring_worker import (
     ScoringCost,
     ScoringReply,
@@ -35,12 +36,6 @@ from ftis_node.tasks.scoring_worker import (
     score_in_worker,
     start_worker,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ftis_node.records.group import PromptRef
-    from ftis_node.tasks.base import Task, TaskItem
 
 log = logging.getLogger(__name__)
 

@@ -15,18 +15,15 @@ import signal
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftis_node.errors import MachineError, TaskError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ftis_node.records.group import PromptRef
-    from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks.base import Task, TaskItem
 
 log = logging.getLogger(__name__)
 PARENT_CHECK_S = 0.5

@@ -28,10 +28,10 @@ A prompt reference names its part, so nodes of any domain can reproduce and scor
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.dataset_query import (
@@ -43,9 +43,6 @@ from ftis_node.tasks.dataset_query import (
     parse_weight,
     whole_weights,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:@[A-Za-z][\w-]*)?(?:[:=+]|$))")
 _WEIGHT = re.compile(rf"(?P<rest>.*)=(?P<weight>{NUMBER})", re.DOTALL)

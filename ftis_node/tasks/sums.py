@@ -19,14 +19,11 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.problems import IndexedTask, stable_hash
-
-if TYPE_CHECKING:
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.problems import Prompt
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
 
 NUM_TRAIN: Final = 2**31
 NUM_TEST: Final = 1024

@@ -8,10 +8,7 @@ creation plus the time since then, also that in which the machine slept.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 JUMP_S = 2.0  # smaller changes are normal clock corrections
 SLEPT_S = 30.0  # a shorter gap may come from a busy machine

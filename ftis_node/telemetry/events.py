@@ -11,16 +11,14 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from ftis_node.files import NO_ROOM, check_regular, open_to_write
 from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
 from ftis_node.telemetry.secrets import redacted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 EVENT_SCHEMA = 1  # in each `start` event
 log = logging.getLogger(__name__)

@@ -15,12 +15,10 @@ import asyncio
 import logging
 import threading
 import traceback
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeAlias
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from ftis_node.telemetry.events import EventReader, last_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 DEFAULT_NUM_LAST_EVENTS = 200
 # Every group causes these events, hundreds of times a minute. All others are notable.

@@ -16,15 +16,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from ftis_node.telemetry.secrets import keep_variables_secret, redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from _typeshed import ReadableBuffer
 
 # Takes the fraction done, from 0 to 1 (None: unknown), and a text about the current work ("": the work has ended).

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import time
 import tomllib
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ftis_node.telemetry.status import Status
+from ftis_node.telemetry.status import Status
 
 Family = GaugeMetricFamily | CounterMetricFamily
 TABLE_FILE = "metrics.toml"

@@ -13,15 +13,13 @@ import re
 import stat
 import sys
 import traceback
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final
 
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-    from types import TracebackType
 
 HIDDEN: Final = "<secret>"
 MAX_SECRET_FILE_BYTES: Final = 4096

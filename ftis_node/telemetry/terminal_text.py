@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 WIDE = frozenset("WF")
 BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")

@@ -18,16 +18,14 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import util
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from ftis_node.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
 DEFAULT_CAPACITY = 1024
 DEFAULT_CLOSE_LIMIT_S = 5.0

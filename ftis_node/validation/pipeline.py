@@ -11,27 +11,22 @@ bytes -> size, parse, version, codec, malformed     (records/: sizes are bounded
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.errors import MachineError, ModelError, RecordError, WorkerError
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_any
-from ftis_node.records.envelope import Accepted, open_envelope
-from ftis_node.records.group import CompletionStatus, Group
+from ftis_node.records.envelope import Accepted, Envelope, open_envelope
+from ftis_node.records.group import CompletionStatus, Group, PromptRef, TextGroup
+from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.scorer import score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
-from ftis_node.validation.rules import RULES, Refusal, signature_holds
+from ftis_node.validation.rules import RULES, Refusal, ValidationContext, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenize
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+Rule = Callable[[Envelope, Any, ValidationContext], Refusal | None]
 
-    from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import PromptRef, TextGroup
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.validation.rules import ValidationContext
-
-    Rule = Callable[[Envelope, Any, ValidationContext], Refusal | None]
 
 REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 

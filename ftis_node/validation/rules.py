@@ -12,24 +12,19 @@ docs/reference/rejections.md lists all reasons.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ftis_node.records.group import FinishReason
+from ftis_node.config.manifest import RunManifest
+from ftis_node.models import PromptTokenizer
+from ftis_node.records.envelope import Envelope
+from ftis_node.records.group import FinishReason, Group, PromptRef, TextGroup
 from ftis_node.records.think_block import is_opening
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import Group, PromptRef, TextGroup
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scorer import Scorer
-    from ftis_node.tasks.scoring_worker import ScoringCost
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.scorer import Scorer
+from ftis_node.tasks.scoring_worker import ScoringCost
 
 LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0
 MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by chance

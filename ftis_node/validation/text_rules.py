@@ -7,14 +7,16 @@ peer may invent the mean log-prob, but it changes a completion's weight only up 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from ftis_node.records.group import FinishReason
+from ftis_node.records.envelope import Envelope
+from ftis_node.records.group import FinishReason, Group, TextGroup
 from ftis_node.validation.rules import (
     LOGPROB_SLACK,
     MIN_GROUP_MEAN_LOGPROB,
     Refusal,
+    ValidationContext,
     ids_in_vocabulary,
     in_time,
     not_seen,
@@ -27,13 +29,6 @@ from ftis_node.validation.rules import (
     weights_offered,
     within_quota,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import Group, TextGroup
-    from ftis_node.validation.rules import ValidationContext
 
 MAX_BYTES_PER_TOKEN = 64  # mean over a text; bounds the work of tokenizing
 MIN_MEAN_LOGPROB = -100.0  # nats, of one completion; uniform sampling from 10^6 tokens gives -14

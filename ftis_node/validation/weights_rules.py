@@ -8,12 +8,9 @@ also compares its log-probs of the probe tokens with those in the offer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ftis_node.records.weights import WeightsOffer
 from ftis_node.validation.rules import Refusal
-
-if TYPE_CHECKING:
-    from ftis_node.records.weights import WeightsOffer
 
 LARGEST_PARAMETER_BYTES = 4
 HEADER_BYTES = 1 << 20  # of a safetensors file: names and shapes, about 100 bytes a tensor

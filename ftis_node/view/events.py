@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ftis_node.telemetry.history import ROUTINE
 from ftis_node.telemetry.terminal_text import clipped
 from ftis_node.view.spans import Line, Span, Tone, clock, line, number, short_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 TONES = {
     **dict.fromkeys("step eval start peer_joined".split(), Tone.STRONG),

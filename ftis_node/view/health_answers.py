@@ -7,18 +7,20 @@ learner, the memory of the machine, a node that does not answer.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ftis_node.telemetry.health_summary import AnswerWord, HealthAnswer, duration, refusal_facts, summarize_health
+from ftis_node.telemetry.health_summary import (
+    AnswerWord,
+    HealthAnswer,
+    HealthSummary,
+    duration,
+    refusal_facts,
+    summarize_health,
+)
+from ftis_node.telemetry.status import RefusalStatus
 from ftis_node.telemetry.terminal_text import date_time
+from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import Line, Span, Tone, ago, labeled, line
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.telemetry.health_summary import HealthSummary
-    from ftis_node.telemetry.status import RefusalStatus
-    from ftis_node.view.snapshot import NodeSnapshot
 
 LABEL_WIDTH, WORD_WIDTH = 14, 9
 MIN_STEPS = 8  # with fewer, a trend is noise

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, ID_TAIL, OFF, duration
+from ftis_node.telemetry.status import EvalStatus, GenerationStatus, LearnerStatus, Status, SwarmStatus
 from ftis_node.telemetry.terminal_text import size
+from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
 from ftis_node.view.spans import Line, Span, Tone, count, line, number, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ftis_node.telemetry.status import EvalStatus, GenerationStatus, LearnerStatus, Status, SwarmStatus
-    from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
 
 BAR_WIDTH = 20
 MIN_SHOWN_SKEW_S = 1.0

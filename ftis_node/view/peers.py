@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ftis_node.swarm.peer_rows import shown_names, teaches, teaching_words
+from ftis_node.telemetry.status import NodeStatus
 from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 from ftis_node.view.spans import (
     Line,
@@ -17,11 +19,6 @@ from ftis_node.view.spans import (
     number,
     short_id,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from ftis_node.telemetry.status import NodeStatus
 
 PEER_COLUMNS = ("peer", "model", "trust", "accepted", "teaches", "rejected", "confirmed", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.telemetry.history import History
-
-if TYPE_CHECKING:
-    from ftis_node.telemetry.status import Status
+from ftis_node.telemetry.status import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.files import make_folder, sync_to_disk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MARKER = "COMPLETE"
 TEMPORARY_MARK = ".incomplete-"

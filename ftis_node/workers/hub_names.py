@@ -7,12 +7,10 @@ copied, and a write to a part changes the model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class _Views(torch.Tensor):

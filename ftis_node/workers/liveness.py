@@ -11,18 +11,15 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import zmq
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.workers.wire import HEARTBEAT_IDENTITY, Heartbeat, pack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 ORPHAN_EXIT_CODE = 1

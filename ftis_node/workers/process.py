@@ -17,8 +17,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -26,15 +28,8 @@ from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.workers import wire
-from ftis_node.workers.liveness import LivenessVerdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import msgspec
-
-    from ftis_node.workers.liveness import Timing
-    from ftis_node.workers.wire import Message
+from ftis_node.workers.liveness import LivenessVerdict, Timing
+from ftis_node.workers.wire import Message
 
 logger = logging.getLogger(__name__)
 

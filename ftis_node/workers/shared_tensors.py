@@ -19,19 +19,16 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ftis_node.errors import SharingError, first_line
 from ftis_node.workers.shared_weights import ELEMENT_BYTES, SharedStorage, SharedTensor, SharedWeights, check
 from ftis_node.workers.tensor_file import DTYPES, NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import Tensor
 
 # The handle of a cudaMalloc allocation: a version byte, "c", and the 64 bytes of cudaIpcMemHandle_t.
 HANDLE_BYTES, HANDLE_KIND = 66, ord("c")

@@ -25,7 +25,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ftis_node.errors import (
     DiskFullError,
@@ -39,11 +39,8 @@ from ftis_node.errors import (
 )
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import RestartCounter, RestartPolicy, Timing
-from ftis_node.workers.process import OnEvent, OnSlowStop, WorkerProcess
-
-if TYPE_CHECKING:
-    from ftis_node.workers.process import WorkerSpec
-    from ftis_node.workers.wire import Body, Message
+from ftis_node.workers.process import OnEvent, OnSlowStop, WorkerProcess, WorkerSpec
+from ftis_node.workers.wire import Body, Message
 
 logger = logging.getLogger(__name__)
 OnStarted: TypeAlias = Callable[[WorkerProcess], Awaitable[None]]

@@ -14,21 +14,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from io import FileIO
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ftis_node.errors import ModelError, first_line
 from ftis_node.models.safetensors_file import read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from io import FileIO
-    from pathlib import Path
-
-    from torch import Tensor
 
 DTYPES = {
     "F64": torch.float64,

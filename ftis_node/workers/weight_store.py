@@ -23,10 +23,12 @@ import logging
 import math
 import os
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.config.home import Home
 from ftis_node.errors import ModelError
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.models.safetensors_file import read_header
@@ -35,11 +37,7 @@ from ftis_node.workers.shared_weights import WAYS, SharedWeights, Way
 from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import torch
-
-    from ftis_node.config.home import Home
 
 PREFIX = "weights-"
 WEIGHTS_FILE = "model.safetensors"

@@ -19,10 +19,11 @@ into declared types only, so no received bytes can name code to run.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -30,9 +31,6 @@ import numpy as np
 from ftis_node import errors
 from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

@@ -29,19 +29,17 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from ftis_node.errors import FtisError
 from ftis_node.telemetry.faults import unhandled_errors, watched_task
 from ftis_node.telemetry.log import drop_what_cannot_be_written, set_up_logging
 from ftis_node.workers import wire
 from ftis_node.workers.liveness import ActivityCounter, die_with_owner, heartbeats
-
-if TYPE_CHECKING:
-    from ftis_node.errors import FtisError
 
 logger = logging.getLogger(__name__)
 

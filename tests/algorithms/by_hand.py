@@ -7,14 +7,12 @@ rho = 1. Rows may differ in length. The rest is padding of NaN, so a method that
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ftis_node.algorithms import policy_loss
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def padded_logs(rows: Sequence[Sequence[float]]) -> torch.Tensor:

@@ -6,7 +6,8 @@ import csv
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +19,6 @@ from ftis_node.cli.app import run
 from ftis_node.config.manifest import RunManifest, load_manifest, parse_canonical, parse_manifest
 from ftis_node.errors import ConfigError
 from tests.conftest import write_distribution
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PLUGIN_RUN = """
 name = "a"

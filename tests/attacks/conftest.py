@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
@@ -14,9 +14,6 @@ from ftis_node.config.manifest import load_manifest
 from tests.attacks.directory_dials import CountingPort, counting_port
 from tests.attacks.member import Member, Scene, joined, sending
 from tests.attacks.victim import Victim, running_victim
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
 
 
 @pytest.fixture(scope="package")

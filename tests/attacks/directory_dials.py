@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
+from tests.attacks.member import Member
 from tests.attacks.messages import INVALID_ADDRESSES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.attacks.member import Member
-    from tests.attacks.victim import Victim
+from tests.attacks.victim import Victim
 
 NUM_EACH = 3
 LISTED_FOR_S = 300.0

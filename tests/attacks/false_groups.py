@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
 
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group
-from tests.attacks.member import UNUSED, change_completion, sign_body, varint
+from ftis_node.records.envelope import Envelope
+from ftis_node.records.group import Group
+from tests.attacks.member import UNUSED, Claims, Member, change_completion, sign_body, varint
 from tests.attacks.victim import MAX_ENVELOPE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import Group
-    from tests.attacks.member import Claims, Member
 
 NUM_GROUPS = 6
 NUM_BODIES = 8  # more than a ban needs, in any order of arrival

@@ -8,12 +8,15 @@ import itertools
 import os
 import random
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.gossip import MAX_ANSWERS, GossipLimits
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
@@ -21,24 +24,16 @@ from ftis_node.gossip.p2pd import session
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.streams import close_server
-from ftis_node.gossip.wire_format import bucket_key, protocol, service_of
+from ftis_node.gossip.wire_format import RpcService, bucket_key, protocol, service_of
 from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.messages import record
-from tests.attacks.victim import none_if_unanswered
+from tests.attacks.victim import Victim, none_if_unanswered
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from bench.stubs.group_maker import GroupMaker
-    from ftis_node.gossip.wire_format import RpcService
-    from tests.attacks.victim import Victim
 
 Claims = dict[bytes, bytes]  # announcements by the ids of their groups
 

@@ -8,14 +8,12 @@ be detected. In that case validation bounds the mean (`test_groups.py`), and the
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-if TYPE_CHECKING:
-    from tests.attacks.member import Scene
-    from tests.attacks.victim import Victim
+from tests.attacks.member import Scene
+from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
 from ftis_node.records.envelope import open_announcement
+from ftis_node.records.group import Group
 from ftis_node.replay.eviction import MAX_PER_PROBLEM
 from ftis_node.replay.lifecycle import ReleaseReason
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from typing import Any
-
-    from ftis_node.records.group import Group
-    from tests.attacks.member import Member, Scene
-    from tests.attacks.victim import Victim
+from tests.attacks.member import Member, Scene
+from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

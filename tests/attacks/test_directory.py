@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,13 +11,10 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID
 from ftis_node.records.identity import Identity
+from tests.attacks.directory_dials import CountingPort
+from tests.attacks.member import Member, Scene
 from tests.attacks.messages import RECORDS, answer_with_the_largest_time, invalid_entries, record
-from tests.attacks.victim import wait_until_continued
-
-if TYPE_CHECKING:
-    from tests.attacks.directory_dials import CountingPort
-    from tests.attacks.member import Member, Scene
-    from tests.attacks.victim import Victim
+from tests.attacks.victim import Victim, wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 

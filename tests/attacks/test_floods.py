@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.attacks.member import Member, Scene
 from tests.attacks.messages import ANNOUNCEMENTS
-
-if TYPE_CHECKING:
-    from tests.attacks.member import Member, Scene
-    from tests.attacks.victim import Victim
+from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 

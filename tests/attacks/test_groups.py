@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,12 +22,8 @@ from tests.attacks.false_groups import (
     with_special_tokens,
     with_wrong_reward,
 )
-from tests.attacks.member import change_completion
-from tests.attacks.victim import wait_until_continued
-
-if TYPE_CHECKING:
-    from tests.attacks.member import Member, Scene
-    from tests.attacks.victim import Victim
+from tests.attacks.member import Member, Scene, change_completion
+from tests.attacks.victim import Victim, wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
 from ftis_node.config.home import Home
-from tests.attacks.victim import wait_until_continued
-
-if TYPE_CHECKING:
-    from tests.attacks.member import Member
-    from tests.attacks.victim import Victim
+from tests.attacks.member import Member
+from tests.attacks.victim import Victim, wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

@@ -10,19 +10,15 @@ import os
 import time
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService
 from ftis_node.records.envelope import open_announcement
 from tests.attacks.false_groups import FALSE_GROUPS
-from tests.attacks.member import GONE
+from tests.attacks.member import GONE, Member, Scene
 from tests.attacks.messages import FRAMES, QUESTIONS, SERVERS
-
-if TYPE_CHECKING:
-    from tests.attacks.member import Member, Scene
-    from tests.attacks.victim import Victim
+from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,10 +12,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.records.parsing import SCHEMA
 from tests.attacks.member import Member, Scene, sign_body
-from tests.attacks.victim import wait_until_continued
-
-if TYPE_CHECKING:
-    from tests.attacks.victim import Victim
+from tests.attacks.victim import Victim, wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

@@ -6,18 +6,13 @@ The hosts have other key types, run other programs, or send nothing.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.attacks.victim import wait_until_continued
+from tests.attacks.member import Member, Scene
+from tests.attacks.victim import Victim, wait_until_continued
 from tests.attacks.visitors.host import Target
-from tests.attacks.visitors.visits import AUTHORS, VISITS, js_missing
-
-if TYPE_CHECKING:
-    from tests.attacks.member import Member, Scene
-    from tests.attacks.victim import Victim
-    from tests.attacks.visitors.visits import Visit
+from tests.attacks.visitors.visits import AUTHORS, VISITS, Visit, js_missing
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 

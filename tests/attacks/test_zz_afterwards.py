@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.records.identity import Identity
-from tests.attacks.victim import MAX_DISK_BYTES, MAX_READY_GROUPS, wait_until_continued
-
-if TYPE_CHECKING:
-    from tests.attacks.member import Member, Scene
-    from tests.attacks.victim import Victim
+from tests.attacks.member import Member, Scene
+from tests.attacks.victim import MAX_DISK_BYTES, MAX_READY_GROUPS, Victim, wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 

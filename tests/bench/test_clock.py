@@ -7,7 +7,8 @@ import math
 import subprocess
 import sys
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,10 +17,6 @@ import clock
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from nodes import slowed
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SLEEP = "import time; time.sleep(600)"
 PARENT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"

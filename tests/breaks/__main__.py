@@ -14,17 +14,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from tests.breaks.faults import ROOT, all_faults, chosen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tests.breaks.faults import Fault
+from tests.breaks.faults import ROOT, Fault, all_faults, chosen
 
 LIMIT_S = 1800.0  # of one run; the suite limits each test
 INTERRUPTED = 130

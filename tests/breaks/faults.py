@@ -7,14 +7,11 @@ its effect for a user in one sentence. `tests` are paths for pytest; one of thes
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.errors import UsageError
 from tests.breaks.__main__ import FAILED
-from tests.breaks.faults import ROOT, all_faults, chosen
-
-if TYPE_CHECKING:
-    from tests.breaks.faults import Fault
+from tests.breaks.faults import ROOT, Fault, all_faults, chosen
 
 FAULTS = all_faults()
 TOPICS = {"security", "exactly_once", "mathematics"}

@@ -13,21 +13,16 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.chaos import report, schedule
 from tests.chaos.faults import catalog as faults
 from tests.chaos.invariants import checks as invariants
 from tests.chaos.observation.evidence import Evidence, remove_oldest
-from tests.chaos.runner import Runner
+from tests.chaos.runner import Outcome, Runner
 from tests.chaos.swarm import Swarm
 from tests.trained_models import copy_trained_models
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.chaos.runner import Outcome
 
 MAX_FAULTS = 1000
 KEPT = Path("chaos-out")  # runs with a violation, by seed and time

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from tests.chaos.swarm import Swarm, SwarmNode
+from tests.chaos.swarm import Swarm, SwarmNode
 
 
 class Refusal(NamedTuple):

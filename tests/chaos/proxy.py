@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 HOST = "127.0.0.1"
 CHUNK_BYTES = 1 << 16

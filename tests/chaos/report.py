@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
+from tests.chaos.faults.base import Fault
 from tests.chaos.faults.catalog import ALL_FAULTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tests.chaos.faults.base import Fault
-    from tests.chaos.runner import Outcome
+from tests.chaos.runner import Outcome
 
 TABLE_HEAD = "| fault | kind | the daemon then | promise of the node | shown by |\n|---|---|---|---|---|"
 

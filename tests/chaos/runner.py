@@ -15,25 +15,19 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tests.chaos.fault_context import FaultContext
-from tests.chaos.faults.base import Ends
+from tests.chaos.faults.base import Ends, Fault
 from tests.chaos.invariants import checks as invariants
 from tests.chaos.invariants.checks import Violation
 from tests.chaos.machine import Meter
-from tests.chaos.swarm import POLL_S, START_S, STOP_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from tests.chaos.faults.base import Fault
-    from tests.chaos.observation.evidence import Evidence
-    from tests.chaos.observation.watch import Observation
-    from tests.chaos.schedule import Planned
-    from tests.chaos.swarm import Swarm, SwarmNode
+from tests.chaos.observation.evidence import Evidence
+from tests.chaos.observation.watch import Observation
+from tests.chaos.schedule import Planned
+from tests.chaos.swarm import POLL_S, START_S, STOP_S, Swarm, SwarmNode
 
 ENDS_WITHIN_S = 60.0
 NEW_STEPS = 2  # the first may have ended before the fault and been reported after it

@@ -15,8 +15,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,10 +30,6 @@ from tests.chaos.faults.moved_clock import offset_file_of, prefix
 from tests.chaos.observation.processes import role_of
 from tests.chaos.proxy import Proxy
 from tests.node.support import RunningNode, free_port, started
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 POLL_S = 0.2
 START_S = 600.0  # a busy machine

@@ -10,7 +10,8 @@ import math
 import sqlite3
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -22,14 +23,8 @@ from tests.chaos.invariants.checks import check, snapshot
 from tests.chaos.observation.evidence import Evidence
 from tests.chaos.observation.watch import saved_steps
 from tests.chaos.runner import Outcome, Runner
-from tests.chaos.swarm import Swarm
+from tests.chaos.swarm import Swarm, SwarmNode
 from tests.chaos.test_observation import make_dead_socket, start_orphan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from tests.chaos.swarm import SwarmNode
 
 
 def _execute(query: str) -> Callable[[Home], object]:

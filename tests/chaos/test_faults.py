@@ -6,27 +6,23 @@ import asyncio
 import random
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
 from ftis_node.errors import FtisError
 from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.wire_format import RpcService
 from tests.attacks.member import Member
 from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults import processes as process_faults
 from tests.chaos.faults.members import NUM_STREAMS, hold_streams
 from tests.chaos.swarm import Swarm, SwarmNode
 from tests.node.support import RunningNode, started
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import pytest
-
-    from ftis_node.gossip.wire_format import RpcService
 
 NOTHING: Any = None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from tests.chaos.observation.buffer import Buffer, Row
 from tests.chaos.observation.event_log import Event, EventLogMemory, effective_history
 from tests.chaos.observation.processes import Process
 from tests.chaos.observation.watch import Observation
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WITHOUT_GROUP = '{"time":8,"event":"taken","step":2}'
 US, PEER = "12D3us", "12D3peer"

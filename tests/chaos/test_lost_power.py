@@ -6,9 +6,10 @@ the old or the new state, and the new one after the write has returned.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,10 +30,6 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer
 from ftis_node.workers.durable import complete_folder, newest_complete
 from tests.chaos.power.lost_power import Tree, lay_out, recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 OWNER = CheckpointOwner(run_id="r", model="m", model_fingerprint="f", trains="full")
 SEED = bytes(range(32))

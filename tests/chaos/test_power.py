@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.chaos.power.cut import KINDS, plan_cuts
 from tests.chaos.power.endurance import run_cuts
 from tests.chaos.power.home_state import HomeState, losses, resumption_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 NUM_CUTS = 4
 SEED = 3

@@ -7,14 +7,11 @@ import socket
 import socketserver
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.chaos.proxy import ANY, Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HERE, OTHER = "127.0.0.1", "127.0.0.21"
 LIMIT_S = 20.0

@@ -6,16 +6,18 @@ import json
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.chaos import __main__ as command
 from tests.chaos import runner
+from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults import catalog as faults
 from tests.chaos.faults.base import Ends, Fault
 from tests.chaos.invariants import checks as invariants
@@ -26,12 +28,8 @@ from tests.chaos.observation.watch import Observation
 from tests.chaos.schedule import Planned
 from tests.chaos.swarm import Swarm, SwarmNode
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+Inject = Callable[[FaultContext], object]
 
-    from tests.chaos.fault_context import FaultContext
-
-    Inject = Callable[[FaultContext], object]
 
 MADE_UP = Violation("no group is used twice", "a", "fault", "group 0123456789ab was used by steps 3, 7")
 

@@ -9,17 +9,15 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.cli.completion import join_words
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+CompleteLine = Callable[[str], str]
 
-    CompleteLine = Callable[[str], str]
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0  # for one reply of bash on a loaded machine

@@ -7,7 +7,9 @@ import os
 import sqlite3
 import subprocess
 import sys
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,11 +18,8 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.replay.database import SCHEMA, SCHEMA_VERSION
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+Complete = Callable[[str], list[str]]
 
-    Complete = Callable[[str], list[str]]
 
 PEER = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 GROUP = bytes.fromhex("ab12" + "cd" * 30)

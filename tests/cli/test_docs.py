@@ -9,7 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from ftis_node import documentation
 from ftis_node.cli.app import run
 from ftis_node.cli.commands import docs
 from tests.documented.pages import PAGES, ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGE = (ROOT / "docs/operate/troubleshooting.md").read_text()
 PACKAGE_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")

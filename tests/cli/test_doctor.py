@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -15,9 +16,6 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.memory import choice as memory_choice
 from tests.models.test_model_shape import QWEN_3B
 from tests.models.tiny_models import save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 1 << 30
 

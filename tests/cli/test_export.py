@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +18,9 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.telemetry.status import EvalStatus, LearnerStatus, Status
-from ftis_node.workers.weight_store import probe_logprobs
+from ftis_node.workers.weight_store import WeightProof, probe_logprobs
 from tests.learner.learner_rig import random_groups
 from tests.models.tiny_models import save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.workers.weight_store import WeightProof
 
 RUN = 'name = "a"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = 1e-2\nlora_learning_rate = 1e-2'
 

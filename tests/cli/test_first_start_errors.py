@@ -18,10 +18,11 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -31,9 +32,6 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
 from tests.models.tiny_models import save_tiny
 from tests.node.support import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]

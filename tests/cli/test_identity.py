@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.sequence import epoch_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIRST = Identity.from_seed(bytes(32))
 

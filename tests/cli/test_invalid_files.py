@@ -6,7 +6,8 @@ import os
 import shutil
 import sqlite3
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -23,10 +24,6 @@ from ftis_node.report.facts import EventTotals
 from ftis_node.telemetry.history import HistoryReader
 from tests.cli.test_usage_errors import error_of
 from tests.models.tiny_models import save_tiny
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 DEEP_JSON = b'{"a": ' * 100_000
 DEEP_TOML = b"a = " + b"[" * 50_000

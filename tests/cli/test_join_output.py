@@ -10,14 +10,17 @@ import contextlib
 import io
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.metrics import render_metrics
@@ -25,12 +28,6 @@ from ftis_node.telemetry.status import Status
 from ftis_node.view.health_answers import answer_lines
 from ftis_node.view.spans import text_of
 from tests.node.support import ANY_PORT, started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from ftis_node.config.node import NodeSettings
 
 START_S = 300.0
 LIMIT_S = 900

@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nbformat
 import psutil
@@ -25,9 +26,6 @@ from ftis_node.cli.node_process import JoinOptions, _as_words
 from ftis_node.errors import FtisError, UsageError
 from tests.node.support import write_manifest
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 STEPS = 2

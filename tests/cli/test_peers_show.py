@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.status import Status
 from tests.conftest import PROMPT_IDS, make_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.records.identity import Identity
 
 UNKNOWN_PEER = "12D3KooW" + "z" * 44
 

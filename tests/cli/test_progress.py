@@ -9,8 +9,8 @@ import pty
 import re
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from ftis_node.cli.progress import ProgressState, show_fraction
 from ftis_node.models.hub import progress_bar_class
 from ftis_node.telemetry.log import CurrentStderr
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PERIOD_S = 0.02
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from ftis_node.replay.lifecycle import ReleaseReason
 from tests.cli.test_export import trained_home
 from tests.conftest import PROMPT_IDS, make_group, make_text_group
 from tests.hub_stand_in import TOKEN, Repository, StandIn, running_stand_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 REPO = "ann/swarm-tiny"
 DATA = f"datasets/{REPO}"

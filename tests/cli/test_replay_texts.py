@@ -6,7 +6,8 @@ import json
 import re
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -17,6 +18,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import TextCompletion
+from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.group_history import read_completion, read_group_history
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -25,11 +27,6 @@ from ftis_node.tasks import load_task
 from ftis_node.telemetry.terminal_text import cells
 from tests.conftest import EOS, PROMPT_IDS, make_completion, make_group, make_text_group
 from tests.models.tiny_models import save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.records.identity import Identity
 
 
 @pytest.fixture

@@ -6,12 +6,9 @@ import logging
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NODE = """
 import logging, os, sys, threading, typer

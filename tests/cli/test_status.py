@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,9 +35,6 @@ from ftis_node.telemetry.status import (
     amount,
 )
 from ftis_node.telemetry.terminal_text import cells
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW = 1_000_000.0
 USED_UP = BudgetStatus(learn_steps=amount(10, 10))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from tests.models.tiny_models import save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 

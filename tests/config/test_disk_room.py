@@ -6,8 +6,9 @@ import errno
 import os
 import resource
 import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from ftis_node.errors import MachineError
 from ftis_node.files import replace_file
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

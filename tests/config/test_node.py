@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import load_node_settings
 from ftis_node.errors import ConfigError, HomeInUseError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_flags_override_the_environment_and_the_environment_overrides_the_file(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home, give_user_folder
 from ftis_node.node.storage.disk_space import measure_usage
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = ("USER", "LOGNAME", "LNAME", "USERNAME", "HF_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,21 +13,16 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.wire_format import unpack_ids
 from ftis_node.records.envelope import open_announcement
-from ftis_node.records.group import CompletionStatus, FinishReason
+from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef
 from ftis_node.records.identity import peer_id_text
 from ftis_node.records.peer_messages import open_backfill_request
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.tasks.arithmetic import ArithmeticTask
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Refused, ValidationContext, validate
 
 from .make_messages import ACCEPTED, MESSAGES, document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ftis_node.records.group import PromptRef
-    from ftis_node.records.token_batch import TokenBatch
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scoring_worker import ScoringCost
 
 STORED: dict[str, Any] = json.loads(MESSAGES.read_text())
 NODE = STORED["node"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,9 +15,6 @@ from ftis_node.records.codec import CODECS
 from tests.conformance.make_messages import ACCEPTED, MESSAGES
 from tests.conftest import EXAMPLES
 from tests.node.support import ANY_PORT, RunningNode, bootstrap, started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 PEER = EXAMPLES / "node-peer"
 START_S = 240.0

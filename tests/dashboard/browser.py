@@ -6,18 +6,14 @@ import asyncio
 import base64
 import shutil
 import subprocess
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from aiohttp import ClientSession
+from aiohttp import ClientSession, ClientWebSocketResponse
 
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from aiohttp import ClientWebSocketResponse
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-unsafe-swiftshader", "--remote-debugging-port=0")

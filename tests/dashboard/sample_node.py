@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from msgspec import structs
 
 from ftis_node.dashboard.screens.groups import GroupScreen, GroupsScreen
@@ -24,11 +26,6 @@ from ftis_node.telemetry.status import (
     SwarmStatus,
 )
 from ftis_node.view.snapshot import GpuUsage, MachineUsage, NodeSnapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
 
 NOW = 1_800_000_000.0
 ANN, BOB = "12D3KooWAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAnnAAAA", "12D3KooWBobBobBobBobBobBobBobBobBobBobBobBobBobBBBB"

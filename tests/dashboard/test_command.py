@@ -9,8 +9,9 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, CookieJar
@@ -21,10 +22,6 @@ from tests.dashboard.browser import CHROMIUM, browse
 from tests.dashboard.sample_node import STATUS
 from tests.node.support import free_port
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "ftis_node", "dashboard"]
 MIN_SCREENSHOT_BYTES = 12_000  # an empty page has 4 kB

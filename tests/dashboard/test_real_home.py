@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING
 
 import pytest
+from textual.pilot import Pilot
 
+from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.reader import ReplayReader
 from tests.dashboard.svg_text import text_of_rows
 from tests.node.support import ANY_PORT, started
-from tests.small_swarm import copied_home
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from textual.pilot import Pilot
-
-    from ftis_node.config.home import Home
-    from tests.small_swarm import SmallSwarm
+from tests.small_swarm import SmallSwarm, copied_home
 
 pytestmark = pytest.mark.timeout(600)
 START_S = 240.0

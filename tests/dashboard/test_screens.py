@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from textual.app import App
+from textual.app import App, ComposeResult
+from textual.pilot import Pilot
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
@@ -16,18 +17,11 @@ from ftis_node.dashboard.context import NodeSeen
 from ftis_node.dashboard.screens.groups import GroupsScreen, PeerScreen
 from ftis_node.dashboard.widgets import RowsTable
 from ftis_node.errors import ConfigError
+from ftis_node.replay.reader import GroupSummary
+from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import Span
 from tests.dashboard.sample_node import ANN, BOB, RUNNING, SUMMARY, use_snapshots
 from tests.dashboard.svg_text import text_of_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from textual.app import ComposeResult
-    from textual.pilot import Pilot
-
-    from ftis_node.replay.reader import GroupSummary
-    from ftis_node.view.snapshot import NodeSnapshot
 
 FIRST_PEER = RUNNING.peers[0]["model"].split("/")[1]  # as in its row
 KEYS = ("enter", "escape", "g", "e", "a", "question_mark", "r", "l", "down", "w", "s", "slash", "j", "k")

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
+from ftis_node.view.snapshot import NodeSnapshot
 from tests.dashboard.sample_node import RUNNING, STOPPED, use_snapshots
 from tests.dashboard.svg_text import rows_of, text_of_rows
-
-if TYPE_CHECKING:
-    from ftis_node.view.snapshot import NodeSnapshot
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 LOW, TALL = (80, 24), (160, 50)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.widgets import TextLines
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
 from ftis_node.view.spans import text_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROW = SwarmRow(
     "12D3KooWpeer0001", "an\x1bn", "full", "org/tiny", 1, "1", 0.0, 60.0, step=3, learns_from={"12D3KooWpeer0001": 0.4}

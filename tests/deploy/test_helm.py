@@ -7,7 +7,9 @@ import re
 import subprocess
 import tarfile
 import tomllib
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
 
 import kubernetes_validate
 import pytest
@@ -18,10 +20,6 @@ from ftis_node.config.node import load_node_settings
 from ftis_node.config.roles import Role
 from tests.deploy.files import DEPLOY, check_command, check_variable, documents, program
 from tests.deploy.kubernetes_objects import VERSION, containers, of_kind, pods
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 CHART = DEPLOY / "helm" / "ftis-node"
 PEER_ID = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,6 @@ from ftis_node.config.workers import SAVE_LIMIT_S
 from tests.deploy.files import ROOT, check_command, check_variable, shell_commands
 from tests.deploy.kubernetes_objects import containers, of_kind, pods
 from tests.deploy.test_helm import EVERYTHING, pytestmark, template
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["pytestmark"]
 CASES = {"gpu": ({}, ()), "cpu": ({}, ("values-cpu.yaml",)), "everything": (EVERYTHING, ())}

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -28,9 +28,6 @@ from ftis_node.telemetry.events import read_events
 from tests.deploy.files import ROOT, Instruction, environment, read_stages, with_base_stages
 from tests.models.tiny_models import save_tiny
 from tests.node.support import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 STAGES = read_stages()
 STOP_LIMIT_S, WAIT_LIMIT_S = 10.0, 150.0

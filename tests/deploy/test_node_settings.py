@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from ftis_node.models import ModelShape, published_qwen25
 from ftis_node.node.storage.disk_space import usual_home_bytes
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE
 from tests.deploy.files import DEPLOY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 1 << 30
 # The memory that CUDA reports for the smallest cards of this size, or slightly less.

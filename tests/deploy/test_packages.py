@@ -7,16 +7,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from ftis_node import __version__
 from tests.deploy.files import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 pytest.importorskip("build", reason="the package `build` is not installed: `pip install -e .[dev]`")
 

@@ -7,15 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.config.workers import SAVE_LIMIT_S
 from tests.deploy.files import DEPLOY, check_command, check_variable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OLD_SYSTEMD = re.compile(r"Unknown key (name )?'(RestartSteps|RestartMaxDelaySec)' .*ignoring")  # before 254
 UNITS = sorted((DEPLOY / "systemd").rglob("*.service"))

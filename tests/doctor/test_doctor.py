@@ -7,9 +7,10 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,6 @@ from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.model import check_model, memory_question
 from ftis_node.doctor.network import nat_kind
 from ftis_node.models import shape_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
 REPO = "org/model"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from ftis_node.gossip.p2pd.relay_limit import RelayLimit
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import LOOPBACK, settings
 from tests.gossip.test_multiaddr import PEER
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{PEER}"
 REFUSED = "failed to dial X: all dials failed * [/ip4/192.0.2.1/tcp/4001] dial tcp4 192.0.2.1:4001: connection refused"

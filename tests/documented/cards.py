@@ -8,17 +8,13 @@ A card's memory is what CUDA reports for the smallest one sold under its name, o
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.choice import DEFAULT_RUN, compare
 from ftis_node.memory.plan import Machine
-from ftis_node.models import published_qwen25
+from ftis_node.models import ModelShape, published_qwen25
 from ftis_node.telemetry.terminal_text import GIB
-
-if TYPE_CHECKING:
-    from ftis_node.models import ModelShape
 
 SMALLEST_GIB = {8: 7.6, 12: 11.6, 16: 14.5, 24: 22.0, 32: 31.0, 48: 44.0, 80: 79.0, 141: 139.0}  # key: GB as sold
 HOST_GIB = 64

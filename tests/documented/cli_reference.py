@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 
 from ftis_node.cli.app import app
 from ftis_node.documentation import as_links
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HEADER = """# Commands
 

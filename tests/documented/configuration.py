@@ -6,18 +6,16 @@ python -m tests.documented.configuration      print the page
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.documentation import as_links
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pydantic import BaseModel
-    from pydantic.fields import FieldInfo
 
 HEADER = """# Configuration
 

@@ -6,17 +6,14 @@ import re
 import subprocess
 import tomllib
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import typer
 
 from ftis_node.cli.app import app
 from ftis_node.config.node import NodeSettings
-from tests.documented.pages import PAGES, ROOT, blocks, commands
-
-if TYPE_CHECKING:
-    from tests.documented.pages import Command
+from tests.documented.pages import PAGES, ROOT, Command, blocks, commands
 
 ALL = list(chain.from_iterable(commands(page) for page in PAGES))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

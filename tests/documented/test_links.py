@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node import errors
 from tests.documented.pages import PAGES, ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE_NAME = re.compile(r"(?<![\w/.*-])([a-z_][a-z_0-9]*\.py)\b")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,10 +15,6 @@ from tests.documented import cli_reference
 from tests.documented.configuration import render_reference as configuration
 from tests.documented.metrics import metrics_table
 from tests.documented.pages import PAGES, ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 REPOSITORY_PATH = re.compile(r"docs/[a-z-]+/[a-z-]+\.md")
 TEXT_FILES = frozenset(".json .toml .yaml .yml .service .env .html .j2 .py".split())

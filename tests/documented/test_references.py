@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from ftis_node.algorithms.methods import METHODS
 from ftis_node.cli.app import app
@@ -13,10 +14,6 @@ from tests.documented.families import PAGE, PRESET, families_table, with_table
 from tests.documented.methods import methods_table, parameters_table
 from tests.documented.metrics import metrics_table
 from tests.documented.pages import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DOCS: Path = ROOT / "docs"
 

@@ -8,26 +8,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from ftis_node.cli.app import app, run
 from ftis_node.records.identity import Identity
-from tests.documented.pages import PAGES, ROOT, blocks, commands
+from tests.documented.pages import PAGES, ROOT, Command, blocks, commands
 from tests.models.tiny_models import save_tiny
 from tests.node.support import ANY_PORT, RunningNode, started
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from tests.documented.pages import Command
-    from tests.small_swarm import SmallSwarm
+from tests.small_swarm import SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
 STEP_S = 400.0  # for the example's one step on a loaded machine

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.documented.words import DEFAULT, files, findings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_no_file_has_a_banned_word_or_a_long_sentence() -> None:

@@ -15,12 +15,9 @@ import io
 import re
 import subprocess
 import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = tuple("ftis_node tests bench examples proto deploy docs README.md CONTRIBUTING.md CHANGELOG.md".split())

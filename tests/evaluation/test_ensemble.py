@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,6 @@ from ftis_node.evaluation.ensemble import (
 from ftis_node.evaluation.evaluate import evaluate_model
 from ftis_node.models import load_tokenizer, resolve_model
 from tests.models.tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = {"limit": 6, "max_tokens": 48, "engine": "torch"}
 FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch"]

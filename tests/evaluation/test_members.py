@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from ftis_node.evaluation.ensemble import evaluate_ensemble
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from tests.cli.test_export import trained_home
 from tests.models.tiny_models import save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_members_have_distinct_names() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,10 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ModelError
 from ftis_node.evaluation import ensemble, evaluate
 from ftis_node.evaluation.members import swarm_members
-from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
+from ftis_node.models import PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.node.startup.prompts import prompts_for_command
 from tests.cli.test_export import RUN, trained_home
 from tests.models.tiny_models import save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.models import PromptTokenizer
 
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 CHAT = (

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.stubs.stub_node import FINGERPRINT, stub_group
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group, pack_text_group
 from ftis_node.records.envelope import Announcement
-from ftis_node.records.group import FinishReason, TextCompletion
+from ftis_node.records.group import FinishReason, Group, TextCompletion
+from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import BackfillRequest
 from tests.conftest import make_text_group
 from tests.fuzz.hostile import ADDRESSES, BEHAVIORS, Hostile
 from tests.fuzz.mutator import INTEGERS, change_field
 from tests.fuzz.simulation import RUN, Simulation
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.records.group import Group
-    from ftis_node.records.identity import Identity
 
 JUMPS_S = (-7200.0, -90.0, -30.0, 1.0, 30.0, 90.0, 3600.0)
 TOKENIZER, OTHER_TOKENIZER = bytes.fromhex(FINGERPRINT)[:8], b"\xff" * 8  # first 8 bytes, as announced

@@ -11,10 +11,11 @@ import logging
 import shutil
 import tempfile
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from unittest.mock import patch
 
 from bench.stubs.stub_node import StubNode, StubTask
@@ -23,11 +24,15 @@ from ftis_node.cli.detail_screens import peer_document, peer_screen
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
+from ftis_node.node.components import NodeComponents
+from ftis_node.node.loops.announcements import AnnouncementHandler
+from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS
+from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.tasks.arithmetic import ArithmeticTask
@@ -38,15 +43,6 @@ from ftis_node.view.events import event_line
 from ftis_node.view.peers import ban_words, peer_lines, peer_row, sorted_peers
 from ftis_node.view.spans import text_of
 from tests.validation.test_pipeline import _Scorer, _Tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-
-    from ftis_node.gossip.loopback import LoopbackGossip
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.loops.announcements import AnnouncementHandler
-    from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.records.group import PromptRef
 
 OWN = Identity.from_seed(bytes([1]) * 32)
 HOSTILE = tuple(Identity.from_seed(bytes([number]) * 32) for number in (7, 8, 9))

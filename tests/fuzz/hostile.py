@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import AsyncGenerator
+from typing import Any
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import FetchOutcome, GossipLimits
-from ftis_node.gossip.loopback import UNBOUNDED, LoopbackGossip
+from ftis_node.gossip.loopback import UNBOUNDED, LoopbackGossip, LoopbackSwarm
 from ftis_node.gossip.wire_format import RpcService
+from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
+from ftis_node.records.identity import Identity
 from tests.fuzz.fuzzed_node import sign_body
 from tests.records.wire_example import sign_peer_info
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import AsyncGenerator
-
-    from ftis_node.gossip.loopback import LoopbackSwarm
-    from ftis_node.records import rollout_pb2 as pb
-    from ftis_node.records.identity import Identity
 
 LIMITS = GossipLimits(max_requests_per_minute=UNBOUNDED, max_upload_bytes_per_s=UNBOUNDED)
 ADDRESSES = (

@@ -7,15 +7,13 @@ breaks the lengths in a message, but this mutation reaches each field of a signe
 from __future__ import annotations
 
 import copy
+import random
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterable, Iterator
 
 MAX_ITEMS = 24
 HEAD_BYTES = 3

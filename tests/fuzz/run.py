@@ -15,11 +15,8 @@ import random
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CORPUS = Path(__file__).parent / "corpus"
 FOUND = Path("fuzz-out")

@@ -16,10 +16,11 @@ import sqlite3
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +42,8 @@ from tests.fuzz.fuzzed_node import MEMORY, InlineDisk, NumberTexts, check_bounds
 from tests.fuzz.hostile import Hostile
 from tests.fuzz.virtual import Clock, VirtualLoop
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Rule = Callable[..., Any]
 
-    Rule = Callable[..., Any]
 
 RUN = RunManifest(
     name="light",

@@ -6,8 +6,9 @@ A reader returns a value or rejects the bytes with a known reason. A chain passe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
@@ -27,9 +28,6 @@ from tests.conftest import make_group, make_text_group
 from tests.fuzz.chains import announcements, directory, http, records, serving, training, weights
 from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, RUN
 from tests.fuzz.mutator import split
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 RECORD_REASONS = {"size", "parse", "version", "codec", "malformed", "signature"}
 STREAM_REASONS = {"frame_kind", "frame_size", "ids"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -10,9 +11,6 @@ import pytest
 from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.loops.backfill import BackfillLoop
 from tests.fuzz.simulation import play
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_STEPS = 150
 

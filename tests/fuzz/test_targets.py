@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -16,9 +17,6 @@ from tests.fuzz.chains import announcements, training
 from tests.fuzz.mutator import MAX_ITEMS, Item, change_bytes, join, mutated, split, variants
 from tests.fuzz.run import CORPUS, origin_of
 from tests.fuzz.targets import CHAINS, READERS, TARGETS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM_EXAMPLES = {"directory": 300, **dict.fromkeys(READERS, 100)}
 MAX_VARIANTS = 600  # of one chain

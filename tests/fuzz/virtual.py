@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import Any
 from unittest.mock import patch
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 
 class Clock:

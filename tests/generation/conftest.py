@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
+import pytest
 import pytest_asyncio
 from generation_fake_worker import InProcessLife
 from generation_support import SETTINGS, MakeClient
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.workers import supervisor
 from ftis_node.workers.liveness import RestartPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import pytest
-
-    from ftis_node.generation.engines.base import EngineSettings
 
 
 @pytest_asyncio.fixture

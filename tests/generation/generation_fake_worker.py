@@ -22,27 +22,23 @@ import asyncio
 import copy
 import itertools
 import zlib
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
+from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.worker import Service, report_break, report_tokens
 from ftis_node.records.group import Completion, FinishReason
+from ftis_node.workers.liveness import Timing
+from ftis_node.workers.process import OnEvent, WorkerSpec
+from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.wire import Body, Message, Ready, error_of, failure_of, pack, unpack_body
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-
-    from ftis_node.generation.client import GenerationClient
-    from ftis_node.workers.liveness import Timing
-    from ftis_node.workers.process import OnEvent, WorkerSpec
-    from ftis_node.workers.shared_weights import SharedWeights
-    from ftis_node.workers.worker import Emitter, Handlers
+from ftis_node.workers.worker import Emitter, Handlers
 
 UNANSWERED = 66
 PIDS = itertools.count(1 << 32)  # no process has such an id

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +17,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import ftis_node
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.records.group import Completion, SamplingSettings
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.generation.engines.base import GenerationResult
 
 VOCAB_SIZE = 90
 EMBEDDING_ROWS = 96  # padded, as real models' embeddings are

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.vllm_engine import VllmEngine
 from ftis_node.generation.messages import (
     GenerationBoot,
     LoadWeights,
@@ -36,11 +38,6 @@ from ftis_node.workers.supervisor import Supervisor
 from ftis_node.workers.weight_store import find_difference
 from ftis_node.workers.wire import Message
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-
-    from ftis_node.generation.engines.vllm_engine import VllmEngine
 
 # vLLM's attention on a CPU takes no smaller heads. With weights of 0.1, float32 rounds by up to 1.1e-5.
 VLLM_MODEL = {"head_dim": 32, "num_layers": 4, "spread": 0.06}

@@ -10,8 +10,9 @@ import itertools
 import json
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerateRequest
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_core import LoraAdapters
 from ftis_node.generation.messages import GenerationBoot
@@ -36,12 +37,7 @@ from ftis_node.models import resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from ftis_node.generation.engines.base import GenerationResult
-    from ftis_node.workers.weight_store import PublishedWeights
+from ftis_node.workers.weight_store import PublishedWeights
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

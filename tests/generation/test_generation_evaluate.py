@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,12 +19,8 @@ from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.evaluate import GREEDY, answer_problems, estimate_pass_at_k, evaluate
 from ftis_node.models.tokenizer import RenderedPrompt
 from ftis_node.records.group import Completion, CompletionStatus, FinishReason, PromptRef
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.tasks.base import TaskItem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.records.token_batch import TokenBatch
 
 RIGHT, WRONG = 1, 0
 

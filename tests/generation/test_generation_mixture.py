@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,9 +29,6 @@ from ftis_node.generation.engines.mixture_engine import MixtureEngine, MixtureWe
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GREEDY = SamplingSettings(temperature=0.0)
 PRIOR = [0.5, 0.3, 0.2]

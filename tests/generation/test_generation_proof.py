@@ -7,8 +7,9 @@ do. The other is the torch engine with faults in its loading.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,6 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader
 from ftis_node.generation.worker import Service
 from ftis_node.workers.tensor_file import checksum, read_tensors
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 NUM_VERSIONS = 1000
 # Differences as published for bfloat16 (`PROOF_TOLERANCES`): a standard deviation of 0.05. One token in 1,000 differs

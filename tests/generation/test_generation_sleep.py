@@ -6,8 +6,9 @@ On a CPU, vLLM's worker frees no memory. Its core pauses and resumes as on a GPU
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -48,9 +49,6 @@ from ftis_node.workers.weight_store import WeightStore, prove
 from ftis_node.workers.wire import Done
 from tests.loop_clock import LoopClock
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 VLLM_SHAPE = {"head_dim": 32, "num_layers": 4}  # vLLM's attention has no smaller heads
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,15 +15,11 @@ from generation_fake_worker import checksum_of, kill_worker
 from generation_support import SETTINGS, MakeClient, generate_group, proof, publish
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
+from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.weight_loader import WeightLoader, known
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.weight_store import PublishedWeights
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.generation.client import GenerationClient
 
 SLEEPS = msgspec.structs.replace(SETTINGS, can_sleep=True)
 REFUSAL = "CUDA IPC cannot open a handle"

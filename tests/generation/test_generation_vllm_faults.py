@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,16 +20,12 @@ from generation_support import EMBEDDING_ROWS, completions_of, file_tensors, fre
 from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
 from ftis_node.errors import EngineError, OutOfMemoryError, WorkerDiedError, WorkerError
+from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.generation.client import GenerationClient
 
 PROMPT = (3, 1, 4, 1, 5)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ from ftis_node.errors import (
     UnknownArchitectureError,
     WorkerTaskError,
 )
-from ftis_node.generation.engines.base import settle
+from ftis_node.generation.engines.base import EngineSettings, settle
 from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_engine import (
@@ -49,9 +49,6 @@ from ftis_node.generation.engines.vllm_worker import DirectLoader, WorkerExtensi
 from ftis_node.models import ModelSource, resolve_model
 from ftis_node.records.group import FinishReason
 from ftis_node.workers.weight_store import WeightStore
-
-if TYPE_CHECKING:
-    from ftis_node.generation.engines.base import EngineSettings
 
 SOURCE = ModelSource("tiny", Path("models/tiny"))
 NO_MODEL = ModelSource("m", Path("models/missing"))

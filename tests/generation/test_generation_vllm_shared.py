@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +35,6 @@ from ftis_node.workers.tensor_file import checksum
 from ftis_node.workers.weight_store import PublishedWeights, WeightStore, prove
 from tests import cpu_sharing
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.gossip import NetworkSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ftis_node.gossip import Gossip, GossipMessage
+from ftis_node.gossip import Gossip, GossipMessage, NetworkSettings
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 

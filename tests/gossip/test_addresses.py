@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,9 +26,6 @@ from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, 
 from ftis_node.swarm.rate_limits import subnet_of
 from tests.gossip.helpers import settings as network_settings
 from tests.gossip.test_multiaddr import PEER, RELAY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WORDS = st.one_of(
     st.sampled_from(

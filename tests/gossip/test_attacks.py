@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -18,9 +18,6 @@ from ftis_node.gossip.wire_format import RpcService, protocol, record_key, topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import BodyStore, announce_until_received, settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,10 +19,6 @@ from ftis_node.gossip.wire_format import Frame, RpcService, pack_ids, protocol, 
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import BodyStore, announce_until_received, settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.asyncio
 

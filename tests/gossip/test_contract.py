@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
+from ftis_node.gossip import FetchOutcome, Gossip, GossipLimits, GossipMessage, SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import BodyStore, announce_until_received, random_id, receive, settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from ftis_node.gossip import Gossip, GossipMessage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import read_secret
 from tests.gossip.helpers import BodyStore, announce_until_received, receive, settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = bytes(range(32))
 

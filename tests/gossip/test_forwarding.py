@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from ftis_node.gossip.bootstrap import MAX_TOPICS, BootstrapNode
 from ftis_node.gossip.directory.validators import StoredRun
@@ -11,11 +13,6 @@ from ftis_node.gossip.wire_format import topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 LARGER = "ff" * 16
 SMALL_RUNS = {f"{number:032x}": StoredRun(8, 1) for number in range(MAX_TOPICS)}

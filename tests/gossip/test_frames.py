@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,9 +20,6 @@ from ftis_node.gossip.wire_format import (
     unpack_ids,
 )
 from tests.loop_clock import LoopClock
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LIMITS = GossipLimits(max_ids_per_request=3)
 

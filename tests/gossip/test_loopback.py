@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
 from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from tests.gossip.helpers import BodyStore, receive
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 async def _nodes(swarm: LoopbackSwarm, *names: str, limits: GossipLimits | None = None) -> list[LoopbackGossip]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import PeerConnection, SwarmPhase
@@ -16,11 +19,6 @@ from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
 OWN = Identity.from_seed(bytes([255]) * 32).peer_id
 GIVEN = Identity.from_seed(bytes([254]) * 32).peer_id

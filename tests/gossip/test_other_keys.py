@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import base58
 import pytest
 
-from ftis_node.gossip import FetchOutcome
+from ftis_node.gossip import FetchOutcome, Gossip
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.client import P2pdError
@@ -19,12 +20,6 @@ from ftis_node.records.identity import Identity, is_peer_id
 from tests.attacks.visitors.host import FOREIGN, Host, KeyKind, Target, host
 from tests.gossip.helpers import BodyStore, announce_until_received, settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from ftis_node.gossip import Gossip
 
 RUN = "r"
 SECRET = bytes(range(32))

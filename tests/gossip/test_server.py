@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.wire_format import Frame, RpcService, protocol, read_frame, write_frame
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
-    from pathlib import Path
 
 HELLO = protocol("r", RpcService.HELLO)
 ANN, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)

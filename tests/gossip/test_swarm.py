@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +22,7 @@ from ftis_node.records.identity import Identity
 from tests.gossip.helpers import BodyStore, announce_until_received, files_under, process_is_gone, settings
 from tests.waiting import eventually
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    Start = Callable[..., Any]
+Start = Callable[..., Any]
 
 
 @pytest.fixture

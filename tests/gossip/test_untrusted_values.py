@@ -6,11 +6,14 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from ftis_node.errors import RecordError
 from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
@@ -25,12 +28,6 @@ from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import bucket_of
 from tests.gossip.helpers import BodyStore, announce_until_received, settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from ftis_node.errors import RecordError
 
 RUN = "r"
 INVALID_ADDRESSES = [

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ftis_node.swarm.peer_guard import Place
 from tests.injection.injector import Unexpected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STORE = "replay.buffer:ReplayBuffer.admit_many"  # raises for a batch of groups, then for the single group
 CONNECT = "gossip.p2pd.client:P2pdClient.connect"

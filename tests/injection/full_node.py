@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from bench.stubs.group_maker import GroupMaker
+from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops import announcements, backfill, directory, pull, status, upkeep
 from ftis_node.node.loops.audit import AuditLoop
@@ -33,18 +37,11 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.swarm import rate_limits
 from ftis_node.telemetry.faults import unhandled_errors
+from tests.attacks.member import Member
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
 from tests.trained_models import trained_model
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
-    from ftis_node.node.components import NodeComponents
-    from tests.attacks.member import Member
 
 MANIFEST = RunManifest(
     name="injected",

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.wire_format import bucket_key
-from ftis_node.records.envelope import Announcement, PeerRecord, open_announcement, seal_peer_record
+from ftis_node.records.envelope import Accepted, Announcement, PeerRecord, open_announcement, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Member, change_completion
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from ftis_node.records.envelope import Accepted
-    from tests.injection.full_node import FullNode
-    from tests.injection.injector import Injector
-
+from tests.injection.full_node import FullNode
+from tests.injection.injector import Injector
 
 HOSTILE_PERIOD_S = 0.15
 ACTION_S = 2.0

@@ -10,18 +10,16 @@ import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from ftis_node.gossip.directory.entries import DirectoryEntry
 from ftis_node.node.context import NodeContext, NodeCounters
 from ftis_node.node.peers.registry import PeerRegistry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from contextlib import ExitStack
 
 in_member: ContextVar[bool] = ContextVar("in_member", default=False)
 MAX_DEPTH = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from tests.injection.boundaries import GENERATORS, LEARNERS
 from tests.injection.injector import Injector
 from tests.node.loops.test_weights import _pair, _same_model
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["_same_model"]  # the fixture of that file
 

@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +26,7 @@ with warnings.catch_warnings():
 
     from ftis_node.integrations.trl import SwarmGRPOTrainer
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 GROUP_SIZE, LENGTH = 4, 6

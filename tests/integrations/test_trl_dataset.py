@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -16,9 +16,6 @@ from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.spec import parse_spec
 from tests.integrations.test_trl import GROUP_SIZE, make_trainer
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,12 +19,14 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
 from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.grpo import own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
+from ftis_node.node.components import NodeComponents
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Accepted, open_envelope, seal_group
 from ftis_node.records.identity import Identity
@@ -33,13 +37,6 @@ from tests.node.exchange.parts import GROUP_SIZE, MANIFEST, exchanging, own_grou
 from tests.node.nodes import ME
 from tests.trained_models import trained_model
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.node.components import NodeComponents
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ANN = Identity.from_seed(bytes([2]) * 32)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +17,11 @@ from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, foreign
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.node.exchange.messages import TakenGroup
 from ftis_node.records.codec import pack_group
-from ftis_node.records.group import SamplingSettings
+from ftis_node.records.group import Completion, SamplingSettings
+from ftis_node.records.identity import Identity
 from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
 from tests.integrations.test_trl import GROUP_SIZE, Recorded, logprobs_by_hand, make_trainer
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.records.group import Completion
-    from ftis_node.records.identity import Identity
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FIT = Fit(tokenizer=TOKENIZER, vocab_size=32, group_size=2, temperature=1.0, max_completion_length=3)

@@ -6,9 +6,9 @@ import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -20,12 +20,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.reader import ReplayReader
 from tests.integrations.test_trl import Recorded
 from tests.integrations.test_trl_exchange import swarm_trainer
-from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.node.support import RunningNode
+from tests.node.support import ANY_PORT, RunningNode, bootstrap, started, write_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 START_S = 240.0

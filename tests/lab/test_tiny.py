@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.tiny import Muon, grade, make_tiny, orthogonalize
@@ -17,6 +17,7 @@ from ftis_node.lab.tiny_sums import (
     SUMS_RECIPES,
     WRONG_FRACTION,
     ArithmeticCurriculum,
+    Size,
     SumsCurriculum,
     draw_skill,
     working,
@@ -24,13 +25,6 @@ from ftis_node.lab.tiny_sums import (
 from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, corpus, make_tokenizer
 from ftis_node.tasks.sums import SumProblem, SumsTask
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedTokenizerFast
-
-    from ftis_node.lab.tiny_sums import Size
 
 SCALE = 0.01  # a few steps, for tests that do not depend on skill
 SIZES = ("s", "m")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -18,9 +18,6 @@ from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROMPT = (5, 80, 3)
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}  # of `random_groups`

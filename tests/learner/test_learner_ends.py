@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -15,11 +14,9 @@ from learner_rig import make_boot, make_group, random_groups
 from ftis_node.algorithms import policy_loss
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.records.codec import hash_prompt, pack_group, unpack_group
 from ftis_node.records.group import FinishReason, Group
-
-if TYPE_CHECKING:
-    from ftis_node.learner.messages import TrainGroup
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 OUR_END, THEIR_END, SECOND_END = 2, 0, 7

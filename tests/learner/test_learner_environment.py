@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
+import pytest
 from learner_rig import make_boot
 
 from ftis_node.learner.client import worker_environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 BLOCK_BYTES = 200 << 20  # an arena of a thread has 64 MiB at most, and larger blocks are unmapped
 PROGRAM = f"""

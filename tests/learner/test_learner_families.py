@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,21 +21,16 @@ from tiny_models import VOCAB_SIZE, make_tokenizer
 from bench.stubs.random_models import own_group, pack_train_group
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import EngineError, WorkerTaskError
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import Engine, EngineSettings, GenerateRequest
 from ftis_node.generation.engines.torch_engine import open_engine
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.batch import batch_of
 from ftis_node.learner.checkpoint.export import export_policy
 from ftis_node.learner.core import Learner
+from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weight_store import probe_logprobs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ftis_node.generation.engines.base import Engine
-    from ftis_node.learner.groups import UnpackedGroup
 
 TOLERANCE = 1e-3  # nats; the largest difference seen is 3e-6
 SETTINGS = EngineSettings(vocab_size=VOCAB_SIZE, dtype="float32", device="cpu", seed=0, max_model_len=128, max_batch=16)

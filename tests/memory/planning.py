@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.placement import WorkerPlacement, place_workers_on
 from ftis_node.memory.plan import Machine, MemoryPlan, plan
-from ftis_node.models import shape_of
+from ftis_node.models import ModelShape, shape_of
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
-
-if TYPE_CHECKING:
-    from ftis_node.models import ModelShape
 
 GIB = 1 << 30
 HALF_B, THREE_B = shape_of(QWEN_05B), shape_of(QWEN_3B)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +27,6 @@ from ftis_node.memory.placement import (
 from ftis_node.models import ModelSource
 from ftis_node.node.startup.factories import learner_boot
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, of_learner, planned, vllm_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 PEER_ID = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.startup import factories as makers
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, machine, of_learner, planned, vllm_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_on_a_shared_gpu_the_engine_has_the_plans_share_and_cache() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
@@ -14,9 +15,6 @@ from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, Machine,
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
 from ftis_node.models import ModelShape, published_qwen25
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, machine
-
-if TYPE_CHECKING:
-    from ftis_node.config.manifest import RunManifest
 
 SEVEN_B = published_qwen25()["Qwen2.5-7B"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,10 +13,8 @@ from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.plan import plan
 from ftis_node.memory.weight_transport import is_wsl, transport_of
 from ftis_node.node.storage.disk_space import num_versions
+from ftis_node.workers.shared_weights import Way
 from tests.memory.planning import RUN, THREE_B, machine
-
-if TYPE_CHECKING:
-    from ftis_node.workers.shared_weights import Way
 
 ONE_GPU = {"on_gpu": True, "shares_gpu": True, "serves_adapters": False}
 NOWHERE = Path("/nowhere")

@@ -8,7 +8,8 @@ import logging
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,6 @@ from ftis_node.errors import DiskFullError, NetworkError, TaskError
 from ftis_node.tasks.dataset_disk import MAX_DISK_BYTES, DownloadNotice, begin_in, limit_for, run_watched, too_large
 from ftis_node.tasks.dataset_rows import MAX_MEMORY_BYTES, RowSource, read_rows
 from tests.hub_stand_in import TOKEN, Repository, StandIn, running_stand_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SMALL = b"".join(json.dumps({"q": f"{i}+1=", "a": str(i + 1)}).encode() + b"\n" for i in range(10))
 ROW = json.dumps({"q": "x" * 1000, "a": "1"}).encode() + b"\n"

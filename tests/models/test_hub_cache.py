@@ -11,16 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftis_node.errors import FtisError, ModelError
 from ftis_node.files import hub_cache_problem
 from ftis_node.models import hub
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UNPRIVILEGED = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 pytestmark = pytest.mark.skipif(bool(UNPRIVILEGED) and shutil.which("setpriv") is None, reason="root without setpriv")

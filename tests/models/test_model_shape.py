@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from ftis_node.errors import ModelError
 from ftis_node.learner.model.lora import add_adapter
 from ftis_node.models import ModelSource, read_shape, shape_of
 from tests.models.tiny_models import make_model, save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QWEN_05B: dict[str, Any] = {
     "model_type": "qwen2",

@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import make_tokenizer
@@ -14,10 +15,6 @@ from transformers import AutoTokenizer
 
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.tokenizer import CLASSES, tokenizer_class
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What is 12 + 30?"}]
 USE = """

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import DeepseekV3Config, Qwen2MoeConfig, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from tests.models.tiny_models import EMBEDDING_ROWS, make_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES = {
     "vocab_size": EMBEDDING_ROWS,

@@ -6,15 +6,13 @@ The libraries are imported with this file, so that their import does not count t
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VOCAB_SIZE = 300
 EMBEDDING_ROWS = 320  # padded, as real models' embeddings are

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.stubs.stub_node import StubNode
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import NetworkSettings
 from ftis_node.gossip.bootstrap import BootstrapNode
@@ -20,13 +23,8 @@ from ftis_node.records.identity import Identity
 from tests.network.hosts import Host, Internet, missing_requirement
 from tests.waiting import eventually
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
+Start = Callable[..., Awaitable[Any]]
 
-    from ftis_node.config.manifest import RunManifest
-
-    Start = Callable[..., Awaitable[Any]]
 
 RUN_ID = "network"
 

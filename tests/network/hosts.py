@@ -18,11 +18,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SLOW_LINK = Path(__file__).with_name("slow_link.py")
 INTERNET_NUMBERS = itertools.count()

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.stubs.stub_node import stub_group
+from bench.stubs.stub_node import StubNode, stub_group
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import FetchOutcome
 from tests.gossip.helpers import BodyStore, announce_until_received
-from tests.network.conftest import all_connected, num_members
+from tests.network.conftest import Start, all_connected, num_members
+from tests.network.hosts import Internet
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from bench.stubs.stub_node import StubNode
-    from tests.network.conftest import Start
-    from tests.network.hosts import Internet
 
 PARTITION_S = float(os.environ.get("FTIS_TEST_PARTITION_S", "45"))  # from about 40 s on libp2p closes connections
 HEALED_WITHIN_S = 60.0

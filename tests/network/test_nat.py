@@ -5,23 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.p2pd.relay_limit import fetch_limit
 from tests.gossip.helpers import BodyStore, announce_until_received
-from tests.network.conftest import all_connected
+from tests.network.conftest import Start, all_connected
+from tests.network.hosts import Internet
 from tests.node.support import started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.network.conftest import Start
-    from tests.network.hosts import Internet
 
 
 async def _is_relayed(node: Any, to: Any) -> bool:

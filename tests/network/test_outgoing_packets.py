@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from tests.models.tiny_models import save_tiny
+from tests.network.hosts import Host, Internet
 from tests.node.support import RunningNode, started, write_manifest
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.network.hosts import Host, Internet
 
 RECORDER = Path(__file__).with_name("recorder.py")
 START_S = 500.0

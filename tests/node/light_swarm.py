@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -14,7 +16,8 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
-from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.gossip import Gossip
+from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.node.loops import directory, pull
 from ftis_node.records.codec import hash_messages
 from ftis_node.records.envelope import open_announcement
@@ -22,13 +25,6 @@ from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import open_backfill_request
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.gossip.loopback import LoopbackGossip
 
 ANNOUNCED, REQUESTED = "announced", "backfill_requested"
 RNG = np.random.default_rng(0)

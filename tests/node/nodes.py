@@ -5,34 +5,30 @@ Tests replace single components by subclasses of the real ones that record calls
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bench.stubs.stub_node import StubTask, StubTokenizer, stub_components
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.gossip import Gossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.models import ModelSource
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.swarm.reputation import Behaviour
+from ftis_node.tasks.base import Task
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import manifest_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.replay.lifecycle import ReleaseReason
-    from ftis_node.swarm.reputation import Behaviour
-    from ftis_node.tasks.base import Task
 
 ME = Identity.from_seed(bytes([9]) * 32)
 MODEL = "org/tiny"

@@ -7,8 +7,9 @@ of each start after the first, one per line. The first start and the starts afte
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,9 +17,6 @@ from ftis_node.errors import ModelError, OutOfMemoryError
 from ftis_node.generation import worker
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.workers.worker import run_worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FAULTS = {
     "ftis": OutOfMemoryError("the model does not fit into memory for generation"),

@@ -8,19 +8,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from ftis_node.__main__ import main
 from ftis_node.learner import client, worker
+from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.worker import run_worker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from ftis_node.learner.batch import MicroBatch
 
 
 def run_slow_worker() -> None:

@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -21,10 +23,6 @@ from ftis_node.config.home import Home
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.events import read_events
 from tests.node.supervision.constants import CONSTANTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 STOP_LIMIT_S = 10.0
 FIRST_LINE_S = 240.0  # a busy machine

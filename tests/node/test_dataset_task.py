@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from ftis_node.tasks import load_task
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text
 from tests.node.test_domains import STEPS, home_of, stepped
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(600)  # includes training the models
 

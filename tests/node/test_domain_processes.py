@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.node.support import ANY_PORT, bootstrap, manifest_text, started
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.node.support import RunningNode
+from tests.node.support import ANY_PORT, RunningNode, bootstrap, manifest_text, started
 
 START_S = 120.0
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"

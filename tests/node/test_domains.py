@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.stubs.stub_node import StubNode
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -16,22 +19,15 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.run_plan import plan_run
+from ftis_node.node.startup.run_plan import RunPlan, plan_run
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.telemetry.events import read_events
 from tests.node.light_swarm import LightSwarm
 from tests.node.support import manifest_text
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from bench.stubs.stub_node import StubNode
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.startup.run_plan import RunPlan
 
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
 STEPS = 4

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,10 +17,6 @@ from ftis_node.node.daemon import _without_end
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.telemetry.faults import report
 from tests.node.support import ANY_PORT, started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 LIMIT_S = 240.0
 RUN = "\nsys.argv = ['ftis-node', *sys.argv[4:]]\nfrom ftis_node.cli.app import main\nmain()\n"

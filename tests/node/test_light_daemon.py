@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import psutil
 import pytest
 
-if TYPE_CHECKING:
-    import psutil
-
-    from tests.small_swarm import SmallSwarm
+from tests.small_swarm import SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
 HEAVY = ("libtorch", "/torch/", "/scipy/", "/vllm/")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from bench.stubs.stub_node import StubNode
 from ftis_node.config.home import Home
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.loops import pull
@@ -17,14 +19,8 @@ from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from tests.gossip.helpers import settings as network
 from tests.models.tiny_models import save_tiny
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
-from tests.node.support import ANY_PORT, started, write_manifest
+from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.stubs.stub_node import StubNode
-    from tests.node.support import RunningNode
 
 LIMIT_BYTES = 64_000_000
 START_S = 240.0

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from ftis_node.lab.tiny_tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.group_limits import SlotPool
@@ -35,12 +38,6 @@ from ftis_node.telemetry.events import read_events
 from tests.models.tiny_models import save_tiny
 from tests.node.nodes import components
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from ftis_node.node.components import NodeComponents
 
 TEXTS = ("10", "35", " 10 ", "think: 25 - 15")  # completions of 25-15=; the last one is cut off
 REWARDS = (1.0, 0.0, 1.0, 0.0)

@@ -10,8 +10,10 @@ import shutil
 import signal
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +27,8 @@ from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
+from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.messages import TrainGroup, TrainReply
 from ftis_node.node.daemon import run_node
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import ProcessNodeFactory
@@ -35,13 +39,6 @@ from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ftis_node.learner.client import LearnerClient
-    from ftis_node.learner.messages import TrainGroup, TrainReply
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -3,20 +3,15 @@ other's death."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.app import run as run_command
 from ftis_node.node.loops.weight_download import PREFIX, SERVED_MARK
-from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.node.support import RunningNode
+from tests.node.support import ANY_PORT, RunningNode, bootstrap, started, write_manifest
 
 START_S = 120.0
 DELAY_S = 2.0

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.config.home import Home
-from tests.node.support import bootstrap, started
+from tests.node.support import RunningNode, bootstrap, started
 from tests.sibling_models import SIBLINGS, save_sibling
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.node.support import RunningNode
 
 MANIFEST = """
 name = "siblings"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -15,9 +16,6 @@ from ftis_node.swarm.sequence import epoch_base, epoch_of
 from ftis_node.workers.durable import is_complete
 from tests.node.support import ANY_PORT, STOP_LIMIT_S, RunningNode, started, write_manifest
 from tests.node.training.test_tracking import curve
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 START_S = 120.0
 ROOT = Path(__file__).parents[2]

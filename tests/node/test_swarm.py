@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,6 @@ from ftis_node.cli.app import run
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
 from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 STEPS = 4
 START_S = 120.0

@@ -7,19 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftis_node.cli.app import run
-from tests.node.support import started
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.node.support import RunningNode
-    from tests.small_swarm import SmallSwarm
+from tests.node.support import RunningNode, started
+from tests.small_swarm import SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
 START_S = 240.0

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 import pytest
 
 from ftis_node.swarm.sequence import epoch_base, epoch_of
 from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 START_S = 240.0
 ENGINE_CORE = "ftis_node.node.startup.factories.ENGINE_CORE"

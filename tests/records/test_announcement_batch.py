@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,6 @@ from ftis_node.records.bounds import MAX_ENVELOPE_BYTES, MAX_INTEGER, MAX_MORE_G
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES, Announcement, join_announcements, open_announcement
 
 from . import wire_example as example
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PEER = example.IDENTITY.peer_id
 

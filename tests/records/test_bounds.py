@@ -6,8 +6,9 @@ A test compares the tables of bounds with the schema, so a new field without a b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -52,9 +53,6 @@ from tests.records.test_weights import make_offer
 from tests.records.wire_example import sign_peer_info, sign_weights_info
 from tests.validation.test_pipeline import MANIFEST as EXACT
 from tests.validation.test_pipeline import _context
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ME = Identity.from_seed(bytes(range(32)))
 MANIFEST = EXACT.model_copy(update={"wire": EXACT.wire.model_copy(update={"codecs": tuple(CODECS)})})

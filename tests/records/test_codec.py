@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,14 +14,9 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import announce_group, open_announcement, open_envelope, seal_group
-from ftis_node.records.group import Completion, FinishReason, PromptRef, SamplingSettings
+from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
 from tests.conftest import make_completion, make_group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.records.group import Group
 
 QWEN_VOCABULARY = 151_665
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -28,12 +29,8 @@ from ftis_node.records.codec import (
     unpack_logprobs,
 )
 from ftis_node.records.envelope import announce_group, seal_group
+from ftis_node.records.identity import Identity
 from tests.conftest import make_completion, make_group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.records.identity import Identity
 
 
 @pytest.mark.parametrize(("codec", "most"), [("exact", 8.25), ("lossless", 6.0), ("lossy", 3.5)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +23,6 @@ from ftis_node.records.identity import (
 )
 from ftis_node.records.peer_messages import PeerStats
 from tests.records.wire_example import sign_peer_info
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # From RFC 8032, section 7.1, test 1: the public key of this seed.
 RFC_SEED = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +16,6 @@ from ftis_node.records.codec import hash_messages, pack_group, pack_text_group, 
 from ftis_node.records.group import FinishReason, Group, TextCompletion, TextGroup
 from ftis_node.records.identity import Identity
 from tests.conftest import make_group, make_text_group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_every_field_is_read_unchanged(identity: Identity) -> None:

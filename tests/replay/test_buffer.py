@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +15,9 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.rows import StoredGroup
 from ftis_node.validation import Accepted
 from tests.conftest import PROMPT_IDS, make_group, make_text_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.replay.rows import StoredGroup
 
 ME = Identity.from_seed(bytes([1]) * 32)
 ANN = Identity.from_seed(bytes([2]) * 32)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import random
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from tests.replay.test_buffer import ANN, BOB, ME, accepted
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 BY_ROWS = (
     "SELECT sum(state = 'ready'), sum(state = 'taken'), sum(length(envelope)), sum(num_tokens * (state != 'released'))"

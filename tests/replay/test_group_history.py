@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.config.home import Home
 from ftis_node.records.group import PromptRef
 from ftis_node.replay.group_history import PromptResolver
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_run_without_a_task_is_given_as_the_reason(tmp_path: Path) -> None:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.group import PromptRef
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import MAX_PER_PROBLEM
-from ftis_node.replay.lifecycle import choose_newest, choose_same_prompts
+from ftis_node.replay.lifecycle import ChoiceRule, choose_newest, choose_same_prompts
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests.conftest import problem_hash
 from tests.replay.test_buffer import ANN, BOB, ME, accepted
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.records.identity import Identity
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.replay.lifecycle import ChoiceRule
 
 INDICES = (69, 382, 691, 754, 1641)
 

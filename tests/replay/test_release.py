@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.reader import ReplayReader
 from tests.replay.test_buffer import ANN, ME, accepted, fill
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.replay.reader import ReplayReader
 
 
 def test_stale_groups_are_released_with_the_reason_stale(buffer: ReplayBuffer, reader: ReplayReader) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from ftis_node.replay.buffer import MAX_FAILED_STEPS, ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from tests.replay.test_buffer import ANN, ME, accepted, fill
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_groups_of_steps_after_the_checkpoint_are_ready_again(

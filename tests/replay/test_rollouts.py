@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +12,9 @@ import ftis_node
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from tests.conftest import PROMPT_IDS, make_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.records.identity import Identity
 
 
 def test_the_import_loads_no_large_package() -> None:

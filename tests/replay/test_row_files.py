@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,10 +17,6 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rollout_rows import flat_rows, group_rows, write_jsonl, write_msgpack, write_parquet
 from tests.conftest import PROMPT_IDS, make_completion, make_group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 NUM_GROUPS = 128
 TOKENS_PER_GROUP = 4096

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ftis_node.config.home import Home
 from ftis_node.records.envelope import Accepted, seal_group
@@ -12,9 +13,6 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.telemetry.status import LearnerStatus, ModelStatus, NodeStatus, RunStatus, Status
 from tests.conftest import PROMPT_IDS, make_group, make_text_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ATTACK = "<script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\" '\x1b[2J\u202e"
 PEER_ID = "12D3KooWHostileHostileHostileHostileHostile"

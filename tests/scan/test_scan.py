@@ -6,15 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.scan import __main__ as scan
 from tests.scan.secrets import secrets_in, secrets_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROOT = scan.ROOT
 DIGITS = "a1b2c3d4e5f6a7b8c9d0"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +17,6 @@ from ftis_node.swarm.demand import (
     is_assigned,
 )
 from ftis_node.swarm.topology import shard_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MEMBERS = [f"peer-{number}" for number in range(20)]
 IDS = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(600)]

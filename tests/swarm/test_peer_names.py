@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.records.envelope import open_peer_record, seal_peer_record
+from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.names import folded_name, visible_name
 from ftis_node.swarm.overview import RunSummary, SwarmRow, make_view, render_view
 from ftis_node.swarm.peer_rows import find_peer, shown_names
 from tests.records.test_bounds import RECORD
-
-if TYPE_CHECKING:
-    from ftis_node.records.envelope import PeerRecord
 
 ME, THIEF = Identity.from_seed(b"1" * 32), Identity.from_seed(b"2" * 32)
 

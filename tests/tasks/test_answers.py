@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from ftis_node.tasks import TaskItem, load_task
+from ftis_node.tasks import Task, TaskItem, load_task
 from ftis_node.tasks.answers import answer_in, plain_answer
 from ftis_node.tasks.expression_limits import MAX_CHARS
 from tests.tasks.completions import think_answer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.tasks import Task
 
 MALFORMED = (
     *("", " ", "\x00", "\ud800", "<answer>", "</answer><answer>", "$", "\\boxed{", "9" * 100_000, "-" * 10_000),

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from ftis_node.records.group import PromptRef
 from ftis_node.tasks import dataset_rows as rows_module
 from ftis_node.tasks import load_task
 from ftis_node.tasks.dataset_rows import RowSource, read_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLIPS = {"question": "How many clips did Natalia sell in both months?", "answer": "24 clips in May.\n#### 72"}
 MILES = {"question": "How far did he drive?", "answer": "1,000 + 80 = <<1000+80=1080>>1080\n#### 1,080"}

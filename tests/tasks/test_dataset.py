@@ -13,7 +13,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -32,9 +32,6 @@ from ftis_node.tasks import dataset_rows as rows_module
 from ftis_node.tasks.dataset_rows import RowSource, read_rows
 from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.spec import parse_spec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = [{"q": "1+1=", "a": 2, "level": "easy"}, {"q": "2+2=", "a": 4, "level": "easy"}, {"q": "1+1=", "a": 3}]
 QUERY = "prompt=q&answer=a&reward=exact&style=plain"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,17 +13,13 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answer_in
+from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.pipeline import REWARD_SLACK
 from tests.conftest import write_distribution
 from tests.tasks.completions import think_answer
 from tests.tasks.test_dataset import QUERY, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.tasks.base import Task
 
 PLUGIN = """
 def half(item, text):

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.errors import MachineError
-from ftis_node.tasks import grader_releases, load_task
+from ftis_node.tasks import Task, grader_releases, load_task
 from ftis_node.tasks.base import MAX_GRADER_BYTES, MixedTask
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from tests.conftest import write_distribution
 from tests.tasks.hostile_task import HostileTask
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.tasks import Task
 
 MATH = ", ".join(f"{package} {version(package)}" for package in ("latex2sympy2-extended", "math-verify", "sympy"))
 GYM = f"reasoning-gym {version('reasoning-gym')}"

@@ -9,24 +9,19 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.records.group import CompletionStatus
-from ftis_node.tasks import load_task
+from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.answers import answers_agree, final_answer
 from ftis_node.tasks.number_answers import cleaned, is_expression, number_in, plain_number, sides_of
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.tasks.scoring_worker import ScoringCost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ftis_node.tasks import Task
 
 
 @pytest.fixture

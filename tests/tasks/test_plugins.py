@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from ftis_node.tasks import held_out_spec, load_task
 from ftis_node.tasks.answers import answer_in
 from ftis_node.tasks.scorer import IsolatedScorer
 from tests.conftest import write_distribution
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAULTY = """
 import sys

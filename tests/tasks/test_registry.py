@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks import Task, held_out_spec, load_task
 from tests.conftest import write_distribution
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PLUGIN = """
 from ftis_node.records.group import PromptRef

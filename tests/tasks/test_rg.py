@@ -9,7 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
 from ftis_node.tasks.rg import EVALUATED, PARSED, REFUSED, SPLITS, ReasoningGymTask, is_safe_answer
 from tests.tasks.completions import think_answer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Different kinds: text, numbers, boards, code-like answers, partial scores, problems generated at load.
 SAMPLE = [

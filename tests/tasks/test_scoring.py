@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import psutil
 import pytest
@@ -19,9 +19,6 @@ from ftis_node.tasks.base import MixedTask
 from ftis_node.tasks.scorer import UNSCORED, IsolatedScorer, ScoringLimits
 from ftis_node.tasks.scoring_worker import ScoringCost
 from tests.tasks.hostile_task import DyingTask, HangingTask, HostileTask, UnpicklableTask
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,13 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PARENT = """
     import asyncio, sys

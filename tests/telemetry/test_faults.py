@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import pytest
 
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.multiaddr import parse_multiaddr
 from ftis_node.telemetry.faults import unhandled_errors, watched_task
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    import logging
-    from collections.abc import Callable, Iterator
-
-    import pytest
 
 WAIT_S = 20.0
 

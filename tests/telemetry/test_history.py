@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.telemetry.events import EventLog, last_lines
 from ftis_node.telemetry.history import EvaluationPoint, History, HistoryReader, last_logged_step
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,6 @@ from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.log import set_up_logging
 from ftis_node.telemetry.secrets import HIDDEN, keep_secret, keep_variables_secret, redacted, show_traceback
 from ftis_node.telemetry.status import NodeStatus, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SEED = bytes((7 * number + 5) % 251 for number in range(32))
 

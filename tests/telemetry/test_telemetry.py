@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -16,9 +16,6 @@ from ftis_node.telemetry import events as events_module
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.log import JsonFormatter
 from ftis_node.telemetry.status import EvalStatus, LearnerStatus, NodeStatus, Status, SwarmStatus, stopped
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REQUIRED_FIELDS = {
     "node": {"peer_id", "name", "version", "role", "state", "uptime_s", "addresses"},

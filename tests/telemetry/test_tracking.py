@@ -9,9 +9,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ import ftis_node
 from ftis_node.errors import ConfigError
 from ftis_node.telemetry.tracking import TrackedRun, TrackerThread, Tracking, check_installed, numbers_of
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LIMIT_S = 20.0
 

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.records.envelope import Envelope, seal_group
-from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
+from ftis_node.records.group import CompletionStatus, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate
 from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.records.group import Group
-    from ftis_node.records.token_batch import TokenBatch
-    from ftis_node.tasks.scoring_worker import ScoringCost
 
 MANIFEST = RunManifest(
     name="test",

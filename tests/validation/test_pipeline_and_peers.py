@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records.envelope import seal_group
-from ftis_node.records.group import FinishReason, TextCompletion
+from ftis_node.records.group import Completion, FinishReason, TextCompletion
 from ftis_node.records.identity import Identity
-from ftis_node.validation import Accepted, Refused, validate
+from ftis_node.validation import Accepted, Refused, ValidationContext, ValidationResult, validate
 from tests.conftest import make_completion, make_text_group
 from tests.validation.test_pipeline import MANIFEST, _context, _ours, reason_of
 from tests.validation.test_text_groups import _context as text_context
 from tests.validation.test_text_groups import _group as text_group
-
-if TYPE_CHECKING:
-    from ftis_node.records.group import Completion
-    from ftis_node.validation import ValidationContext, ValidationResult
 
 ME = Identity.from_seed(bytes(range(32)))
 

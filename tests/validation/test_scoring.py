@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ftis_node.errors import WorkerDiedError
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.group import CompletionStatus, PromptRef
+from ftis_node.records.identity import Identity
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Accepted, Refused, validate
 from tests.conftest import EOS, make_completion
 from tests.validation.test_pipeline import _context, _ours, _Scorer, _verdict, reason_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.records.identity import Identity
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scoring_worker import ScoringCost
 
 
 class _CountingScorer(_Scorer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,7 +11,14 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.models import PromptTokenizer
 from ftis_node.records.codec import hash_messages, pack_text_group
 from ftis_node.records.envelope import Envelope, seal_group
-from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings, TextCompletion
+from ftis_node.records.group import (
+    CompletionStatus,
+    FinishReason,
+    PromptRef,
+    SamplingSettings,
+    TextCompletion,
+    TextGroup,
+)
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
@@ -21,9 +28,6 @@ from ftis_node.validation import Accepted, Refused, ValidationContext, validate
 from tests.conftest import make_text_group
 from tests.models.tiny_models import make_tokenizer
 from tests.validation.test_pipeline import reason_of
-
-if TYPE_CHECKING:
-    from ftis_node.records.group import TextGroup
 
 TASK = load_task("arithmetic")
 ITEM = TASK[0]  # 25-15=

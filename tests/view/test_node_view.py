@@ -5,8 +5,9 @@ tests/telemetry/test_health_summary.py has the answers for each state.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,13 +32,8 @@ from ftis_node.view.health_answers import (
 from ftis_node.view.node_facts import head_line, node_facts
 from ftis_node.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
 from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
-from ftis_node.view.spans import Span, Tone, ago, count, number, percent, text_of
+from ftis_node.view.spans import Line, Span, Tone, ago, count, number, percent, text_of
 from tests.dashboard.sample_node import ANN, BOB, GROUP, HISTORY, HOSTILE, NOW, PEERS, RUNNING, STOPPED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ftis_node.view.spans import Line
 
 
 def _texts(lines: Iterable[Line]) -> str:

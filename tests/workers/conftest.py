@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest_asyncio
 from echo_worker import EchoBoot, Tick
 from worker_support import PATIENT, PYTHON_PATH, QUICK, MakeSupervisor
 
+from ftis_node.workers.liveness import Timing
 from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from ftis_node.workers.liveness import Timing
 
 
 @pytest_asyncio.fixture

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import EngineError, ModelError, NonFiniteError, OutOfMemoryError
 from ftis_node.workers.wire import Message, unpack_body
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 class EchoBoot(Message, frozen=True):

@@ -8,18 +8,15 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import Tensor
 
 from ftis_node.workers import tensor_file
 from ftis_node.workers.tensor_file import LockedFiles, read_tensors, write_tensors
 from ftis_node.workers.weight_store import WeightStore
 from tests.published import published_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FakeCuda:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,9 +23,6 @@ from ftis_node.workers.shared_tensors import Exporter, OpenedWeights, export_sto
 from ftis_node.workers.shared_weights import SharedStorage, SharedTensor, SharedWeights, decode, encode
 from ftis_node.workers.tensor_file import checksum
 from tests import cpu_sharing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

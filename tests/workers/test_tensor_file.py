@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,9 +14,6 @@ from safetensors.torch import save_file
 from ftis_node.errors import ModelError
 from ftis_node.workers.tensor_file import DTYPES, checksum, read_tensors, write_tensors
 from ftis_node.workers.weight_store import file_checksums, find_difference
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write_raw(path: Path, entries: dict[str, Any], data: bytes, *, padding: int = 0) -> None:

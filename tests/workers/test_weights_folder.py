@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.config.home import Home
 from ftis_node.workers.weight_store import weights_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_each_node_has_a_private_folder_in_memory_and_removes_it(tmp_path: Path) -> None:

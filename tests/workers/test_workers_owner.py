@@ -7,15 +7,12 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 from worker_support import PYTHON_PATH, has_ended
 
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OWNER = """
 import asyncio, sys

@@ -9,7 +9,8 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -30,13 +31,8 @@ from ftis_node.errors import (
 from ftis_node.telemetry.faults import unhandled_errors
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.process import WorkerProcess
-from ftis_node.workers.supervisor import WorkerState
+from ftis_node.workers.supervisor import Supervisor, WorkerState
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.workers.supervisor import Supervisor
 
 ECHO = Echo(payload=bytes(range(256)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,9 +23,6 @@ from ftis_node.workers.wire import (
     unpack,
     unpack_body,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Numbers(Message, frozen=True):

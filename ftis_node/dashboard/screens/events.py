@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.widgets import Input
 
 from ftis_node.dashboard.context import TextPage
 from ftis_node.dashboard.widgets import Scroller, SearchLine
 from ftis_node.view.events import event_line, notable_events
+from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import Span, Tone, line, text_of
-
-if TYPE_CHECKING:
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from ftis_node.view.snapshot import NodeSnapshot
 
 
 class EventsScreen(TextPage):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ftis_node.dashboard.context import TextPage
 from ftis_node.view.health_answers import answer_texts, problems, refusal_texts
+from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import Line, Span, Tone, labeled, line
-
-if TYPE_CHECKING:
-    from ftis_node.view.snapshot import NodeSnapshot
 
 KEYS = (
     ("arrows, j, k", "select a row, or scroll"),

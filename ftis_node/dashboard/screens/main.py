@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.containers import Container, Horizontal
 from textual.screen import Screen
 from textual.widgets import DataTable, Input, Static
 
-from ftis_node.dashboard.curves import pass_curve, plot_rows, reward_curve
+from ftis_node.dashboard.context import DashboardContext
+from ftis_node.dashboard.curves import Points, pass_curve, plot_rows, reward_curve
 from ftis_node.dashboard.screens.groups import PeerScreen
 from ftis_node.dashboard.widgets import KeysLine, PeersTable, SearchLine, TextLines
 from ftis_node.view.events import event_line, notable_events
 from ftis_node.view.health_answers import answer_lines, next_lines, refusal_lines, worst_tone
 from ftis_node.view.node_facts import head_line, node_facts
+from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import Line, Span, Tone, faded, labeled, line
-
-if TYPE_CHECKING:
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from ftis_node.dashboard.context import DashboardContext
-    from ftis_node.dashboard.curves import Points
-    from ftis_node.view.snapshot import NodeSnapshot
 
 WIDE, TALL = 164, 36  # columns that fit event lines beside the peers, and rows that fit panels
 PANEL_FACTS = {"trainer", "generation", "learner", "trains", "trained on", "groups", "buffer", "memory"}

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ftis_node.dashboard.context import TextPage
+from ftis_node.dashboard.context import Loaded, TextPage
 from ftis_node.view.spans import Span, Tone, line
-
-if TYPE_CHECKING:
-    from ftis_node.dashboard.context import Loaded
 
 PERIOD_S = 5.0
 TITLE_TONES = {"run ": Tone.STRONG, "name ": Tone.FAINT, "who learns": Tone.STRONG}

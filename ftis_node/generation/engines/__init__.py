@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module, metadata, util
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ftis_node.errors import ConfigError, EngineError, UnknownArchitectureError
+from ftis_node.generation.engines.base import Engine, EngineSettings
 from ftis_node.install_hint import INSTALL_VLLM
-from ftis_node.models import pick_device, skip_unused_packages
+from ftis_node.models import ModelSource, pick_device, skip_unused_packages
 from ftis_node.models.loading import has_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.generation.engines.base import Engine, EngineSettings
-    from ftis_node.models import ModelSource
 
 logger = logging.getLogger(__name__)
 

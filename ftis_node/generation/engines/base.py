@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import copy
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 import msgspec
@@ -26,14 +28,9 @@ from ftis_node.records.group import (
     SamplingSettings,  # msgspec reads the annotations
     join_completions,
 )
-from ftis_node.records.token_batch import TokenBatch  # noqa: TC001  msgspec reads the annotations
+from ftis_node.records.token_batch import TokenBatch
+from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.wire import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from ftis_node.workers.shared_weights import SharedWeights
 
 DEFAULT_MAX_VERSION_SPAN = 8
 DEFAULT_MAX_PREFILL_TOKENS = 8192

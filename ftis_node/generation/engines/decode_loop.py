@@ -14,24 +14,19 @@ as the probability of most tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ftis_node.errors import NonFiniteError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.engines.kv_cache import empty_cache, forward, join, select_rows
-from ftis_node.records.group import Completion, FinishReason
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from ftis_node.records.group import SamplingSettings
+from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ writes into them.
 from __future__ import annotations
 
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import (
@@ -30,9 +30,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ftis_node.errors import EngineError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 SPARE_COLUMNS = 64
 NAME = "ftis_grouped"

@@ -21,29 +21,24 @@ Log-probs are in nats. The likelihood of a text is the sum of the log-probs of i
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs, uniform_prior
 from ftis_node.errors import EngineError, ModelError, WorkerTaskError
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, forward, use_grouped_attention
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine, load_served_model
-from ftis_node.telemetry.log import unwatched
+from ftis_node.models import ModelSource
+from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.workers.weight_store import probe_logprobs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from ftis_node.generation.engines.base import EngineSettings
-    from ftis_node.models import ModelSource
-    from ftis_node.telemetry.log import OnProgress
 
 MAX_PREFILL_TOKENS = 2048  # prefill needs the logits of every prompt token, not only of the last
 

@@ -10,29 +10,24 @@ shapes (`models/adapter_folder.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from ftis_node.errors import ModelError
+from ftis_node.models import ModelSource
 from ftis_node.models.adapter_folder import check_fits, read_adapter
 from ftis_node.models.json_file import read_json
 from ftis_node.models.loading import tied_names
 from ftis_node.models.safetensors_file import check_tensors, read_header
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.hub_names import hub_tensors
-from ftis_node.workers.tensor_file import checksums_of, read_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from ftis_node.models import ModelSource
-    from ftis_node.workers.shared_tensors import OpenedWeights
-    from ftis_node.workers.shared_weights import SharedWeights
-    from ftis_node.workers.tensor_file import LockedFiles
+from ftis_node.workers.shared_tensors import OpenedWeights
+from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.tensor_file import LockedFiles, checksums_of, read_tensors
 
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 HEAD = "lm_head.weight"

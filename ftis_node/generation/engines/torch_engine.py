@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -26,20 +28,14 @@ from ftis_node.generation.engines.base import AWAKENED, EngineSettings, Generate
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
 from ftis_node.generation.engines.kv_cache import empty_cache, use_grouped_attention
 from ftis_node.generation.engines.published import load_in_place, load_shared_in_place
-from ftis_node.models import load_causal_lm, pick_device
+from ftis_node.models import ModelSource, load_causal_lm, pick_device
 from ftis_node.models.architecture import is_recurrent
 from ftis_node.records.group import SamplingSettings
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.shared_tensors import OpenedWeights
+from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import LockedFiles
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from ftis_node.models import ModelSource
-    from ftis_node.workers.shared_weights import SharedWeights
 
 DEFAULT_MAX_BATCH = 128
 TOKENS_PER_HOP = 8  # more: less overhead; fewer: lower latency of new requests and cancellations

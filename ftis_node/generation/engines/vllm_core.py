@@ -16,21 +16,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ftis_node.errors import FtisError, NonFiniteError, SharingError, WorkerTaskError
-from ftis_node.generation.engines.base import GenerationResult, settle
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult, settle
 from ftis_node.records.group import Completion, FinishReason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Set
-    from pathlib import Path
-
-    from ftis_node.generation.engines.base import GenerateRequest
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # any other reason: aborted
 KEEP_LEVEL, DISCARD_LEVEL = 1, 2

@@ -17,16 +17,18 @@ import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ftis_node.errors import FtisError, ModelError, WorkerTaskError
-from ftis_node.generation.engines.base import AWAKENED, settle
+from ftis_node.generation.engines.base import AWAKENED, EngineSettings, settle
 from ftis_node.generation.engines.vllm_core import (
     FAILED,
     FINISH_REASONS,
@@ -37,14 +39,6 @@ from ftis_node.generation.engines.vllm_core import (
 )
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras, sampling_arguments
 from ftis_node.records.group import FinishReason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-
-    from ftis_node.generation.engines.base import EngineSettings
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,11 @@ import random
 import re
 import stat
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +38,7 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.generation.engines import USE_TORCH
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
 from ftis_node.generation.engines.vllm_core import FAILED, VllmCore, VllmJob
 from ftis_node.generation.engines.vllm_options import (
@@ -46,20 +49,14 @@ from ftis_node.generation.engines.vllm_options import (
     environment,
     has_separate_core,
 )
-from ftis_node.models import pick_device
+from ftis_node.models import ModelSource, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import merged_source
-from ftis_node.workers.shared_weights import encode
+from ftis_node.workers.shared_weights import SharedWeights, encode
 from ftis_node.workers.weight_store import file_checksums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
     from ftis_node.generation.engines.vllm_driver import VllmDriver
-    from ftis_node.models import ModelSource
-    from ftis_node.workers.shared_weights import SharedWeights
 
 Answer = TypeVar("Answer")
 

@@ -6,18 +6,15 @@ arguments of `EngineArgs` can be set by name, and override the defaults here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.config.workers import EXECUTOR_BACKEND
 from ftis_node.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
-    from ftis_node.models import ModelSource
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.models import ModelSource
 
 WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
 CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's CPU attention; prompts are shared by whole blocks only

@@ -7,10 +7,12 @@ models on a CPU have a faster loader (`DirectLoader`). In both cases a proof of 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,10 +21,6 @@ from ftis_node.models.safetensors_file import read_header
 from ftis_node.workers.shared_tensors import OpenedWeights
 from ftis_node.workers.shared_weights import decode
 from ftis_node.workers.tensor_file import LockedFiles, checksum, checksums_of, read_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from io import FileIO
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -11,11 +11,14 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.directory.entries import (
+    DirectoryEntry,
     EntryKind,
     is_of_another,
     pack_manifest,
@@ -29,12 +32,14 @@ from ftis_node.gossip.directory.validators import (
     MAX_STORED_KEYS,
     EntryValidator,
     RequestLimiter,
+    StoredRun,
     count_stored_runs,
     entries_in,
     unpack_bytes,
 )
 from ftis_node.gossip.multiaddr import usable_addresses
 from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
     AttachedP2P,
@@ -49,14 +54,6 @@ from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology import bucket_of
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
-    from pathlib import Path
-
-    from ftis_node.gossip.directory.entries import DirectoryEntry
-    from ftis_node.gossip.directory.validators import StoredRun
-    from ftis_node.gossip.p2pd.config import P2pdConfig
 
 T = TypeVar("T")
 

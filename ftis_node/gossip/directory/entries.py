@@ -17,19 +17,14 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.wire_format import RUN_ID, bucket_key, manifest_key, record_key
-from ftis_node.records.identity import peer_id_text, verify
+from ftis_node.records.identity import Identity, peer_id_text, verify
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ftis_node.records.identity import Identity
 
 DIRECTORY_DOMAIN = b"ftis-node/directory/1\n"
 MAX_MEMBER_BYTES = 512

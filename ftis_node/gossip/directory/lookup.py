@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ftis_node.errors import NetworkError, RecordError
 from ftis_node.gossip.dialer import Dialer
+from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.p2pd.client import cancel_and_wait
 from ftis_node.gossip.p2pd.config import P2pdConfig
-from ftis_node.gossip.p2pd.session import open_session
+from ftis_node.gossip.p2pd.session import Session, open_session
+from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.records.envelope import PeerRecord, open_peer_record
-from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.gossip.directory.dht import Directory
-    from ftis_node.gossip.p2pd.session import Session
-    from ftis_node.gossip.settings import NetworkSettings
-    from ftis_node.swarm.peer_guard import PeerGuard
 
 T = TypeVar("T")
 POLL_S = 1.0

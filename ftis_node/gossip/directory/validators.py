@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
 from ftis_node.gossip.directory.entries import (
+    DirectoryEntry,
     EntryKind,
     has_valid_expiry,
     num_shards_of,
@@ -38,17 +40,12 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     RecordValidatorBase,
     dht_pb2,
 )
+from ftis_node.gossip.types import GossipCounters, GossipLimits
 from ftis_node.records.addresses import block_of
 from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterable, Iterator, Sequence
+Key = TypeVar("Key")
 
-    from ftis_node.gossip.directory.entries import DirectoryEntry
-    from ftis_node.gossip.types import GossipCounters, GossipLimits
-
-    Key = TypeVar("Key")
 
 MAX_KEYS_PER_FIND = 16
 MAX_KEYS_PER_STORE = 256

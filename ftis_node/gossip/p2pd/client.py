@@ -13,8 +13,10 @@ Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ftis_node.errors import NetworkError
 from ftis_node.gossip.p2pd.hivemind_bindings import (
@@ -29,11 +31,6 @@ from ftis_node.gossip.types import GossipCounters, GossipMessage, PeerConnection
 from ftis_node.records.addresses import AddressError
 from ftis_node.records.identity import ed25519_peer_id, peer_id_from_text
 from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
 Request = p2pd_pb2.Request
 PSRequest = p2pd_pb2.PSRequest

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ftis_node.gossip.encryption import NO_CIPHER
-from ftis_node.gossip.services import AdmissionControl
+from ftis_node.gossip.encryption import NO_CIPHER, NullCipher
+from ftis_node.gossip.services import AdmissionControl, Handler
+from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.gossip.types import GossipCounters, GossipLimits
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ftis_node.gossip.encryption import NullCipher
-    from ftis_node.gossip.services import Handler
-    from ftis_node.gossip.settings import NetworkSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,18 +11,15 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module, metadata
 from importlib.machinery import ModuleSpec
 from importlib.resources import files
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.records.addresses import AddressError, parse_address, read_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 KNOWN_VERSION = "1.1.12"
 UTILITIES = {

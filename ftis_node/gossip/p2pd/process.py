@@ -14,21 +14,16 @@ import os
 import signal
 import socket
 from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.errors import MachineError, UsageError
+from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
-from ftis_node.records.identity import SEED_BYTES
+from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.records.identity import SEED_BYTES, Identity
 from ftis_node.telemetry.faults import watched_task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from ftis_node.gossip.multiaddr import ListenAddress
-    from ftis_node.gossip.settings import NetworkSettings
-    from ftis_node.records.identity import Identity
 
 logger = logging.getLogger(__name__)
 READY_MARK = "Peer ID:"

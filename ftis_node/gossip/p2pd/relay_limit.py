@@ -14,19 +14,15 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from ftis_node.errors import MachineError
 from ftis_node.gossip.p2pd import circuit_pb2
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.process import P2pdProcess
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.gossip.p2pd.config import P2pdConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,26 +10,22 @@ import asyncio
 import logging
 import os
 import stat
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.errors import MachineError, RecordError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.gossip.directory.dht import Directory
+from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.types import Fetched, FetchOutcome
 from ftis_node.gossip.wire_format import Frame, ItemCollector, RpcService, outcome_of, protocol, read_frame, write_frame
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from ftis_node.gossip.multiaddr import ListenAddress
-    from ftis_node.gossip.p2pd.config import P2pdConfig
 
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit on the path of a unix socket
 CONTROL_NAME = "p2pd.sock"

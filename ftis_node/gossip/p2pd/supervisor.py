@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError, MachineError, UsageError
 from ftis_node.gossip.p2pd.client import cancel_and_wait
+from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.process import pin_ports
-from ftis_node.gossip.p2pd.session import open_session
+from ftis_node.gossip.p2pd.session import Session, open_session
 from ftis_node.gossip.types import SwarmPhase, SwarmState
 from ftis_node.telemetry.faults import report
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+Work = Callable[[Session, Callable[[], None]], Awaitable[None]]
 
-    from ftis_node.gossip.p2pd.config import P2pdConfig
-    from ftis_node.gossip.p2pd.session import Session
-
-    Work = Callable[[Session, Callable[[], None]], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 

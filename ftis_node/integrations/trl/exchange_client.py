@@ -5,20 +5,16 @@ from __future__ import annotations
 import http.client
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ftis_node.config.home import TOKEN_HEADER, Home
-from ftis_node.config.manifest import load_manifest
+from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.errors import ConfigError, FileError, FtisError
 from ftis_node.files import parse_json, read_text
-from ftis_node.node.exchange.messages import PublishedGroup, TakeAnswer, TakeRequest
-
-if TYPE_CHECKING:
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.node.exchange.messages import OwnGroup, TakenGroup
+from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
 
 OK: Final = 200
 MAX_ANSWER_BYTES: Final = 128 << 20

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ftis_node.algorithms.loss import group_advantages
 from ftis_node.errors import ConfigError, RecordError
+from ftis_node.node.exchange.messages import TakenGroup
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.group import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from ftis_node.node.exchange.messages import TakenGroup
 
 logger = logging.getLogger(__name__)
 ADVANTAGE_EPS = 1e-4  # TRL's

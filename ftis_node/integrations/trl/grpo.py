@@ -8,29 +8,22 @@ column `scored_text`, the texts that a node scores: with the think block that th
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from trl import GRPOTrainer
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
 
 from ftis_node.algorithms.loss import policy_loss
 from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
 from ftis_node.errors import ConfigError
-from ftis_node.integrations.trl.foreign_groups import Fit, foreign_rows, join_batches
-from ftis_node.integrations.trl.swarm_exchange import FlushCallback, require_agreement
+from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, foreign_rows, join_batches
+from ftis_node.integrations.trl.swarm_exchange import FlushCallback, SwarmExchange, require_agreement
 from ftis_node.models.tokenizer import PromptTokenizer
 from ftis_node.node.exchange.messages import OwnGroup
 from ftis_node.records.codec import hash_messages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from torch import Tensor
-    from trl import GRPOConfig
-
-    from ftis_node.integrations.trl.foreign_groups import ForeignGroup
-    from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 
 UNUSED_TERMS = {
     "beta": 0.0,

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from datasets import Dataset
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus
+from ftis_node.tasks.base import Task
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scorer import IsolatedScorer, score_answers
-from ftis_node.tasks.spec import parse_spec
+from ftis_node.tasks.spec import TaskSpec, parse_spec
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from ftis_node.tasks.base import Task
-    from ftis_node.tasks.spec import TaskSpec
-
-    Reward = Callable[..., Awaitable[list[float | None]]]
+Reward = Callable[..., Awaitable[list[float | None]]]
 
 
 def swarm_dataset(run: str, *, task: str = "", num_prompts: int = 4096, seed: int = 0) -> tuple[Dataset, Reward]:

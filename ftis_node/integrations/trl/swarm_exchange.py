@@ -10,25 +10,20 @@ import logging
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from transformers import TrainerCallback
 
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.config.manifest import SamplingSection
 from ftis_node.errors import ConfigError
-from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
-from ftis_node.integrations.trl.foreign_groups import read_foreign
-from ftis_node.node.exchange.messages import MAX_TAKEN
+from ftis_node.integrations.trl.exchange_client import ExchangeClient, ExchangeNode, LinkError, RefusedGroupError
+from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, read_foreign
+from ftis_node.node.exchange.messages import MAX_TAKEN, OwnGroup
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trl import GRPOTrainer
-
-    from ftis_node.config.manifest import SamplingSection
-    from ftis_node.integrations.trl.exchange_client import ExchangeNode
-    from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup
-    from ftis_node.node.exchange.messages import OwnGroup
 
 logger = logging.getLogger(__name__)
 MAX_QUEUED: Final = 64  # own groups; the oldest is dropped

@@ -17,22 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
+from ftis_node.lab.experiment.in_process import InProcessGeneration
+from ftis_node.lab.experiment.rounds import SynchronousRounds
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.envelope import announce_group, seal_group
-from ftis_node.records.group import FinishReason
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.lab.experiment.in_process import InProcessGeneration
-    from ftis_node.lab.experiment.rounds import SynchronousRounds
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.records.group import Completion, Group
+from ftis_node.records.group import Completion, FinishReason, Group
 
 Lie = Literal["rewards", "logprobs", "positives", "mimic"]
 LIES: tuple[Lie, ...] = get_args(Lie)

@@ -12,39 +12,34 @@ import hashlib
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ftis_node.config.delay import Delay
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import EngineError, FtisError
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.weight_loader import PROOF_TOLERANCES
+from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES, ProofToCome
+from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
+from ftis_node.learner.client import OnPublished
+from ftis_node.learner.messages import AuditReply, LearnerBoot, LearnerState, TrainGroup, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.node.protocols import dtype_of
-from ftis_node.node.startup.factories import generation_boot, learner_boot
+from ftis_node.models import ModelSource
+from ftis_node.node.protocols import Learning, dtype_of
+from ftis_node.node.startup.factories import NodeInputs, generation_boot, learner_boot
 from ftis_node.swarm.transit import VersionsInTransit
+from ftis_node.telemetry.events import EventLog
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weight_store import WEIGHTS_FILE, find_difference
+from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof, find_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.config.delay import Delay
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
-    from ftis_node.generation.messages import GenerationBoot
-    from ftis_node.generation.weight_loader import ProofToCome
-    from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-    from ftis_node.learner.client import OnPublished
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.messages import AuditReply, LearnerBoot, LearnerState, TrainGroup, TrainReply
-    from ftis_node.models import ModelSource
-    from ftis_node.node.protocols import Learning
-    from ftis_node.node.startup.factories import NodeInputs
-    from ftis_node.telemetry.events import EventLog
-    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 
 class InProcessGeneration:

@@ -6,22 +6,19 @@ docs/research/experiments.md describes them. In the F-TIS paper's experiments `s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ftis_node.config.delay import Delay
 from ftis_node.errors import UsageError
+from ftis_node.lab.experiment.byzantine import Lie
 from ftis_node.lab.experiment.pool import call_in_processes, report
 from ftis_node.lab.tiny import make_tiny
 from ftis_node.lab.tiny_sums import RECIPES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from ftis_node.config.delay import Delay
-    from ftis_node.lab.experiment.byzantine import Lie
-    from ftis_node.telemetry.log import OnProgress
+from ftis_node.telemetry.log import OnProgress
 
 LORA_MARK = ":lora"
 COPY_MARK = "~"  # s, m, s~2, m~2: marks the second node with a model

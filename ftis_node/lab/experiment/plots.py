@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from ftis_node.lab.experiment.specs import ALONE
-from ftis_node.lab.experiment.summary import has_no_peers, payoff, varied_axes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from ftis_node.lab.experiment.summary import Estimate, MethodResult
-    from ftis_node.lab.experiment.trial_result import TrialResult
+from ftis_node.lab.experiment.summary import Estimate, MethodResult, has_no_peers, payoff, varied_axes
+from ftis_node.lab.experiment.trial_result import TrialResult
 
 BAND_ALPHA = 0.15
 DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of baselines

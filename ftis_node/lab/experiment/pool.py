@@ -6,20 +6,18 @@ import contextlib
 import multiprocessing
 import os
 import queue
-from concurrent.futures import FIRST_COMPLETED, wait
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from multiprocessing.queues import Queue
+from typing import Any
 
 from pebble import ProcessPool
 
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.workers.liveness import die_with_owner
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
-    from multiprocessing.queues import Queue
+OnPoll = Callable[[Mapping[str, float], int], None]  # progress by call, and the number of calls left
 
-    OnPoll = Callable[[Mapping[str, float], int], None]  # progress by call, and the number of calls left
 
 POLL_S = 0.5
 _progress: Queue[tuple[str, float]] | None = None  # set in the processes of the pool

@@ -10,10 +10,12 @@ from __future__ import annotations
 import csv
 import os
 import platform
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +23,7 @@ from ftis_node import __version__
 from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.experiment.summary import (
+    MethodResult,
     alone_line,
     estimate,
     final_accuracy,
@@ -34,16 +37,9 @@ from ftis_node.lab.experiment.summary import (
     varied_axes,
     write_csv,
 )
-from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES, made_by
+from ftis_node.lab.experiment.trial_matrix import Experiment
+from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES, MemberResult, TrialResult, made_by
 from ftis_node.tasks import load_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from ftis_node.lab.experiment.summary import MethodResult
-    from ftis_node.lab.experiment.trial_matrix import Experiment
-    from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
 
 PACKAGES = ("torch", "transformers", "peft", "numpy")
 FIGURES = (*STEP_FIGURES, *SENDER_FIGURES)

@@ -9,20 +9,17 @@ size, and each generates an equal part of it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ftis_node.config.step import StepSection
+from ftis_node.node.context import NodeCounters, NodeState
+from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_shares import ForeignShortfall
 from ftis_node.swarm.reasons import AFTER_VALIDATION
 from ftis_node.swarm.sequence import counter_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.config.step import StepSection
-    from ftis_node.node.context import NodeCounters, NodeState
-    from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.training.group_limits import SlotPool
 
 POLL_S = 0.004
 

@@ -15,22 +15,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
 
 from ftis_node.lab.experiment.pool import call_in_processes, report
+from ftis_node.lab.experiment.trial import Trial
 from ftis_node.lab.experiment.trial_result import TrialResult
+from ftis_node.telemetry.log import OnProgress
 from ftis_node.workers.weight_store import MEMORY_DISK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ftis_node.lab.experiment.trial import Trial
-    from ftis_node.telemetry.log import OnProgress
 
 SCRATCH_PREFIX = "ftis-compare-"
 FAILURE = "a trial failed; those that are done are kept"

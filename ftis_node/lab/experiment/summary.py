@@ -14,18 +14,14 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
 from ftis_node.lab.experiment.specs import ALONE, delay_alone, is_alone, parse_alone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
+from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
 
 AXES = ("share", "delay", "nodes", "lie", "codec")  # besides pair and method
 CSV_COLUMNS = (

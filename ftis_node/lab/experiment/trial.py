@@ -13,13 +13,16 @@ import asyncio
 import hashlib
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ftis_node import __version__
+from ftis_node.config.delay import Delay
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
 from ftis_node.evaluation.ensemble import MODES, evaluate_ensemble
@@ -28,24 +31,19 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
-from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, TrialResult, made_by, read_member
+from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult, TrialResult, made_by, read_member
+from ftis_node.node.components import NodeComponents
+from ftis_node.node.context import NodeState
+from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import first_of_ours
+from ftis_node.records.codec import CodecName
 from ftis_node.records.envelope import PeerRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ftis_node.config.delay import Delay
-    from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.pairs import TrialMember
-    from ftis_node.lab.experiment.trial_result import MemberResult
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.context import NodeState
-    from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.records.codec import CodecName
 
 NEVER = 100_000  # steps between checkpoints: an interrupted trial starts again
 POLL_S = 0.5

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -21,18 +22,13 @@ from ftis_node.algorithms.settings import TENSORS
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.section import first_problem
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.byzantine import LIES
-from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
+from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK, Pair, TrialMember
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, delay_alone, is_alone, parse_alone, parse_delays
 from ftis_node.lab.experiment.trial import Trial
 from ftis_node.records.codec import CODECS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ftis_node.config.workers import LoraSection
-    from ftis_node.lab.experiment.pairs import Pair, TrialMember
 
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
 CHOICE = re.compile(r"(newest)(?::(\d+))?")  # vertical; the number of remote groups to take

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ftis_node import __version__
 from ftis_node.learner.senders import SenderStats, add_up
+from ftis_node.node.components import NodeComponents
 from ftis_node.swarm.sequence import counter_of
 from ftis_node.telemetry.events import read_events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ftis_node.node.components import NodeComponents
 
 STEP_FIGURES = (
     *("reward_mean", "own_reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "entropy"),

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from ftis_node import __version__
 from ftis_node.errors import ConfigError, FileError, ModelError
@@ -34,26 +37,16 @@ from ftis_node.learner.checkpoint.checkpoint_files import (
     read_checksums,
     write_checksums,
 )
-from ftis_node.learner.distributed.ranks import ALONE
+from ftis_node.learner.distributed.ranks import ALONE, Ranks
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
-from ftis_node.learner.messages import CheckpointSkipped, StepReport
+from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, StepReport
 from ftis_node.learner.model.lora import ADAPTED_LAYERS
+from ftis_node.learner.model.policy import Policy
 from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint
 from ftis_node.models.fingerprint import other_model
 from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.workers.tensor_file import read_tensors, write_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-    from torch.nn import Parameter
-
-    from ftis_node.learner.distributed.ranks import Ranks
-    from ftis_node.learner.messages import LearnerBoot
-    from ftis_node.learner.model.policy import Policy
 
 RANDOM_STATE = "random_state"
 CUDA_RANDOM_STATE = "cuda_random_state"  # if the learner is on a GPU

@@ -11,18 +11,15 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 CHECKSUMS_FILE = "checksums.json"
 PIECE_BYTES = 16 << 20

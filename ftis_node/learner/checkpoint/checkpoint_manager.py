@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import torch
+from torch import Tensor
 
 from ftis_node.config.disk_room import write_error
 from ftis_node.errors import MachineError
 from ftis_node.learner.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointOwner,
+    CheckpointState,
     TrainingProgress,
     check_moments,
     gather,
@@ -20,19 +27,9 @@ from ftis_node.learner.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
-from ftis_node.learner.distributed.ranks import RankTask
-from ftis_node.learner.messages import CheckpointInProgress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
-    from torch import Tensor
-
-    from ftis_node.learner.checkpoint.checkpoint import Checkpoint, CheckpointOwner, CheckpointState
-    from ftis_node.learner.distributed.ranks import Ranks
-    from ftis_node.learner.messages import CheckpointEvent, LearnerBoot
-    from ftis_node.learner.step.optimizer import MasterWeights
+from ftis_node.learner.distributed.ranks import Ranks, RankTask
+from ftis_node.learner.messages import CheckpointEvent, CheckpointInProgress, LearnerBoot
+from ftis_node.learner.step.optimizer import MasterWeights
 
 log = logging.getLogger(__name__)
 FREE_SPACE: Final = "free disk space there and start again; the node resumes at the newest checkpoint"

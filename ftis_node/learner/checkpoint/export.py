@@ -10,41 +10,34 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from ftis_node.config.disk_room import write_error
 from ftis_node.errors import ConfigError, SharingError
 from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
-from ftis_node.learner.distributed.ranks import ALONE, RankTask
+from ftis_node.learner.distributed.ranks import ALONE, Ranks, RankTask
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.lora import ADAPTER, adapter_alone, adapter_merger
-from ftis_node.learner.model.policy import load_unchecked, own_tensors
+from ftis_node.learner.model.policy import Policy, load_unchecked, own_tensors
+from ftis_node.models import PromptTokenizer
 from ftis_node.models.loading import check_export_folder, export_adapter, export_model
-from ftis_node.telemetry.log import unwatched
+from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
+from ftis_node.workers.shared_weights import Way
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
 from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-    from ftis_node.learner.distributed.ranks import Ranks
-    from ftis_node.learner.messages import LearnerBoot
-    from ftis_node.learner.model.policy import Policy
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.telemetry.log import OnProgress
-    from ftis_node.workers.shared_weights import Way
 
 log = logging.getLogger(__name__)
 Form = Literal["model", "adapter"]

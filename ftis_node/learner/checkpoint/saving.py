@@ -11,12 +11,9 @@ begins for 19 w seconds. A model of 3B parameters whose 37 GB take 40 s is saved
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
 
 SHARE: Final = 0.05  # of the time
 MAX_UNSAVED_STEPS: Final = 100  # even if writes are slow: the buffer keeps the groups of unsaved steps

@@ -21,18 +21,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.wire import enc_hook
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ftis_node.learner.messages import LearnerBoot
 
 log = logging.getLogger(__name__)
 

@@ -16,28 +16,22 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import torch
-from torch import distributed
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from ftis_node.errors import FtisError, WorkerTaskError
 from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.messages import AuditRequest, TrainRequest
+from ftis_node.learner.distributed.launch import RankAddress
+from ftis_node.learner.messages import AuditRequest, LearnerBoot, TrainRequest
 from ftis_node.models import pick_device
 from ftis_node.workers.wire import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from ftis_node.learner.distributed.launch import RankAddress
-    from ftis_node.learner.messages import LearnerBoot
 
 log = logging.getLogger(__name__)
 

@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from torch import Tensor
 
 
 def plain_name(name: str) -> str:

@@ -16,28 +16,23 @@ import gc
 import logging
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ftis_node.errors import ConfigError, first_line
-from ftis_node.learner.batch import batch_of
+from ftis_node.learner.batch import MicroBatch, batch_of
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import decode
-from ftis_node.learner.model.policy import decoder_layers
+from ftis_node.learner.model.policy import Policy, decoder_layers
 from ftis_node.learner.model.policy_loading import difference_from, probe_group, probe_values
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ftis_node.learner.batch import MicroBatch
-    from ftis_node.learner.messages import LearnerBoot
-    from ftis_node.learner.model.policy import Policy
 
 log = logging.getLogger(__name__)
 

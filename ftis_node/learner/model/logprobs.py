@@ -14,18 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.distributed.ranks import Ranks
 from ftis_node.learner.model.attention import AttentionPlan, on_device
-
-if TYPE_CHECKING:
-    from ftis_node.learner.batch import MicroBatch
-    from ftis_node.learner.distributed.ranks import Ranks
 
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
 # Keys of transformers' configurations: divisors and factors of the logits, and their soft caps.

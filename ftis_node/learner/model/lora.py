@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.distributed.sharded_tensors import is_sharded
 from ftis_node.models.adapter_folder import ADAPTER_FILE, read_adapter
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.loading import check_finite
 from ftis_node.workers.tensor_file import read_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from torch.nn import Parameter
-
-    from ftis_node.config.workers import LoraSection
 
 log = logging.getLogger(__name__)
 ADAPTER = "default"  # peft's default adapter name.

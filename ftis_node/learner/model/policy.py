@@ -16,31 +16,25 @@ If the last map is not one plain matrix (it has an adapter), it saves its input,
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn import functional
+from torch.nn import Parameter, functional
 
 from ftis_node.errors import ModelError
-from ftis_node.learner.batch import MicroBatch, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import MicroBatch, TrainBatch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.distributed.sharded_tensors import plain_name
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.learner.model.lora import add_adapter, initialize_adapter, read_start
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.loading import tied_names
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.nn import Parameter
-
-    from ftis_node.learner.batch import TrainBatch
-    from ftis_node.learner.messages import LearnerBoot
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)

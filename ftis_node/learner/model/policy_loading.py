@@ -16,27 +16,31 @@ folder, never from a checkpoint.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ftis_node.config.manifest import SamplingSection
 from ftis_node.errors import first_line
-from ftis_node.learner.batch import batch_of
-from ftis_node.learner.distributed.ranks import ALONE, RankGroup
+from ftis_node.learner.batch import MicroBatch, batch_of
+from ftis_node.learner.distributed.ranks import ALONE, RankGroup, Ranks
 from ftis_node.learner.distributed.sharded_tensors import gradient_of, plain_name
 from ftis_node.learner.groups import UnpackedGroup
-from ftis_node.learner.messages import TrainGroup
+from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import EntropyMeter
 from ftis_node.learner.model.lora import first_adapter
 from ftis_node.learner.model.policy import (
+    Policy,
     build_policy,
     check_logits,
     decoder_layers,
@@ -44,24 +48,12 @@ from ftis_node.learner.model.policy import (
     load_unchecked,
     start_of,
 )
+from ftis_node.learner.step.train_step import Forward
 from ftis_node.models import load_causal_lm
 from ftis_node.models.architecture import is_recurrent
 from ftis_node.models.loading import WeightRows, empty_causal_lm
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import probe_token_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from ftis_node.config.manifest import SamplingSection
-    from ftis_node.learner.batch import MicroBatch
-    from ftis_node.learner.distributed.ranks import Ranks
-    from ftis_node.learner.messages import LearnerBoot
-    from ftis_node.learner.model.policy import Policy
-    from ftis_node.learner.step.train_step import Forward
 
 log = logging.getLogger(__name__)
 

@@ -16,17 +16,14 @@ reference value for good data in so small a batch.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ftis_node.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ftis_node.learner.batch import MicroBatch, TrainBatch
-    from ftis_node.learner.step.train_step import Forward
+from ftis_node.learner.batch import MicroBatch, TrainBatch
+from ftis_node.learner.step.train_step import Forward
 
 PROJECTION = "o_proj"
 MAX_SENDERS = 64  # senders whose gradients are held at once; further senders have no entry

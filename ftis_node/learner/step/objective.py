@@ -17,10 +17,12 @@ all log-probs are computed, that is decided on the completions computed so far (
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
 from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
@@ -28,13 +30,7 @@ from ftis_node.algorithms.loss import group_advantages, kl_to_start, policy_loss
 from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
 from ftis_node.algorithms.settings import TENSORS
 from ftis_node.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from ftis_node.learner.batch import TrainBatch
+from ftis_node.learner.batch import TrainBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from ftis_node.errors import MachineError, says_out_of_memory
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.shared_tensors import grow_segments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ftis_node.learner.messages import LearnerBoot
 
 Outcome = TypeVar("Outcome")
 log = logging.getLogger(__name__)

@@ -25,24 +25,20 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.install_hint import how_to_install
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import pick_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from torch import Tensor
-
-    from ftis_node.learner.messages import LearnerBoot
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 BLOCK_SIZE = 256  # elements that share a scale; fixed in bitsandbytes

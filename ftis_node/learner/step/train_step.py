@@ -16,26 +16,21 @@ and optimizer are unchanged.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from ftis_node.errors import WorkerTaskError
-from ftis_node.learner.distributed.ranks import ALONE
+from ftis_node.learner.batch import MicroBatch, TrainBatch
+from ftis_node.learner.distributed.ranks import ALONE, Ranks, StepCallback
 from ftis_node.learner.distributed.sharded_tensors import whole
+from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 from ftis_node.learner.step.optimizer import stays_finite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
-
-    from ftis_node.learner.batch import MicroBatch, TrainBatch
-    from ftis_node.learner.distributed.ranks import Ranks, StepCallback
-    from ftis_node.learner.step.objective import Objective
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
 

@@ -16,40 +16,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftis_node.errors import RecordError
-from ftis_node.node.exchange.messages import PublishedGroup
+from ftis_node.models import PromptTokenizer
+from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.training.step_gate import StepSelection
 from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.tasks.scorer import score_answers
+from ftis_node.replay.rows import StoredGroup
+from ftis_node.tasks.base import Task
+from ftis_node.tasks.scorer import IsolatedScorer, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
-from ftis_node.validation import Accepted, Refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from numpy.typing import NDArray
-
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
-    from ftis_node.node.exchange.messages import OwnGroup
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.group_limits import SlotPool
-    from ftis_node.node.training.step_gate import StepSelection
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.replay.rows import StoredGroup
-    from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scorer import IsolatedScorer
-    from ftis_node.validation import ValidationResult
+from ftis_node.validation import Accepted, Refusal, ValidationResult
 
 # Why a group is refused before it is scored or signed: a part of the reasons of validation.
 GroupReason: TypeAlias = Literal[

@@ -13,22 +13,17 @@ from __future__ import annotations
 import hmac
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
-from ftis_node.config.observe import is_loopback
+from ftis_node.config.home import Home
+from ftis_node.config.observe import ObserveSection, is_loopback
 from ftis_node.errors import ConfigError
 from ftis_node.files import replace_file
 from ftis_node.telemetry.secrets import keep_secret, read_private
 from ftis_node.telemetry.terminal_text import one_line
-
-if TYPE_CHECKING:
-    from aiohttp.typedefs import Handler, Middleware
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.observe import ObserveSection
 
 TOKEN_BYTES = 32
 MIN_TOKEN_CHARACTERS = 32

@@ -9,20 +9,17 @@ A refusal is JSON, {"error": "one line", "reason": "word"}. Both routes need the
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from ftis_node.config.home import TOKEN_HEADER
-from ftis_node.node.exchange.group_exchange import PASSING, refuse
+from ftis_node.node.exchange.group_exchange import PASSING, GroupExchange, refuse
 from ftis_node.node.exchange.messages import OwnGroup, TakeAnswer, TakenGroup, TakeRequest
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.telemetry.terminal_text import one_line
 from ftis_node.validation import Refusal
-
-if TYPE_CHECKING:
-    from ftis_node.node.exchange.group_exchange import GroupExchange
 
 CONTENT_TYPE = "application/msgpack"
 PROMPT_BYTES = 4 << 20  # of a prompt and all small fields

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from aiohttp import web
 
@@ -28,18 +30,11 @@ from ftis_node.files import parse_json, replace_file
 from ftis_node.node.http_api.auth import is_same_secret, own_names_only
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.http_api.port import open_port
-from ftis_node.node.peers.operator_actions import ACTIONS
+from ftis_node.node.loops.status import StatusLoop
+from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
+from ftis_node.node.peers.swarm_status import PeerTable
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from ftis_node.node.loops.status import StatusLoop
-    from ftis_node.node.peers.operator_actions import PeerControl
-    from ftis_node.node.peers.swarm_status import PeerTable
 
 HOST = "127.0.0.1"
 EVENT_PERIOD_S = 1.0

@@ -11,21 +11,17 @@ port opens before the models load, so that no probe restarts a node during a lon
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from ftis_node.node.http_api.auth import bearers_only, own_names_only
 from ftis_node.node.http_api.port import open_port
+from ftis_node.node.loops.status import StatusLoop
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
 from ftis_node.telemetry.status import Status, starting
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ftis_node.node.loops.status import StatusLoop
 
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 STARTING = starting(Status())

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.log import RateLimitedLog
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import AsyncIterator
 
 MAX_CONNECTIONS = 128
 BACKLOG = 128  # the event loop accepts so many at once, even beyond MAX_CONNECTIONS

@@ -10,13 +10,19 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip import Gossip
+from ftis_node.gossip import GossipMessage as Message
+from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.records.envelope import open_announcement
+from ftis_node.records.envelope import Announcement, open_announcement
 from ftis_node.records.parsing import SCHEMA
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import MAX_TO_CONFIRM, IdsByPeer
 from ftis_node.swarm.demand import eligible_members, is_assigned
 from ftis_node.swarm.lru import LruDict
@@ -26,16 +32,6 @@ from ftis_node.swarm.rate_limits import GROUPS_PER_MINUTE, RateLimiter
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.gossip import GossipMessage as Message
-    from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.records.envelope import Announcement
-    from ftis_node.replay.reader import ReplayReader
 
 MAX_SENDERS = 4096  # senders with a tracker; beyond that, drop the least recently used
 MAX_REFUSED = 4096

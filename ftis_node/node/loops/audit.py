@@ -17,32 +17,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.source import HUB_ID
+from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.protocols import Learning
+from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.codec import hash_prompt, pack_group
+from ftis_node.records.envelope import Accepted
+from ftis_node.records.group import Group
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.rows import StoredGroup
-from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.learner.messages import TrainGroup
-    from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.protocols import Learning
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.supervision.failures import FailureBoard
-    from ftis_node.records.envelope import Accepted
-    from ftis_node.records.group import Group
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.swarm.peer_guard import PeerGuard
 
 MAX_WAITING = 8  # groups; further ones are not audited
 MAX_AUDIT_KL = 0.1  # nats per token; number formats alone cause up to 0.002

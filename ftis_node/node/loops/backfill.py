@@ -28,33 +28,28 @@ import math
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ftis_node.gossip import FetchOutcome
-from ftis_node.node.loops.announcements import MAX_SENDERS
+from ftis_node.gossip import FetchOutcome, Gossip
+from ftis_node.node.context import NodeContext, NodeCounters
+from ftis_node.node.loops.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.loops.pull_slots import ANSWERED, Pace, QuerySlots
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.training.step_shares import StepShares
 from ftis_node.records.bounds import MAX_INTEGER
+from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import BackfillRequest
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.demand import pulls_all
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
 from ftis_node.swarm.rate_limits import TokenBucket
+from ftis_node.swarm.sequence import SequenceGap
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext, NodeCounters
-    from ftis_node.node.loops.announcements import AnnouncementHandler
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.records.envelope import PeerRecord
-    from ftis_node.replay.reader import ReplayReader
-    from ftis_node.swarm.sequence import SequenceGap
 
 log = logging.getLogger(__name__)
 

@@ -15,28 +15,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ftis_node.gossip import Gossip
+from ftis_node.node.context import NodeContext
+from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.loops.pull_slots import QuerySlots
+from ftis_node.node.peers.serve import Confirmations
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.training.group_limits import BufferLimits, SlotPool
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.rate_limits import SendWindow
-from ftis_node.validation import Accepted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.loops.announcements import AnnouncementHandler
-    from ftis_node.node.peers.serve import Confirmations
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.replay.reader import ReplayReader
-    from ftis_node.validation import ValidationResult
+from ftis_node.validation import Accepted, ValidationResult
 
 log = logging.getLogger(__name__)
 

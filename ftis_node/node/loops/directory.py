@@ -10,33 +10,29 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftis_node import __version__
 from ftis_node.errors import RecordError
-from ftis_node.gossip import SwarmPhase
+from ftis_node.gossip import Gossip, SwarmPhase, SwarmState
 from ftis_node.gossip.multiaddr import is_public
+from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.peers.refusal_reports import RefusalReporter
+from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.releases import release_differences
+from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.training.evaluation import OwnStats
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.parsing import SCHEMA
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
 from ftis_node.telemetry.terminal_text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from ftis_node.gossip import Gossip, SwarmState
-    from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.loops.backfill import BackfillLoop
-    from ftis_node.node.peers.refusal_reports import RefusalReporter
-    from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.training.evaluation import OwnStats
-    from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)
 MEMBER_LOOKUP_INTERVAL_S = 1.0

@@ -15,27 +15,23 @@ import random
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import ModelError, TaskError, WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.models import PromptTokenizer
+from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.protocols import Generation
+from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
-from ftis_node.tasks.scorer import score_answers
+from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.scorer import IsolatedScorer, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
-
-if TYPE_CHECKING:
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.protocols import Generation
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.failures import FailureBoard
-    from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
-    from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.tasks.scorer import IsolatedScorer
 
 log = logging.getLogger(__name__)
 LARGEST_SHUFFLED = 1 << 20

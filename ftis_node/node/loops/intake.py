@@ -17,31 +17,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ftis_node.models import PromptTokenizer
+from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import REASON as FAULT
-from ftis_node.node.supervision.background import to_the_end
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.supervision.background import DiskThread, to_the_end
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_envelope
+from ftis_node.records.group import Group
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.swarm.peer_guard import Place, is_own
-from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, validate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
-
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.records.group import Group
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.replay.reader import ReplayReader
-    from ftis_node.swarm.arrivals import AwaitedSenders
-    from ftis_node.swarm.peer_guard import PeerGuard, PeerWork
-    from ftis_node.tasks.scorer import IsolatedScorer
-    from ftis_node.validation import ValidationResult
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.arrivals import AwaitedSenders
+from ftis_node.swarm.peer_guard import PeerGuard, PeerWork, Place, is_own
+from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, ValidationResult, validate
 
 QUEUE_CAPACITY = 64
 COMMIT_CAPACITY = 64  # groups in one commit

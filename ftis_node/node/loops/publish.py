@@ -20,32 +20,25 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError, RecordError
-from ftis_node.node.peers.serve import announcement_of
+from ftis_node.gossip import Gossip
+from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.peers.serve import Confirmations, announcement_of
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
-from ftis_node.records.envelope import announce_group, join_announcements, open_envelope, seal_group
+from ftis_node.records.envelope import Announcement, announce_group, join_announcements, open_envelope, seal_group
+from ftis_node.records.group import Group
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import SendWindow
 from ftis_node.swarm.sequence import MAX_COUNTER, counter_of
-from ftis_node.validation import Accepted
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
-    from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.peers.serve import Confirmations
-    from ftis_node.node.supervision.failures import FailureBoard
-    from ftis_node.node.training.group_limits import SlotPool
-    from ftis_node.records.envelope import Announcement
-    from ftis_node.records.group import Group
-    from ftis_node.replay.reader import ReplayReader
-    from ftis_node.validation import ValidationResult
+from ftis_node.validation import Accepted, ValidationResult
 
 log = logging.getLogger(__name__)
 WINDOW_S = 0.5

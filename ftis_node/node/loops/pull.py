@@ -17,38 +17,30 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from ftis_node.gossip import FetchOutcome
-from ftis_node.node.loops.announcements import AssignmentMembers
+from ftis_node.gossip import FetchOutcome, Gossip
+from ftis_node.node.context import NodeContext, NodeCounters
+from ftis_node.node.loops.announcements import AnnouncementHandler, AssignmentMembers
+from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.confirmations import ConfirmationLoop
+from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.step_shares import StepShares
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import RetryQueue
-from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, PullDemand, portions, pull_demand
+from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, OwnDomain, PullDemand, portions, pull_demand
 from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.pull_queue import PullItem, PullRequest
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks import part_names
-from ftis_node.validation import Accepted, Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext, NodeCounters
-    from ftis_node.node.loops.announcements import AnnouncementHandler
-    from ftis_node.node.loops.backfill import BackfillLoop
-    from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.replay.reader import ReplayReader
-    from ftis_node.swarm.demand import DomainPortion, OwnDomain
-    from ftis_node.swarm.pull_queue import PullItem, PullRequest
-    from ftis_node.validation import ValidationResult
+from ftis_node.validation import Accepted, Refused, ValidationResult
 
 GATHER_S = 0.02  # wait for further announcements, to request several groups at once
 RECHECK_INTERVAL_S = 1.0  # no event reports that the learner needs more groups

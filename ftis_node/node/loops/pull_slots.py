@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from ftis_node.gossip import FetchOutcome
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.lru import LruDict
-from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.swarm.peer_guard import PeerGuard
+from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff, PeerGuard
 
 FAILED_REST_S = 5.0
 QUICK_S = 1.0  # time limit of a query to a peer that is not known to be slow

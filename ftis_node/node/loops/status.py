@@ -10,19 +10,32 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import is_disk_full
+from ftis_node.config.home import Home
 from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import replace_file
+from ftis_node.gossip import Gossip
+from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
+from ftis_node.node.protocols import Generation, Learning
+from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
-from ftis_node.replay.reader import ReplayReader
+from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.training.evaluation import EvaluationHistory
+from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.replay.reader import BufferFigures, ReplayReader
 from ftis_node.telemetry.status import (
     BudgetStatus,
     EndWord,
@@ -39,23 +52,6 @@ from ftis_node.telemetry.status import (
     StepFigures,
     amount,
 )
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Collection, Mapping
-
-    from ftis_node.config.home import Home
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
-    from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
-    from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.supervision.failures import FailureBoard
-    from ftis_node.node.supervision.watchdog import Watchdog
-    from ftis_node.node.training.evaluation import EvaluationHistory
-    from ftis_node.node.training.group_limits import SlotPool
-    from ftis_node.replay.reader import BufferFigures
 
 PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5

@@ -18,39 +18,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
+from ftis_node.generation.weight_loader import ProofToCome
+from ftis_node.learner.client import OnPublished
+from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
+from ftis_node.node.context import NodeContext
+from ftis_node.node.protocols import Generation, Learning
+from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.buffer import MAX_FAILED_STEPS
+from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.node.training.group_limits import BufferLimits, SlotPool
+from ftis_node.node.training.step_gate import StepGate, StepSelection
+from ftis_node.node.training.step_peers import StepPeers
+from ftis_node.node.training.step_report import StepReporter
+from ftis_node.node.training.step_shares import StepShares
+from ftis_node.replay.buffer import MAX_FAILED_STEPS, ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.workers.weight_store import PublishedWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from ftis_node.generation.weight_loader import ProofToCome
-    from ftis_node.learner.client import OnPublished
-    from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.supervision.failures import FailureBoard
-    from ftis_node.node.training.evaluation import Evaluator
-    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
-    from ftis_node.node.training.step_gate import StepGate, StepSelection
-    from ftis_node.node.training.step_peers import StepPeers
-    from ftis_node.node.training.step_report import StepReporter
-    from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.replay.reader import ReplayReader
-    from ftis_node.replay.rows import StoredGroup
-    from ftis_node.telemetry.events import EventLog
-    from ftis_node.workers.weight_store import WeightProof
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.rows import StoredGroup
+from ftis_node.telemetry.events import EventLog
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 Proof: TypeAlias = "ProofToCome | WeightProof | None"
 DeliverWeights: TypeAlias = "Callable[[PublishedWeights, Proof], Coroutine[None, None, None]]"

@@ -10,29 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ftis_node.config.home import Home
 from ftis_node.config.limits import LOG_FILE_BYTES
+from ftis_node.gossip import Gossip
+from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
-from ftis_node.node.storage.disk_space import HomeUse, measure_usage
-from ftis_node.node.supervision.background import in_background
+from ftis_node.node.storage.disk_space import DiskSpace, HomeUse, measure_usage
+from ftis_node.node.supervision.background import DiskThread, in_background
 from ftis_node.node.supervision.task_monitor import pause
+from ftis_node.node.training.group_limits import BufferLimits
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.config.home import Home
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.group_limits import BufferLimits
-    from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)
 

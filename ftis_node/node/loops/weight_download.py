@@ -14,24 +14,19 @@ import asyncio
 import hashlib
 import os
 import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 from ftis_node.errors import RecordError
 from ftis_node.files import read_file
-from ftis_node.gossip import FetchOutcome
+from ftis_node.gossip import Fetched, FetchOutcome, Gossip
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
-from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
+from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.workers.durable import complete_folder, remove_leftovers
 from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ftis_node.gossip import Fetched, Gossip
-    from ftis_node.records.weights import WeightsOffer
 
 CHUNKS_AT_ONCE = 16
 MAX_WRONG_CHUNKS = 8

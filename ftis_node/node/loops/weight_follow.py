@@ -16,34 +16,27 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ftis_node.config.home import Home
 from ftis_node.config.roles import MAX_PENDING_VERSIONS
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
-from ftis_node.models import model_fingerprint
+from ftis_node.gossip import FetchOutcome, Gossip
+from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint
+from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
 from ftis_node.node.loops.pull_slots import ANSWERED
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
-from ftis_node.node.protocols import serves_adapters
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.protocols import Generation, Learning, serves_adapters
 from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
-from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
+from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal
 from ftis_node.validation.weights_rules import Follower, refuse_offer
-from ftis_node.workers.weight_store import probe_token_ids
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
-    from ftis_node.gossip import FetchOutcome, Gossip
-    from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.supervision.failures import FailureBoard
-    from ftis_node.node.training.evaluation import Evaluator
-    from ftis_node.records.weights import WeightsOffer
-    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof, probe_token_ids
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0

@@ -13,32 +13,26 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.config.roles import MAX_PUBLISHED_VERSIONS
+from ftis_node.generation.weight_loader import ProofToCome
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
-from ftis_node.models import model_fingerprint
+from ftis_node.models import ModelSource, model_fingerprint
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
-from ftis_node.node.supervision.background import in_background
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.protocols import Learning
+from ftis_node.node.supervision.background import DiskThread, in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.transit import outdated_offers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from ftis_node.generation.weight_loader import ProofToCome
-    from ftis_node.models import ModelSource
-    from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.protocols import Learning
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from ftis_node.records.group import Group
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.swarm.credit import CreditBook
 from ftis_node.swarm.duplicates import DuplicateDetector, FirstAnnouncements, Origin, decide, describe
 from ftis_node.swarm.lru import LruDict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ftis_node.records.group import Group
-    from ftis_node.records.token_batch import TokenBatch
-    from ftis_node.swarm.similarity import SeenCompletion
-    from ftis_node.validation import Accepted
+from ftis_node.swarm.similarity import SeenCompletion
+from ftis_node.validation import Accepted
 
 NUM_LANES = 2  # groups that intake validates concurrently
 MAX_DISPLACED = 64

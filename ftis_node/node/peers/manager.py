@@ -9,35 +9,29 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from ftis_node.errors import UsageError
+from ftis_node.config.limits import AccessSection
+from ftis_node.errors import RecordError, UsageError
 from ftis_node.node.context import NodeCounters
 from ftis_node.node.peers.copies import CopyCatalog
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.store import PeerStore
+from ftis_node.records.group import GroupHeader
 from ftis_node.records.identity import peer_id_from_text
+from ftis_node.records.peer_messages import Releases
+from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.lru import LruDict
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
-from ftis_node.swarm.refusals import RefusedSenders
+from ftis_node.swarm.refusals import RefusedSender, RefusedSenders
 from ftis_node.swarm.reputation import BAN_SCORE, LONGEST_BAN_S, Behaviour, ReputationTable, TrustLevel
 from ftis_node.telemetry.clock import SteadyClock
-from ftis_node.validation import Accepted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from ftis_node.config.limits import AccessSection
-    from ftis_node.errors import RecordError
-    from ftis_node.records.group import GroupHeader
-    from ftis_node.records.peer_messages import Releases
-    from ftis_node.replay.rows import StoredGroup
-    from ftis_node.swarm.peer_guard import Place
-    from ftis_node.swarm.refusals import RefusedSender
-    from ftis_node.telemetry.events import EventLog
-    from ftis_node.validation import Refused, ValidationResult
+from ftis_node.telemetry.events import EventLog
+from ftis_node.validation import Accepted, Refused, ValidationResult
 
 log = logging.getLogger(__name__)
 SAVE_EVERY_S = 10.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
+from ftis_node.config.home import Home
 from ftis_node.config.limits import AccessSection
 from ftis_node.config.section import first_problem
 from ftis_node.errors import DamagedError, UsageError
@@ -16,11 +18,6 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.startup.recovery import opened
 from ftis_node.swarm.peer_rows import find_peer
 from ftis_node.telemetry.events import EventLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from ftis_node.config.home import Home
 
 ACTIONS = ("ban", "unban", "trust")
 MAX_BAN_S = 10 * 365 * 86400.0

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ftis_node.gossip import Gossip
+from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.refusal_advice import advice_for
 from ftis_node.swarm.refusals import RefusalLog, RefusedSender, RefusingPeers
 from ftis_node.swarm.reputation import BY_OPERATOR
 from ftis_node.telemetry.status import RefusalStatus
 from ftis_node.telemetry.terminal_text import clipped, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.manager import PeerManager
 
 log = logging.getLogger(__name__)
 MAX_SHOWN = 12  # in the status

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ftis_node.errors import SchemaRecordError
-from ftis_node.learner.senders import add_up
+from ftis_node.errors import RecordError, SchemaRecordError
+from ftis_node.learner.senders import SenderStats, add_up
+from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.parsing import SCHEMA
+from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.lru import LruDict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ftis_node.errors import RecordError
-    from ftis_node.learner.senders import SenderStats
-    from ftis_node.records.envelope import PeerRecord
-    from ftis_node.records.peer_messages import Releases
 
 MAX_PEERS = 4096
 RECENT_STEPS = 20  # number of steps with groups of a peer over which `teaching` averages

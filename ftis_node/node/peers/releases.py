@@ -6,22 +6,18 @@ grader are no fault while the two nodes name other releases (`swarm/reasons.py`)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 from ftis_node import __version__
+from ftis_node.models import PromptTokenizer
+from ftis_node.node.context import NodeDescription
 from ftis_node.records.bounds import MAX_GRADER_BYTES, MAX_RELEASE_BYTES
+from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import Releases
 from ftis_node.tasks import grader_releases
+from ftis_node.tasks.base import Task
 from ftis_node.telemetry.terminal_text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeDescription
-    from ftis_node.records.envelope import PeerRecord
-    from ftis_node.tasks.base import Task
 
 
 def own_releases(task: Task, tokenizer: PromptTokenizer) -> Releases:

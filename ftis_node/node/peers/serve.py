@@ -7,35 +7,28 @@ requests, too. Only the sender of a group can sign its text form, which peers wi
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ftis_node.config.home import Home
 from ftis_node.errors import RecordError
 from ftis_node.gossip import MAX_ANSWERS
+from ftis_node.models import PromptTokenizer
+from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
-from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
-from ftis_node.records.peer_messages import open_backfill_request
-from ftis_node.replay.reader import ReplayReader
+from ftis_node.records.group import Group, GroupHeader, TextCompletion, TextGroup
+from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
+from ftis_node.replay.reader import HeldGroup, ReplayReader
 from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, RetryQueue
 from ftis_node.swarm.lru import LruDict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.config.home import Home
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.records.group import Group
-    from ftis_node.records.peer_messages import BackfillRequest
-    from ftis_node.replay.reader import HeldGroup
-    from ftis_node.tasks.base import Task
+from ftis_node.tasks.base import Task
 
 MAX_CONFIRMED = 1 << 16
 MAX_PAIRS = 1 << 14  # peers and groups; a group that is announced again is confirmed again, soon after

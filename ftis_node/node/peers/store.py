@@ -10,21 +10,16 @@ import json
 import logging
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
-from ftis_node.swarm.reputation import PeerReputation, Reputation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from ftis_node.swarm.reputation import ReputationTable
+from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable
 
 SCHEMA_VERSION = 1
 SAVE_BUSY_TIMEOUT_MS = 200  # short, since the event loop waits; the next save follows soon

@@ -5,29 +5,24 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import ConfigError
-from ftis_node.node.peers.registry import PeerActivity
+from ftis_node.gossip import Gossip
+from ftis_node.gossip.directory.lookup import RunSurvey
+from ftis_node.node.context import NodeContext, NodeCounters
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.refusal_reports import RefusalReporter
+from ftis_node.node.peers.registry import PeerActivity, PeerRegistry
+from ftis_node.node.peers.serve import Confirmations
 from ftis_node.swarm.overview import RunSummary, SwarmView, make_view, swarm_row
-from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.telemetry.status import SwarmStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.gossip.directory.lookup import RunSurvey
-    from ftis_node.node.context import NodeContext, NodeCounters
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.peers.refusal_reports import RefusalReporter
-    from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.peers.serve import Confirmations
-    from ftis_node.swarm.peer_guard import PeerGuard
 
 TIMEOUT_S = 60.0
 

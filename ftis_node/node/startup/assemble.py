@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
-from typing import TYPE_CHECKING
 
+from ftis_node.config.home import Home
 from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES
+from ftis_node.config.node import NodeSettings
+from ftis_node.config.step import StepSection
+from ftis_node.gossip import Gossip
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.components import NodeComponents
@@ -21,10 +25,11 @@ from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.releases import own_releases
 from ftis_node.node.peers.serve import Confirmations
-from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.startup.factories import ProcessNodeFactory
+from ftis_node.node.protocols import Generation, Learning, NullGeneration, NullLearner
+from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
 from ftis_node.node.startup.prepare import check_ports, prepare
 from ftis_node.node.startup.recovery import release_damaged
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
@@ -37,23 +42,11 @@ from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
 from ftis_node.telemetry.history import last_logged_step
-from ftis_node.telemetry.log import log_block, unwatched
+from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 from ftis_node.telemetry.status import EndWord
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weight_store import weights_folder
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.config.step import StepSection
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.startup.factories import NodeFactory, NodeInputs
-    from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.telemetry.log import OnProgress
 
 log = logging.getLogger(__name__)
 

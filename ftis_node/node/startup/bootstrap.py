@@ -20,13 +20,15 @@ import html
 import logging
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from ftis_node.config.home import Home
+from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.local_api import serve_status
@@ -36,17 +38,10 @@ from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import allow_open_files
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.overview import render_views
+from ftis_node.swarm.overview import SwarmView, render_views
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.metrics import CONTENT_TYPE
 from ftis_node.telemetry.secrets import keep_secret
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-
-    from ftis_node.config.home import Home
-    from ftis_node.gossip.bootstrap import BootstrapNode
-    from ftis_node.swarm.overview import SwarmView
 
 log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 1024  # no route takes a body

@@ -9,40 +9,34 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.gossip import GossipLimits, NetworkSettings
+from ftis_node.gossip import Gossip, GossipLimits, NetworkSettings
+from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import CheckpointInProgress, LearnerBoot
+from ftis_node.learner.messages import CheckpointEvent, CheckpointInProgress, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
-from ftis_node.models import pick_device
-from ftis_node.node.protocols import dtype_of, serves_adapters, threads_of
+from ftis_node.models import ModelSource, PromptTokenizer, pick_device
+from ftis_node.node.protocols import Generation, Learning, dtype_of, serves_adapters, threads_of
+from ftis_node.node.storage.disk_space import HomeLimit
 from ftis_node.node.supervision.background import delay_forced_end, in_background
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
+from ftis_node.records.identity import Identity
+from ftis_node.tasks.base import Task
+from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.liveness import Timing
 from ftis_node.workers.weight_store import PROBE_LENGTH
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.gossip import Gossip
-    from ftis_node.gossip.multiaddr import ListenAddress
-    from ftis_node.learner.messages import CheckpointEvent
-    from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.storage.disk_space import HomeLimit
-    from ftis_node.records.identity import Identity
-    from ftis_node.tasks.base import Task
-    from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 # How far the learner may score a completion above its sender. Honest log-probs exceed t nats with probability e^-t.

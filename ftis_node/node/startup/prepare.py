@@ -11,44 +11,36 @@ see those.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import free_bytes
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, UsageError
 from ftis_node.files import replace_file
+from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
-from ftis_node.memory.choice import checkpoint_owner, choose_training
-from ftis_node.models import load_tokenizer, model_fingerprint, resolve_model
+from ftis_node.memory.choice import TrainingChoice, checkpoint_owner, choose_training
+from ftis_node.models import ModelSource, load_tokenizer, model_fingerprint, resolve_model
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.fingerprint import other_model
-from ftis_node.node.startup.factories import NodeInputs
+from ftis_node.node.startup.factories import NodeFactory, NodeInputs
 from ftis_node.node.startup.prompts import prompts_of
-from ftis_node.node.startup.run_plan import from_anywhere
+from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
 from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step, limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
+from ftis_node.tasks.base import Task
+from ftis_node.telemetry.log import OnProgress
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
 from ftis_node.workers.durable import newest_complete
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.gossip.multiaddr import ListenAddress
-    from ftis_node.memory.choice import TrainingChoice
-    from ftis_node.models import ModelSource
-    from ftis_node.node.startup.factories import NodeFactory
-    from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.tasks.base import Task
-    from ftis_node.telemetry.log import OnProgress
 
 STATUS_HOST = "127.0.0.1"
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes

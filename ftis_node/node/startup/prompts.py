@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
-from ftis_node.config.node import load_node_settings
+from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.models import PromptSettings
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
-    from ftis_node.config.node import NodeSettings
 
 
 def prompts_of(settings: NodeSettings) -> PromptSettings:

@@ -14,25 +14,21 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.config.disk_room import disk_full, is_disk_full
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import check_schema, mark, marked_epoch
 from ftis_node.errors import DamagedError, MachineError
 from ftis_node.node.peers.store import copy_peers
 from ftis_node.replay import database
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import find_fault, read_position, write_empty_buffer
 from ftis_node.telemetry.events import EventLog, last_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
-    from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)
 

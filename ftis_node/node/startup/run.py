@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import reporting_full_disk
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import start_command
+from ftis_node.config.node import NodeSettings
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.prepare import check_finished, check_saved
 from ftis_node.node.startup.recovery import opened
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import end_lines, finished_lines, read_saved_status
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
 from ftis_node.replay.integrity import reporting_damage
-from ftis_node.telemetry.log import log_block, unwatched
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.telemetry.log import OnProgress
+from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 
 log = logging.getLogger(__name__)
 

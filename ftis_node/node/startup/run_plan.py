@@ -6,10 +6,11 @@ import asyncio
 import logging
 import re
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ftis_node.config.home import Home
 from ftis_node.config.manifest import (
     MAX_TASK_CHARS,
     PRESETS,
@@ -19,6 +20,7 @@ from ftis_node.config.manifest import (
     preset_for_task,
     read_own_manifest,
 )
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError, UsageError
 from ftis_node.files import check_regular, read_object
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
@@ -26,12 +28,6 @@ from ftis_node.memory.choice import checkpoint_owner
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
 from ftis_node.tasks.dataset_task import pinned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.node import NodeSettings
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 60.0

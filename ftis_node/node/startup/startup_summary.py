@@ -8,24 +8,21 @@ from __future__ import annotations
 import json
 import shlex
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ftis_node import __version__
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import raised_budgets, start_command
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object, replace_file
+from ftis_node.node.context import NodeCounters
+from ftis_node.node.startup.factories import NodeInputs
 from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration, plural
 from ftis_node.telemetry.status import EndWord, Status
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.node.context import NodeCounters
-    from ftis_node.node.startup.factories import NodeInputs
 
 LABEL_WIDTH = 10
 CONTENT = "groups (prompts, completions, log-probs, rewards)"

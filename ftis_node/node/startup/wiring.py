@@ -21,7 +21,7 @@ from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.publish import PublishLoop, ReannounceLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.loops.train import TrainLoop, update_engine
+from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
@@ -32,20 +32,17 @@ from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluation import Evaluator, OwnStats
 from ftis_node.node.training.group_limits import BufferLimits
-from ftis_node.node.training.step_gate import StepSelection, TimedStepGate
+from ftis_node.node.training.step_gate import StepGate, StepSelection, TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
+from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-    from ftis_node.node.loops.train import DeliverWeights
-    from ftis_node.node.training.step_gate import StepGate
-    from ftis_node.records.group import Group
 
 ComponentT = TypeVar("ComponentT", bound="DataclassInstance")
 NODE_PARTS = {part.name for part in fields(NodeComponents)}

@@ -21,23 +21,17 @@ import os
 import re
 import shutil
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 from ftis_node.config.disk_room import is_disk_full
+from ftis_node.config.home import Home
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, DAMAGED_PREFIX
-from ftis_node.node.storage.disk_space import checkpoint_step
-from ftis_node.node.supervision.background import in_background
+from ftis_node.node.storage.disk_space import HomeUse, checkpoint_step
+from ftis_node.node.supervision.background import DiskThread, in_background
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.workers.durable import keep_newest
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
-    from ftis_node.node.storage.disk_space import HomeUse
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.replay.buffer import ReplayBuffer
 
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 

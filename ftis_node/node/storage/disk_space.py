@@ -15,30 +15,26 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.disk_room import free_bytes, is_disk_full
+from ftis_node.config.home import Home
 from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES, LOG_FILE_BYTES, MAX_READY_BYTES
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import MAX_PENDING_VERSIONS, MAX_PUBLISHED_VERSIONS
 from ftis_node.errors import ConfigError, DiskFullError, ModelError
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
-from ftis_node.models import parameter_count, read_shape
+from ftis_node.models import ModelSource, parameter_count, read_shape
 from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import TEMPORARY_MARK, newest_complete
+from ftis_node.workers.shared_weights import Way
 from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.models import ModelSource
-    from ftis_node.workers.shared_weights import Way
 
 CHECKPOINT = re.compile(r"step-\d+")
 CUSHION_SHARE = 16  # of the limit

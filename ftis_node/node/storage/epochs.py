@@ -8,14 +8,11 @@ restored from an old copy, or if the clock is set back. A home from a backup has
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark, marked_epoch
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.sequence import epoch_base, epoch_of
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
-    from ftis_node.replay.buffer import ReplayBuffer
 
 
 def begin_epoch(home: Home, buffer: ReplayBuffer) -> int:

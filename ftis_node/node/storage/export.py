@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
@@ -15,13 +16,7 @@ from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.storage.hub_cards import read_run_record, write_model_card
-from ftis_node.telemetry.log import unwatched
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
-    from ftis_node.telemetry.log import OnProgress
+from ftis_node.telemetry.log import OnProgress, unwatched
 
 
 def export_model_of(

@@ -10,23 +10,21 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ftis_node import __version__
+from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, read_own_manifest
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
+from ftis_node.models import PromptTokenizer
 from ftis_node.models.source import HUB_ID
+from ftis_node.replay.rollout_rows import RowTotals
 from ftis_node.tasks.registry import hub_datasets, task_licenses
 from ftis_node.telemetry.status import Status
 from ftis_node.telemetry.terminal_text import printable
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.replay.rollout_rows import RowTotals
 
 PLAIN = re.compile(r"(?!.*(?://|www\.))[\w .,:;=+/?-]*", re.ASCII)  # no Markdown, HTML or link
 MARKUP = re.compile(r"[^\w .,:;=+?-]", re.ASCII)

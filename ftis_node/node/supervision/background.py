@@ -18,20 +18,16 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from ftis_node.errors import FtisError
 from ftis_node.node.supervision.task_monitor import stack_of
-from ftis_node.telemetry.faults import unhandled_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
-
-    from ftis_node.telemetry.faults import OnFault
+from ftis_node.telemetry.faults import OnFault, unhandled_errors
 
 P = ParamSpec("P")
 R = TypeVar("R")

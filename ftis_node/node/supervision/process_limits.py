@@ -7,15 +7,12 @@ import os
 import resource
 import sqlite3
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
+from ftis_node.config.limits import LimitsSection
 from ftis_node.errors import MachineError
 from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ftis_node.config.limits import LimitsSection
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,12 @@ advances with ticks of the event loop, so it does not count an hour in which the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).parents[1]
 AT_WORK = "its own work"

@@ -17,16 +17,12 @@ import os
 import socket
 import threading
 from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import TaskMonitor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ftis_node.telemetry.events import EventLog
+from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 BEAT_S = 0.5

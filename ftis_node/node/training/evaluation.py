@@ -5,32 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import WorkerError
 from ftis_node.generation.evaluate import evaluate
+from ftis_node.models import PromptTokenizer
+from ftis_node.node.context import NodeContext, NodeCounters
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.protocols import Generation
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.records.bounds import MAX_REFUSED_SENDERS
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.reasons import REFUSALS
+from ftis_node.tasks.base import Task
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.tracking import TrackedRun, Tracking
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.config.home import Home
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.config.node import NodeSettings
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeCounters
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.protocols import Generation
-    from ftis_node.node.supervision.failures import FailureBoard
-    from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scorer import IsolatedScorer
 
 log = logging.getLogger(__name__)
 

@@ -13,20 +13,16 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import MAX_READY_BYTES, MAX_READY_GROUPS
+from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
-from ftis_node.replay.lifecycle import ReleaseReason
-
-if TYPE_CHECKING:
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.replay.lifecycle import Candidate
-    from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.lifecycle import Candidate, ReleaseReason
+from ftis_node.replay.reader import ReplayReader
 
 log = logging.getLogger(__name__)
 

@@ -11,37 +11,33 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from ftis_node.gossip import Gossip
+from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.training.group_limits import BufferLimits, SlotPool
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
     StepInputs,
     StepQuota,
+    StepShares,
     may_start,
     never_starts,
     substitute_foreign,
 )
-from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
-    from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.replay.reader import ReplayReader
-    from ftis_node.replay.rows import StoredGroup
-    from ftis_node.swarm.arrivals import AwaitedSenders
-    from ftis_node.swarm.demand import OwnDomain
-    from ftis_node.telemetry.events import EventLog
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import ChoiceRule, ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.rows import StoredGroup
+from ftis_node.swarm.arrivals import AwaitedSenders
+from ftis_node.swarm.demand import OwnDomain
+from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 

@@ -12,24 +12,19 @@ above 0, since a peer of weight 0 could not be measured again. A restart resets 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ftis_node.learner.messages import TrainGroup
+from ftis_node.config.step import Share
+from ftis_node.learner.messages import StepReport, TrainGroup
+from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.reader import HeldGroup
+from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.reputation import Behaviour
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ftis_node.config.step import Share
-    from ftis_node.learner.messages import StepReport
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.replay.reader import HeldGroup
-    from ftis_node.replay.rows import StoredGroup
 
 log = logging.getLogger(__name__)
 UNDERSTATED = "understated_logprobs"

@@ -16,21 +16,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from ftis_node.node.protocols import dtype_of
-from ftis_node.telemetry.tracking import numbers_of
-
-if TYPE_CHECKING:
-    from ftis_node.gossip import Gossip
-    from ftis_node.learner.messages import StepReport
-    from ftis_node.node.context import NodeContext, NodeCounters
-    from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.peers.swarm_status import SwarmReporter
-    from ftis_node.node.protocols import Generation
-    from ftis_node.telemetry.tracking import Tracking
+from ftis_node.gossip import Gossip
+from ftis_node.learner.messages import StepReport
+from ftis_node.node.context import NodeContext, NodeCounters
+from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.protocols import Generation, dtype_of
+from ftis_node.telemetry.tracking import Tracking, numbers_of
 
 log = logging.getLogger(__name__)
 MismatchChange: TypeAlias = Literal["rose", "fell"]  # above a limit; below both limits again

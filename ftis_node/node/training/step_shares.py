@@ -17,16 +17,13 @@ no foreign groups, or no sender was awaited for the whole patience.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
-    from ftis_node.replay.reader import ReplayReader
+from ftis_node.config.manifest import RunManifest
+from ftis_node.node.context import NodeContext
+from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.replay.reader import ReplayReader
 
 
 @dataclass(frozen=True, slots=True)

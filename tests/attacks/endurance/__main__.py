@@ -24,9 +24,10 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import load_manifest
@@ -35,13 +36,8 @@ from tests.attacks.endurance.attacker_process import AttackerProcess, attacking_
 from tests.attacks.endurance.verdict import Phase, plan
 from tests.attacks.endurance.watch import Watch
 from tests.attacks.member import Member, joined, sending
-from tests.attacks.victim import CONSTANTS, running_victim
+from tests.attacks.victim import CONSTANTS, Victim, running_victim
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.attacks.victim import Victim
 
 NUM_HONEST = 2
 HONEST_EVERY_S = 1.0

@@ -7,14 +7,12 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 NICE = 10  # real attackers use other machines
 READY_S, QUIET_S, END_S = 300.0, 240.0, 20.0  # on a busy machine

@@ -18,23 +18,19 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import load_manifest
-from tests.attacks.endurance.kinds import all_kinds
+from tests.attacks.endurance.kinds import Kind, all_kinds
 from tests.attacks.member import Scene
 from tests.attacks.victim import Victim
 from tests.node.support import RunningNode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.attacks.endurance.kinds import Kind
 
 NUM_AT_ONCE = 10
 

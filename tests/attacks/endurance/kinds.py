@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService
 from ftis_node.records.identity import Identity
 from tests.attacks import false_groups, messages, test_http
-from tests.attacks.member import GONE
+from tests.attacks.member import GONE, Claims, Member, Scene
 from tests.attacks.visitors.host import Target
-from tests.attacks.visitors.visits import AUTHORS, VISITS
+from tests.attacks.visitors.visits import AUTHORS, VISITS, Visit
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+Act = Callable[[Scene], Awaitable[int]]
+ActAsMember = Callable[[Member, Scene], Awaitable[int]]
 
-    from tests.attacks.member import Claims, Member, Scene
-    from tests.attacks.visitors.visits import Visit
-
-    Act = Callable[[Scene], Awaitable[int]]
-    ActAsMember = Callable[[Member, Scene], Awaitable[int]]
 
 NUM_NONEXISTENT, AT_ONCE = 4_000, 8
 NUM_MALFORMED, NUM_REQUESTS, NUM_QUESTIONS, NUM_STREAMS = 12, 300, 60, 30

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,13 @@ from tests.attacks.endurance import watch  # noqa: F401  adds `bench/` to the pa
 from soaking.slopes import Bounds, trend  # isort: skip
 from soaking.verdicts import series_of, warm_up_minutes  # isort: skip
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
-    from soaking.verdicts import Series
-    from tests.attacks.endurance.attacker_process import AttackerProcess
-    from tests.attacks.endurance.watch import Seen
-    from tests.attacks.member import Member
-    from tests.attacks.victim import Victim
+from soaking.verdicts import Series
+from tests.attacks.endurance.attacker_process import AttackerProcess
+from tests.attacks.endurance.watch import Seen
+from tests.attacks.member import Member
+from tests.attacks.victim import Victim
 
 LEAST_RATIO = 0.9
 # Growth per hour. Attacks start and stop, so figures vary more than in a soak test.

@@ -6,9 +6,10 @@ import asyncio
 import csv
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 BENCH = str(Path(__file__).parents[3] / "bench")
 if BENCH not in sys.path:
@@ -19,12 +20,8 @@ from ftis_node.errors import FtisError  # noqa: E402
 from ftis_node.node.http_api.node_client import read_document  # noqa: E402
 from soaking.sampling import Point, Sampler, sample_machine  # noqa: E402  in the path that is added above
 from soaking.swarm import Node  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.attacks.member import Member
-    from tests.attacks.victim import Victim
+from tests.attacks.member import Member  # noqa: E402
+from tests.attacks.victim import Victim  # noqa: E402
 
 EVERY_S = 10.0
 ANSWER_S, NUM_TRIES = 30.0, 4  # on a busy machine

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import base58
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.files import replace_file
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2
@@ -25,12 +27,6 @@ from ftis_node.gossip.p2pd.process import P2pdProcess
 from ftis_node.gossip.p2pd.session import CONTROL_NAME, KEY_NAME, clear_sockets, prepare_sockets
 from ftis_node.records.identity import peer_id_from_text
 from tests.attacks.member import varint
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from bench.stubs.group_maker import GroupMaker
 
 Request = p2pd_pb2.Request
 START_S, DIAL_S = 60.0, 20.0

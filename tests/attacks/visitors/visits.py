@@ -11,24 +11,20 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol, topic
 from ftis_node.records.envelope import Announcement
 from tests.attacks.member import GONE
-from tests.attacks.visitors.host import DIAL_S, FOREIGN, KeyKind, host, output_of
+from tests.attacks.visitors.host import DIAL_S, FOREIGN, KeyKind, Target, host, output_of
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+Visit = Callable[[Target, Path], Awaitable[int]]
 
-    from tests.attacks.visitors.host import Target
-
-    Visit = Callable[[Target, Path], Awaitable[int]]
 
 CRAWLED = (
     "/ipfs/id/1.0.0", "/ipfs/kad/1.0.0", "/ipfs/lan/kad/1.0.0", "/ipfs/ping/1.0.0", "/ipfs/bitswap/1.2.0",

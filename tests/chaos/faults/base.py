@@ -6,15 +6,12 @@ the promise and does not know how the fault was injected.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.chaos.fault_context import FaultContext
-    from tests.chaos.swarm import SwarmNode
+from tests.chaos.fault_context import FaultContext
+from tests.chaos.swarm import SwarmNode
 
 RECOVERY_S = 300.0  # a busy machine starts a node slowly
 

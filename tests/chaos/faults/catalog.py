@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 from tests.chaos.faults import clock, files, links, members, processes
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from tests.chaos.faults.base import Fault
-    from tests.chaos.swarm import Swarm
+from tests.chaos.faults.base import Fault
+from tests.chaos.swarm import Swarm
 
 ALL_FAULTS: tuple[Fault, ...] = (
     *(*processes.FAULTS, *links.FAULTS, *members.FAULTS),

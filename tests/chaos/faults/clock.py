@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
+from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults.base import Fault
 from tests.chaos.faults.moved_clock import offset_file_of
-
-if TYPE_CHECKING:
-    from tests.chaos.fault_context import FaultContext
 
 MINUTES_S, HOURS_S = 60.0, 3600.0
 SHORTEST_S, LONGEST_S = 5.0, 20.0

@@ -13,19 +13,15 @@ import sqlite3
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults.base import Ends, Fault, trains
 from tests.chaos.observation.watch import watch_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.chaos.fault_context import FaultContext
-    from tests.chaos.swarm import SwarmNode
+from tests.chaos.swarm import SwarmNode
 
 MAX_CORRUPTED_BYTES = 16
 SHORTEST_LOCK_S, LONGEST_LOCK_S = 2.0, 25.0

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults.base import Fault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.chaos.fault_context import FaultContext
 
 SHORTEST_CUT_S, LONGEST_CUT_S = 3.0, 25.0
 SLOW_S = (0.05, 1.0)

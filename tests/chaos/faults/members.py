@@ -8,27 +8,23 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService
 from tests.attacks.false_groups import FALSE_GROUPS, FOUR_GIB
-from tests.attacks.member import GONE, Scene
+from tests.attacks.member import GONE, Member, Scene
 from tests.attacks.messages import ANNOUNCEMENTS
 from tests.attacks.victim import Victim
+from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults.base import Fault, trains
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+Attack = Callable[[FaultContext, Victim, Member], Awaitable[None]]
 
-    from tests.attacks.member import Member
-    from tests.chaos.fault_context import FaultContext
-
-    Attack = Callable[[FaultContext, Victim, Member], Awaitable[None]]
 
 REFUSED_WITHIN_S = 240.0  # a busy machine
 NUM_ANNOUNCEMENTS = 3000

@@ -12,11 +12,8 @@ from __future__ import annotations
 import runpy
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 POLL_S = 0.1
 NUM_OWN_ARGUMENTS = 5  # this file, the offset file, and `python -m ftis_node`

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.chaos.fault_context import FaultContext
 from tests.chaos.faults.base import Ends, Fault, generates, trains
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.chaos.fault_context import FaultContext
-    from tests.chaos.swarm import SwarmNode
+from tests.chaos.swarm import SwarmNode
 
 SHORTEST_STOP_S, LONGEST_STOP_S = 3.0, 30.0
 REPLACED_WITHIN_S = 300.0  # a busy machine starts a new process slowly

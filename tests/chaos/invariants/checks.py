@@ -13,19 +13,15 @@ depends on the fault. A violation names the invariant, the node, the fault and t
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tests.chaos.faults.base import Fault
 from tests.chaos.invariants import groups, leftovers, status, steps
-from tests.chaos.observation.watch import SETTLE_S, watch_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.chaos.faults.base import Fault
-    from tests.chaos.observation.processes import Watched
-    from tests.chaos.observation.watch import Observation
-    from tests.chaos.swarm import Swarm
+from tests.chaos.observation.processes import Watched
+from tests.chaos.observation.watch import SETTLE_S, Observation, watch_of
+from tests.chaos.swarm import Swarm
 
 MAX_REPORTED = 5  # violations of one invariant in one observation: a fault that loses one group may lose all
 ALL_NODES = "all"  # instead of a node's name, for an invariant over all nodes

@@ -10,18 +10,13 @@ events only. A loss that was not logged is a violation.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from ftis_node.node.loops.intake import COMMIT_CAPACITY
 from ftis_node.swarm.sequence import epoch_base, epoch_of
-from tests.chaos.observation.event_log import effective_history
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.chaos.observation.buffer import Row
-    from tests.chaos.observation.event_log import Event
-    from tests.chaos.observation.watch import Observation
+from tests.chaos.observation.buffer import Row
+from tests.chaos.observation.event_log import Event, effective_history
+from tests.chaos.observation.watch import Observation
 
 TRAINED_REASONS = frozenset({"trained", "refused"})
 

@@ -6,15 +6,11 @@ growth within the tolerance of each single fault.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from tests.chaos.observation.processes import by_role
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.chaos.observation.processes import Process
-    from tests.chaos.observation.watch import Observation
+from tests.chaos.observation.processes import Process, by_role
+from tests.chaos.observation.watch import Observation
 
 SINGLE_ROLES = ("daemon", "generation worker", "learner worker", "p2pd")
 MIB = 1 << 20

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tests.chaos.invariants.groups import peer_of
 from tests.chaos.observation.event_log import effective_history
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.chaos.observation.watch import Observation
+from tests.chaos.observation.watch import Observation
 
 WORKERS = {"generation": "generation worker", "learner": "learner worker"}
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from tests.chaos.observation.event_log import RESTARTS, effective_history
-from tests.chaos.observation.watch import CHECKPOINT_PREFIX, DAMAGED_PREFIX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.chaos.observation.event_log import Event
-    from tests.chaos.observation.watch import Observation
+from tests.chaos.observation.event_log import RESTARTS, Event, effective_history
+from tests.chaos.observation.watch import CHECKPOINT_PREFIX, DAMAGED_PREFIX, Observation
 
 
 def repeated_before_checkpoint(before: Observation, after: Observation) -> Iterator[str]:

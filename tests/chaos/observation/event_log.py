@@ -11,14 +11,12 @@ that was not repeated yet.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ftis_node.telemetry.events import event_log_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 RESTARTS = frozenset({"start", "step_lost"})  # after these the learner resumes at its checkpoint
 FIELDS = {

@@ -20,18 +20,15 @@ import sqlite3
 import stat
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.chaos.invariants.checks import Violation
-    from tests.chaos.observation.watch import Observation
-    from tests.chaos.schedule import Planned
-    from tests.chaos.swarm import SwarmNode
+from tests.chaos.invariants.checks import Violation
+from tests.chaos.observation.watch import Observation
+from tests.chaos.schedule import Planned
+from tests.chaos.swarm import SwarmNode
 
 MAX_COPIED_RECORDS = 6  # later records have the report only, because they often repeat the same violation
 MAX_KEPT_RUNS = 10

@@ -11,18 +11,16 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import psutil
 
 from ftis_node.config.home import Home
 from ftis_node.workers.weight_store import MEMORY_DISK
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 ROLES = {
     "ftis_node.generation.worker": "generation worker",

@@ -16,25 +16,19 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.workers.durable import is_complete
-from tests.chaos.observation.buffer import read_buffer
-from tests.chaos.observation.event_log import EventLogMemory, effective_history
-from tests.chaos.observation.processes import family_of, leftovers_of, orphans_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from tests.chaos.observation.buffer import Buffer
-    from tests.chaos.observation.event_log import Event
-    from tests.chaos.observation.processes import Identity, Process, Watched
+from tests.chaos.observation.buffer import Buffer, read_buffer
+from tests.chaos.observation.event_log import Event, EventLogMemory, effective_history
+from tests.chaos.observation.processes import Identity, Process, Watched, family_of, leftovers_of, orphans_of
 
 SETTLE_S = 5.0  # within this time the status is up to date and ended processes are gone
 POLL_S = 0.25

@@ -13,16 +13,13 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.node.support import RunningNode
+from tests.node.support import RunningNode
 
 KINDS = ("uniform", "start-up", "checkpoint", "commit")
 LONGEST_DELAY_S = {"checkpoint": 0.03, "commit": 0.004}

@@ -17,9 +17,10 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
@@ -29,13 +30,8 @@ from ftis_node.records.identity import Identity
 from tests.chaos.power.cut import Cut, cut_power, plan_cuts, stolen_seconds, wait_for_event
 from tests.chaos.power.home_state import HomeState, events_in, losses, read_home_state, resumption_errors
 from tests.chaos.power.recording_peer import RecordingPeer, recording_peer
-from tests.node.support import ANY_PORT, started
+from tests.node.support import ANY_PORT, RunningNode, started
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.node.support import RunningNode
 
 LIMIT_S = 30.0  # from the command to the first work
 GIVE_UP_S = 1200.0  # a slow start on a busy machine is late and no error

@@ -11,17 +11,14 @@ import shutil
 import sqlite3
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
 from ftis_node.records.envelope import open_envelope
 from ftis_node.workers.durable import is_complete
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 SQLITE_FILES = ("", "-wal")
 

@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import patch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Tree = dict[Path, bytes | None]  # by path: the content of a file, or None for a folder
 SYNC = os.fsync

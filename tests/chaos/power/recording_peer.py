@@ -7,21 +7,17 @@ acknowledges them, and records their numbers. No power cut may contradict these 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from bench.stubs.group_maker import GroupMaker
 from ftis_node.errors import RecordError
 from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.records.envelope import announce_group, open_announcement, open_envelope, seal_group
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from bench.stubs.group_maker import GroupMaker
 
 PERIOD_S = 0.5
 NUM_TOKENS = 12

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ftis_node.gossip import GossipMessage as Message
 from ftis_node.node.loops.announcements import AssignmentMembers
@@ -12,13 +12,8 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.peer_guard import Place
 from tests.conftest import TOKENIZER
-from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, fuzzed_node
+from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, FuzzedNode, fuzzed_node
 from tests.fuzz.mutator import Item, join
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.fuzz.fuzzed_node import FuzzedNode
 
 MEMBER_BITS = 0x03  # bits of the tag: the hostile member; 3: the node's own id
 ANSWER = 0x40  # an answer to each question of the node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.directory import entries
@@ -14,9 +14,6 @@ from ftis_node.swarm.rate_limits import subnet_of
 from ftis_node.swarm.topology import choose_dials, shard_of
 from tests.fuzz.fuzzed_node import HOSTILE, RUN
 from tests.fuzz.mutator import Item, join
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MEMBER_BITS = 0x03
 AS_IS = 0x80  # raw bytes instead of a payload to sign

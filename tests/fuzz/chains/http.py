@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json
@@ -13,9 +13,6 @@ from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.terminal_text import one_line
 from tests.fuzz.fuzzed_node import HOSTILE, OWN, fuzzed_node, render_views
 from tests.fuzz.mutator import Item, join
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 HOST, TOKEN = 3, 4  # tags; the others are indices of an action whose body is the item
 

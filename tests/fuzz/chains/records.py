@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
@@ -14,9 +14,6 @@ from tests.conftest import TOKENIZER
 from tests.fuzz.fuzzed_node import FAR, HOSTILE, MADE_AT, MIXED_RUN, NEAR, OWN, fuzzed_node
 from tests.fuzz.mutator import Item, join, parsed
 from tests.records.wire_example import sign_peer_info
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MEMBER_BITS = 0x03
 IS_KNOWN = 0x04  # the node has received announcements of this member

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.wire_format import RpcService
@@ -14,14 +14,9 @@ from ftis_node.records.envelope import Accepted, open_announcement, seal_group
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, seal_offer
 from tests.conftest import TOKENIZER, make_group
-from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, fuzzed_node
+from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, FuzzedNode, fuzzed_node
 from tests.fuzz.mutator import Item, join
 from tests.records.wire_example import hash_chunks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.fuzz.fuzzed_node import FuzzedNode
 
 SERVICES = tuple(RpcService)
 REFUSALS = {"ids", "size", "parse", "version", "malformed", "busy", "streams", "requests", "refused"}

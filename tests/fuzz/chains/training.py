@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -21,17 +22,12 @@ from ftis_node.records.envelope import open_announcement
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
+from ftis_node.validation import ValidationResult
 from ftis_node.view.groups import group_lines, group_row
 from ftis_node.view.spans import text_of
 from tests.conftest import make_group, make_text_group, problem_hash
-from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, fuzzed_node, running, sign_body
+from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, FuzzedNode, fuzzed_node, running, sign_body
 from tests.fuzz.mutator import Item, join, parsed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.validation import ValidationResult
-    from tests.fuzz.fuzzed_node import FuzzedNode
 
 MEMBER_BITS = 0x03
 AS_IS = 0x80  # raw bytes instead of a body to sign

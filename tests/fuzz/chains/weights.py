@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
 from ftis_node.node.loops import weight_follow
+from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.protocols import NullGeneration
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
@@ -21,11 +22,6 @@ from tests.fuzz.chains.serving import chunks_of, offer_of
 from tests.fuzz.fuzzed_node import HOSTILE, RUN, fuzzed_node
 from tests.fuzz.mutator import Item, join, parsed
 from tests.records.wire_example import hash_chunks, sign_weights_info
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from ftis_node.node.loops.weight_follow import FollowLoop
 
 LEARNER = HOSTILE[0]
 FILE = b"twelve bytes"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,6 @@ from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 from tests.gossip.helpers import settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OWNER, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
 VALIDATOR = EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard())

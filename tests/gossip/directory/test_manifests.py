@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +22,6 @@ from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MANIFEST = load_manifest("gsm8k-ftis")
 PACKED = pack_manifest(MANIFEST.canonical())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
@@ -14,7 +15,7 @@ from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import lookup as survey_module
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.directory.entries import pack_member
-from ftis_node.gossip.directory.lookup import survey_remotely
+from ftis_node.gossip.directory.lookup import RunSurvey, survey_remotely
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.node.startup.bootstrap import BootstrapApi
@@ -26,11 +27,6 @@ from ftis_node.swarm.overview import render_views
 from tests.gossip.helpers import settings
 from tests.records.wire_example import sign_peer_info
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.gossip.directory.lookup import RunSurvey
 
 RUN = "ab" * 16
 NAMES = ("ann", "bob", "\x1b[2Jeve")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from ftis_node.gossip.p2pd.session import prepare_sockets
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import process_is_gone, settings
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_key_file_contains_seed_and_public_key() -> None:

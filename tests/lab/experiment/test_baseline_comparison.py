@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,11 +11,9 @@ from ftis_node.lab.experiment.pairs import Pair
 from ftis_node.lab.experiment.report import best_control, controls_table, paired_difference, worth
 from ftis_node.lab.experiment.specs import BaselineSpec, parse_alone
 from ftis_node.lab.experiment.summary import final_accuracy, series_of
+from ftis_node.lab.experiment.trial_matrix import Experiment
 from tests.lab.experiment.test_summary import member, result
 from tests.lab.experiment.test_trial_matrix import EXPERIMENT, PAIR
-
-if TYPE_CHECKING:
-    from ftis_node.lab.experiment.trial_matrix import Experiment
 
 
 @pytest.mark.parametrize(

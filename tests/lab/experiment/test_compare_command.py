@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from ftis_node.cli.app import run
 from ftis_node.cli.commands import compare
 from ftis_node.lab.experiment.runner import MEMORY_DISK, SCRATCH_PREFIX, scratch_folder
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 REPOSITORY = Path(__file__).parents[3]
 

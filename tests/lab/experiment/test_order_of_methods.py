@@ -8,8 +8,8 @@ seeds (docs/research/results.md). So it passes in spite of chance, and fails wit
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +20,6 @@ from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.summary import series_of
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TASK = "arithmetic"
 STEPS = 12

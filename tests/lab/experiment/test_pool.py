@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from ftis_node.errors import UsageError, WorkerDiedError
 from ftis_node.lab.experiment.pool import call_in_processes, report
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 def write(name: str, folder: Path) -> None:

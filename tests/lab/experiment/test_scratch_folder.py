@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.lab.experiment.runner import SCRATCH_PREFIX, scratch_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NO_PROCESS = 2**22 + 1  # above the kernel's largest pid
 

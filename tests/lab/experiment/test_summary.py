@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,9 +13,6 @@ from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payof
 from ftis_node.lab.experiment.report import FIGURES, STEP_COLUMNS, steps_table, write_steps_csv
 from ftis_node.lab.experiment.summary import alone_line, estimate, markdown_table, payoff, series_of, write_csv
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def member(name: str, curve: list[float], *, tokens_a_step: int, received_a_step: int = 0) -> MemberResult:

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,20 +18,14 @@ from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.pairs import Pair, TrialMember
 from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.runner import run_trials
-from ftis_node.lab.experiment.trial import run_trial
+from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
-from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
+from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES, TrialResult
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.training.evaluation import Evaluator
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.lab.experiment.trial import Trial
-    from ftis_node.lab.experiment.trial_result import TrialResult
 
 STEPS = 3
 PROMPTS = 8  # per update, over all nodes

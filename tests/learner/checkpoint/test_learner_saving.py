@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS, SHARE, CheckpointSaver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Clock:

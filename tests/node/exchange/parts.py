@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
+from ftis_node.node.components import NodeComponents
+from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.exchange.messages import OwnGroup
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
@@ -23,15 +27,6 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from tests.node.nodes import components
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.models import PromptTokenizer
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.exchange.group_exchange import GroupExchange
 
 GROUP_SIZE = 2
 MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1, group_size=GROUP_SIZE), source="test")

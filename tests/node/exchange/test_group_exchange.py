@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,19 +22,14 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour
+from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Refusal
 from tests.node.exchange.parts import MANIFEST, PROBLEM, exchanging, own_group
 from tests.node.nodes import ME, components, events_of, notes_of
 from tests.replay.test_buffer import accepted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scoring_worker import ScoringCost
 
 ANSWER = load_task("arithmetic")[PROBLEM].answer
 ANN = Identity.from_seed(bytes([2]) * 32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession
@@ -13,9 +13,6 @@ from ftis_node.config.observe import ObserveSection, is_loopback
 from ftis_node.errors import ConfigError
 from ftis_node.node.http_api.auth import observe_token, read_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TOKEN = "0f" * 32
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import ClientSession
 
 from ftis_node.config.home import TOKEN_HEADER
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.exchange.messages import PublishedGroup, TakeAnswer, TakeRequest
 from ftis_node.node.http_api import exchange_api
-from ftis_node.node.http_api.exchange_api import MAX_PENDING, MAX_TAKE_BYTES, PROMPT_BYTES
+from ftis_node.node.http_api.exchange_api import MAX_PENDING, MAX_TAKE_BYTES, PROMPT_BYTES, ExchangeApi
 from ftis_node.records.identity import Identity
 from tests.node.exchange.parts import MANIFEST, exchanging, own_group, serving
 from tests.node.exchange.test_group_exchange import ANSWER
 from tests.replay.test_buffer import accepted
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.http_api.exchange_api import ExchangeApi
 
 ANN = Identity.from_seed(bytes([2]) * 32)
 MAX_GROUP_BYTES = MANIFEST.wire.max_envelope_bytes

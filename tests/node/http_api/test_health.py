@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from aiohttp import ClientSession
 
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
-from ftis_node.node.loops.status import not_ready, worker_problems
+from ftis_node.node.loops.status import StatusLoop, not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
-
-if TYPE_CHECKING:
-    from ftis_node.node.loops.status import StatusLoop
 
 
 def test_a_failed_worker_is_a_problem_and_a_starting_one_makes_the_node_not_ready() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from aiohttp import ClientSession
@@ -19,11 +22,6 @@ from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from tests.node.http_api.requests import get, send
 from tests.node.nodes import components
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 TOKEN = "0f" * 32
 PEER = b'{"peer": "12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP"'

@@ -11,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -20,11 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ftis_node.cli.app import run
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import forms_of
-from tests.small_swarm import HF_TOKEN, SWARM_SECRET, WANDB_KEY
-
-if TYPE_CHECKING:
-    from tests.node.support import RunningNode
-    from tests.small_swarm import SmallSwarm
+from tests.node.support import RunningNode
+from tests.small_swarm import HF_TOKEN, SWARM_SECRET, WANDB_KEY, SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -18,11 +20,6 @@ from ftis_node.dashboard.web import DashboardServer
 from ftis_node.node.http_api import port as http_port
 from tests.node.http_api.requests import get, send
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
 HALF = b"GET /status HTTP/1.1\r\nHost: 127"
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.stubs.stub_node import StubNode
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.peers.serve import announcement_of
@@ -22,12 +25,6 @@ from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.node.loops.test_pull import quick
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from bench.stubs.stub_node import StubNode
 
 __all__ = ["quick"]  # a fixture of all tests here
 PEER = identity_of(2).peer_id

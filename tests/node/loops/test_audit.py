@@ -5,33 +5,28 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.learner.messages import AuditReply
+from ftis_node.learner.messages import AuditReply, TrainGroup
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeState
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.protocols import NullLearner
 from ftis_node.records.envelope import seal_group
+from ftis_node.records.group import Completion
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
 from ftis_node.validation import Accepted
 from tests.conftest import PROMPT_IDS, make_completion, make_group
 from tests.node.nodes import ME, MODEL, components, events_of, notes_of
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ftis_node.learner.messages import TrainGroup
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.records.group import Completion
 
 ANN = Identity.from_seed(bytes([2]) * 32)
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import publish
 from ftis_node.records.envelope import open_announcement
 from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.reputation import Behaviour
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from ftis_node.gossip.loopback import LoopbackGossip
 
 NEW_PEER = 40
 INVALID = b"\x0a\x01x"

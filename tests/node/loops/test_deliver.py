@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +14,6 @@ from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components, events_of
 from tests.replay.test_buffer import accepted
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 PEER = Identity.from_seed(bytes([2]) * 32).peer_id
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from bench.stubs.stub_node import stub_group
 from ftis_node.node.training import evaluation, group_limits
@@ -10,11 +12,6 @@ from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.light_swarm import RNG, LightSwarm, held, manifest_of
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 LONG = 700  # tokens per completion: about 70 kB per group
 

@@ -6,10 +6,12 @@ The loop's clock is a manual one. A loop that does not await would hang its test
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FtisError, ModelError, TaskError, WorkerDiedError, WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.daemon import loops_of_role
 from ftis_node.node.loops.generate import GENERATION, MAX_ATTEMPTS
 from ftis_node.node.loops.train import TRAINING
@@ -26,17 +29,11 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.evaluation import EVALUATION
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
+from ftis_node.tasks.base import TaskItem
 from tests.loop_clock import LoopClock
 from tests.node.nodes import ME, components, events_of
 from tests.node.support import manifest_text
 from tests.replay.test_buffer import accepted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.tasks.base import TaskItem
 
 ANN = Identity.from_seed(bytes([2]) * 32)
 ROUNDS, ROUND_S = 150, 60.0

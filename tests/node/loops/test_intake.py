@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
+from ftis_node.node.components import NodeComponents
+from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
@@ -22,6 +26,7 @@ from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour
@@ -32,14 +37,6 @@ from tests.node.nodes import ME, components
 from tests.tasks.hostile_task import HostileTask
 from tests.validation.test_pipeline import MANIFEST, _context, _Scorer, _Tokenizer
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.records.token_batch import TokenBatch
 
 
 class GatedDisk(DiskThread):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +24,6 @@ from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.events import read_events
 from tests.node.light_swarm import ANNOUNCED, REQUESTED, RNG, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between groups
 

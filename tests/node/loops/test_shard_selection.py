@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -20,10 +22,6 @@ from ftis_node.swarm.topology import shard_of
 from tests.loop_clock import LoopClock
 from tests.node.nodes import ME, components
 from tests.node.support import manifest_text
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 NUM_SHARDS = 8
 OWN_SHARD = shard_of(ME.peer_id, NUM_SHARDS)

@@ -10,7 +10,9 @@ import json
 import os
 import shutil
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,28 +20,22 @@ from msgspec.structs import replace
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
+from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.messages import TrainGroup, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_node
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.factories import ProcessNodeFactory
+from ftis_node.node.startup.factories import NodeInputs, ProcessNodeFactory
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ftis_node.generation.client import GenerationClient
-    from ftis_node.learner.client import LearnerClient
-    from ftis_node.learner.messages import TrainGroup, TrainReply
-    from ftis_node.node.startup.factories import NodeInputs
 
 
 class _Factory(InProcessNodeFactory):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.stubs.stub_node import StubNode
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
@@ -17,12 +20,6 @@ from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
 from tests.node.light_swarm import ANNOUNCED, REQUESTED, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from bench.stubs.stub_node import StubNode
 
 REPLY_S = 1.8
 SLOW = [identity_of(number).peer_id for number in range(10, 26)]

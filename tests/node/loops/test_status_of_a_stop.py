@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.node import daemon
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.startup_summary import read_last_status
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import delay_forced_end, until_signalled
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from tests.node.nodes import components
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.startup.wiring import Wiring
-
 
 SETTINGS = NodeSettings(model="m", dtype="float32", status_port=0)
 

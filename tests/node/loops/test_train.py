@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeState
+from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.wiring import Wiring
@@ -26,14 +30,6 @@ from ftis_node.workers.weight_store import WeightProof
 from tests.conftest import PROMPT_IDS, make_group
 from tests.node.nodes import buffer_of, components, events_of, notes_of
 from tests.node.support import manifest_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.node.loops.train import TrainLoop
 
 HONEST, MALLORY = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import os
 import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +19,12 @@ from bench.stubs.stub_node import StubTokenizer
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError, RecordError
-from ftis_node.gossip import SwarmPhase
+from ftis_node.gossip import Gossip, SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops import weight_follow as weights_follow
 from ftis_node.node.loops import weight_offer as weights_offer
@@ -31,7 +34,14 @@ from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
-from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer, open_weights_request, seal_offer
+from ftis_node.records.weights import (
+    WeightsOffer,
+    WeightsPart,
+    WeightsRequest,
+    open_offer,
+    open_weights_request,
+    seal_offer,
+)
 from ftis_node.workers.durable import complete_folder
 from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from tests.conftest import TOKENIZER
@@ -39,14 +49,6 @@ from tests.gossip.helpers import settings
 from tests.node.nodes import components, events_of
 from tests.node.support import manifest_text
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-    from pathlib import Path
-
-    from ftis_node.gossip import Gossip
-    from ftis_node.node.components import NodeComponents
-    from ftis_node.records.weights import WeightsOffer
 
 MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1).replace("every_steps = 2", "every_steps = 0"), source="test")
 RUN_ID = MANIFEST.run_id

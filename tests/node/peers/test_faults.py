@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ftis_node.config.node import NodeSettings
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.peers.manager import MAX_TEXT, REASON
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.events import read_events
 from tests.node.nodes import components
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.node.components import NodeComponents
 
 ME = Identity.from_seed(bytes([1]) * 32)
 PEER, FRIEND = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (2, 3))

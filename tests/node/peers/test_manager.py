@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,10 +22,6 @@ from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
 from tests.conftest import make_completion, make_group, problem_hash
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ME, ANN, BOB, CAROL = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))
 

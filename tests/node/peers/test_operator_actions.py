@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
@@ -17,10 +19,6 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 ME, ANN, BOB = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (1, 2, 3))
 ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"peer_id": ME, "name": "twin"}]

@@ -6,9 +6,11 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from ftis_node.cli.status_screen import screen
 from ftis_node.node.startup.wiring import Wiring
@@ -20,11 +22,6 @@ from ftis_node.telemetry.status import NodeStatus, RefusalStatus, Status, SwarmS
 from tests.node.light_swarm import LightSwarm, identity_of, manifest_of
 from tests.node.nodes import components
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 FIRST, SECOND = identity_of(1), identity_of(2)
 

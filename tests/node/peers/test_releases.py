@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +20,6 @@ from ftis_node.tasks import load_task
 from ftis_node.telemetry.events import EventLog
 from ftis_node.validation import Refusal, Refused
 from tests.conftest import RUN_ID, TOKENIZER
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ME, PEER = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2))
 OURS = Releases("ftis-node 0.1, math-verify 0.9.0", "5.19.0", "ab" * 16)

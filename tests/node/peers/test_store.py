@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.store import SCHEMA, SCHEMA_VERSION, PeerStore
 from ftis_node.swarm.reputation import ReputationTable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW = 1e9
 

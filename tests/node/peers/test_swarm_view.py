@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from aiohttp import ClientSession
 
@@ -21,10 +22,6 @@ from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view,
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.nodes import components
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PEER = Identity.generate().peer_id
 

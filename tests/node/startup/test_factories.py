@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,9 +23,6 @@ from ftis_node.models import ModelSource
 from ftis_node.node import protocols
 from ftis_node.node.startup import factories
 from ftis_node.workers.wire import enc_hook, unpack_body
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +21,6 @@ from ftis_node.node.startup.startup_summary import (
 )
 from ftis_node.telemetry.status import EndWord, GenerationStatus, LearnerStatus, NodeStatus, Status, SwarmStatus
 from ftis_node.workers.durable import complete_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PEERS = [{"peer_id": "a"}]
 

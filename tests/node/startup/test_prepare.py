@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from ftis_node.errors import ConfigError, MachineError
 from ftis_node.models import model_fingerprint, resolve_model
 from ftis_node.node.startup import prepare
 from tests.models.tiny_models import save_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UNUSED: Any = None
 

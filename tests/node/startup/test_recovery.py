@@ -7,8 +7,9 @@ import os
 import random
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -29,13 +30,8 @@ from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.reputation import Behaviour, ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.events import EventLog, read_events
+from ftis_node.validation import Accepted
 from tests.replay.test_buffer import ANN, ME, accepted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.validation import Accepted
 
 NUM_GROUPS = 60
 PAGE = 4096

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.errors import ConfigError, TaskError
 from ftis_node.node.startup.run_plan import RunPlan, plan_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIXED = "arithmetic:add+arithmetic:sub"
 

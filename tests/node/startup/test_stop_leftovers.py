@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ftis_node.node.context import NodeState
 from ftis_node.node.protocols import NullLearner
@@ -10,9 +10,6 @@ from ftis_node.node.startup import assemble
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from tests.node.nodes import components, events_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class KilledLearner(NullLearner):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
@@ -21,9 +21,6 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.sequence import MAX_COUNTER, epoch_base, epoch_of
 from tests.node.light_swarm import LightSwarm, manifest_of
 from tests.replay.test_buffer import ME, accepted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NOW = 1_800_000_000
 EVENTS = st.one_of(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftis_node.errors import DiskFullError
 from ftis_node.learner.messages import StepReport, TrainReply
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.storage.disk_space import DiskSpace, HomeUse
@@ -23,12 +26,6 @@ from tests.node.loops.test_train import HONEST, foreign
 from tests.node.nodes import buffer_of, components
 from tests.replay.test_buffer import ANN, accepted
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftis_node.node.components import NodeComponents
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,9 +14,6 @@ from ftis_node.node.storage.hub_cards import RunRecord, write_data_card, write_m
 from ftis_node.replay.rollout_rows import RowTotals, rows_schema
 from ftis_node.telemetry.status import EvalStatus, Status
 from tests.models.tiny_models import make_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TOKENIZER = PromptTokenizer(make_tokenizer(), name="tiny")
 HOSTILE = [

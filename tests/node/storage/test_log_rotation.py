@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from ftis_node.node.storage import cleanup as module
 from ftis_node.node.storage.cleanup import rotate_log
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 WRITER = (
     "import sys\nfor line in sys.stdin: print(line.strip() * 100, flush=True); print('.', file=sys.stderr, flush=True)"

@@ -7,8 +7,9 @@ import logging
 import os
 import resource
 import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,6 @@ from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,10 +15,6 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.node.storage.disk_space import checkpoint_step
 from tests.node.support import ANY_PORT, started, write_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 START_S = 240.0
 WORKS = """

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,14 +23,8 @@ from ftis_node.validation import ValidationContext
 from ftis_node.workers.liveness import Liveness, LivenessVerdict
 from ftis_node.workers.wire import Heartbeat
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
-from tests.node.support import ANY_PORT, started, write_manifest
+from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.node.support import RunningNode
 
 SLEEP_S = 3 * 3600.0
 START_S = 300.0

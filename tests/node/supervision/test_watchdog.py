@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, HangLimits, Servi
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import ANY_PORT, started
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WAIT_S = 30.0
 START_S = 120.0  # of a process on a busy machine

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.records.envelope import seal_group
+from ftis_node.records.identity import Identity
 from ftis_node.swarm.arrivals import FULL_PATIENCE_SHARE, SLOW_SHARE, TRIAL_SHARE, AwaitedSenders
 from ftis_node.validation import Accepted
 from tests.conftest import EOS, make_completion, make_group
 from tests.node.loops.test_intake import node_on, open_disk, running
 from tests.validation.test_pipeline import MANIFEST
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from ftis_node.records.identity import Identity
 
 PATIENCE_S = 30.0
 OTHER = make_completion(12, 13)

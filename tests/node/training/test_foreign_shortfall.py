@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,6 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text
 from tests.node.training.test_token_budget import run_whole_node
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 NUM_STEPS = 4
 

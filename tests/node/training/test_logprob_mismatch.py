@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,15 +21,11 @@ from ftis_node.node.training.step_report import (
     MismatchWatch,
     warning_of,
 )
+from ftis_node.records.identity import Identity
+from ftis_node.validation import Accepted
 from tests.conftest import make_group
 from tests.node.nodes import components, events_of
 from tests.replay.test_buffer import accepted
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftis_node.records.identity import Identity
-    from ftis_node.validation import Accepted
 
 
 def _measured(kl: float | None, share: float | None) -> StepReport:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench.stubs.stub_node import FINGERPRINT
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.node.components import NodeComponents
 from ftis_node.node.loops.generate import PromptOrder
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
@@ -31,12 +33,6 @@ from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components
 from tests.node.support import manifest_text
 from tests.replay.test_buffer import accepted
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from ftis_node.node.components import NodeComponents
 
 ANN = Identity.from_seed(bytes([2]) * 32)
 

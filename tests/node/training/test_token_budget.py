@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
@@ -31,14 +33,8 @@ from ftis_node.node.training.step_shares import (
 )
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events
+from ftis_node.telemetry.status import Status
 from tests.node.support import manifest_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from ftis_node.config.manifest import RunManifest
-    from ftis_node.telemetry.status import Status
 
 GROUP_TOKENS = 4 * 6  # at most: completions per group times tokens per completion
 pytestmark = pytest.mark.timeout(600)  # includes training the models

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.learner.messages import StepReport
 from ftis_node.telemetry.status import EvalStatus
-from tests.small_swarm import EVAL_EVERY_STEPS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.node.support import RunningNode
-    from tests.small_swarm import SmallSwarm
+from tests.node.support import RunningNode
+from tests.small_swarm import EVAL_EVERY_STEPS, SmallSwarm
 
 
 @pytest.mark.timeout(600)

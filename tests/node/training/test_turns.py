@@ -10,9 +10,10 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,31 +26,25 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
+from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.protocols import NullGeneration, NullLearner
+from ftis_node.node.protocols import Learning, NullGeneration, NullLearner
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.factories import ProcessNodeFactory, generation_boot
+from ftis_node.node.startup.factories import NodeInputs, ProcessNodeFactory, generation_boot
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import first_of_ours
+from ftis_node.replay.rows import StoredGroup
+from ftis_node.telemetry.events import EventLog
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.loops.test_train import HONEST, foreign
 from tests.node.nodes import components
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ftis_node.learner.client import LearnerClient
-    from ftis_node.node.protocols import Learning
-    from ftis_node.node.startup.factories import NodeInputs
-    from ftis_node.replay.rows import StoredGroup
-    from ftis_node.telemetry.events import EventLog
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
 PROOF = WeightProof(version=1, probe_ids=(1, 2), logprobs=(-1.0,))
