@@ -69,7 +69,7 @@ class GenerationClient(WorkerClient):
         `proof_tolerance` is a root mean square in nats. `on_problem` receives one sentence for every failed proof.
         `free_memory` returns when other processes have freed memory. `write_weights` makes the learner write a file,
         like the learner client's method of that name. `on_fall_back` receives the reason, once, if the planned
-        transport of weights fails.
+        transfer method fails.
         """
         spec = WorkerSpec(
             name="generation",
@@ -137,8 +137,8 @@ class GenerationClient(WorkerClient):
         return not self._awake.is_set()
 
     @property
-    def hand_over(self) -> str:
-        """Return the transport of the newest weights, in words: `file` or a faster one; "" before any."""
+    def weight_transfer(self) -> str:
+        """Return the transfer method of the newest weights, in words: `file` or a faster one; "" before any."""
         return self._loader.how
 
     @property

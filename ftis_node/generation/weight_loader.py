@@ -33,7 +33,7 @@ class WeightLoader:
     """The loader of one worker's weights, from shared memory or from files that it requests from the learner.
 
     `newest` are the weights to serve, with their proof; None: the base model. `served_version` is the version that the
-    worker has proved, `load_s` the seconds that the worker took to load it, `how` the transport in words.
+    worker has proved, `load_s` the seconds that the worker took to load it, `how` the method in words.
 
     If a worker dies during a load from shared memory, that memory may be the cause. The next load uses a file; after
     the second such death all loads do.
@@ -122,7 +122,7 @@ class WeightLoader:
         if not reason or reason == self._last_reason:
             return
         self._last_reason = reason
-        logger.warning("the fast weight transfer failed, files are used: %s", reason)
+        logger.warning("fast weight transfer failed, using files: %s", reason)
         if self._on_fall_back is not None:
             self._on_fall_back(reason)
 
@@ -135,7 +135,7 @@ class WeightLoader:
                 version=weights.version,
                 checksums=weights.checksums,
                 shared=weights.shared,
-                is_locked=weights.way == "pinned",
+                is_locked=weights.transfer == "pinned",
             )
             loaded = await call(load, WeightsLoaded)
             self.load_s, problem = loaded.load_s, loaded.difference

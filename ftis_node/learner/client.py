@@ -162,7 +162,7 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     engine maps the weights, segments expand only after the weights are allocated (`workers/shared_tensors.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
-    segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS
+    segments = {} if boot.memory_share is None or is_set or boot.transfer == "ipc" else GROWING_SEGMENTS
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
     # Otherwise it starts a process for each core, up to 32, each with torch in it, for a layer's few kernels.

@@ -97,7 +97,7 @@ class Learner:
         self.checkpoints.resume()
         self._progress = self.checkpoints.progress
         self._publication = WeightPublication(
-            self.policy, Path(boot.weights_dir), way=boot.hand_over, form=boot.publish_as, ranks=ranks
+            self.policy, Path(boot.weights_dir), transfer=boot.transfer, form=boot.publish_as, ranks=ranks
         )
         if ranks.rank == 0:  # the other ranks now wait for its commands
             self._publication.begin(self._progress.policy_version)

@@ -20,7 +20,7 @@ from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
 from ftis_node.telemetry.status import StepFigures
-from ftis_node.workers.shared_weights import Way
+from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Message
 
@@ -39,7 +39,7 @@ class LearnerBoot(Message, frozen=True):
     it, or the adapter alone.
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
-    the reply, and work between steps must need little. `hand_over` is the planned transport of published weights.
+    the reply, and work between steps must need little. `transfer` is the planned transfer method of published weights.
     `memory_share` is the share of the GPU for the learner's tensors beside a generator; None: all.
 
     Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps only each layer's input;
@@ -62,7 +62,7 @@ class LearnerBoot(Message, frozen=True):
     may_recompute: bool = False
     head_chunk_tokens: int = 512
     takes_turns: bool = False
-    hand_over: Way = "file"
+    transfer: Transfer = "file"
     memory_share: float | None = None
     lora: LoraSection | None = None
     publish_as: Literal["model", "adapter"] = "model"

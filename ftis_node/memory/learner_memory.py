@@ -14,7 +14,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
-from ftis_node.memory.weight_transport import transport_of
+from ftis_node.memory.weight_transfer import transfer_of
 from ftis_node.models import ModelShape
 
 MIB = 1 << 20
@@ -85,7 +85,7 @@ class Workload:
             optimizer_states=settings.learner.optimizer_states,
             holds_start=manifest.optimizer.kl_coef > 0 and not settings.lora,
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
-            maps_weights=transport_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
+            maps_weights=transfer_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
         )
 
     @property
@@ -133,7 +133,7 @@ class LearnerMemory:
     gradients: int
     activations: int
     work: int
-    hand_over: int
+    weight_sync: int
     on_host: int
 
     @property
@@ -145,7 +145,7 @@ class LearnerMemory:
     def peak(self) -> int:
         """Largest bytes in a step. Weights are synced after it, when the step's own parts are freed."""
         step = self.gradients + self.activations + self.work
-        return self.resident + max(step, self.hand_over)
+        return self.resident + max(step, self.weight_sync)
 
 
 def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
@@ -167,7 +167,7 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
         gradients=0 if is_offloaded else gradients,
         activations=activations,
         work=work,
-        hand_over=_hand_over(shape, workload),
+        weight_sync=_weight_sync(shape, workload),
         on_host=masters + moments + gradients if is_offloaded else 0,
     )
 
@@ -277,7 +277,7 @@ def _logits(shape: ModelShape, workload: Workload) -> int:
     return (LOGITS_BYTES + (BFLOAT16 if workload.dtype_bytes == BFLOAT16 else 0)) * chunk
 
 
-def _hand_over(shape: ModelShape, workload: Workload) -> int:
+def _weight_sync(shape: ModelShape, workload: Workload) -> int:
     """Return the staging of new weights: on a CPU the whole file, on a GPU one tensor at a time.
 
     With an adapter to merge, that is three float32 copies of the widest map.

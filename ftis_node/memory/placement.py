@@ -23,10 +23,10 @@ from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.memory.learner_memory import HEAD_CHUNK_TOKENS, Workload
 from ftis_node.memory.plan import USABLE_SHARE, Machine, MemoryPlan, plan
-from ftis_node.memory.weight_transport import transport_of
+from ftis_node.memory.weight_transfer import transfer_of
 from ftis_node.models import ModelShape, ModelSource, list_accelerators, pick_device, read_shape
 from ftis_node.telemetry.terminal_text import in_gib
-from ftis_node.workers.shared_weights import Way
+from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.weight_store import free_in_memory
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ class WorkerPlacement:
 
     `takes_turns`: the generator sleeps while the learner steps. `can_sleep`: it also frees its memory then.
     `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
-    learner's tensors may use, None for all. `hand_over` is the transport of new weights. `recompute_activations` None:
-    the setting decides. GPUs have their index in nvidia-smi; an empty tuple means all.
+    learner's tensors may use, None for all. `transfer` is the transfer method of new weights. `recompute_activations`
+    None: the setting decides. GPUs have their index in nvidia-smi; an empty tuple means all.
     """
 
     takes_turns: bool = False
@@ -49,7 +49,7 @@ class WorkerPlacement:
     memory_share: float | None = None
     cache_bytes: int | None = None
     learner_share: float | None = None
-    hand_over: Way = "file"
+    transfer: Transfer = "file"
     generator_gpus: tuple[int, ...] = ()
     learner_gpus: tuple[int, ...] = ()
     recompute_activations: bool | None = None
@@ -139,7 +139,7 @@ def place_workers_on(
         takes_turns=takes_turns,
         can_sleep=takes_turns and by_vllm,
         memory_share=settings.generation.gpu_memory_utilization,
-        hand_over=transport_of(
+        transfer=transfer_of(
             settings,
             on_gpu=bool(assignment.learner),
             shares_gpu=assignment.are_shared,

@@ -41,7 +41,7 @@ from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
 USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part
 SPLIT_CACHE_SHARE = 0.5  # of the desired cache; with less the two take turns
-HAND_OVER = "hand-over of new weights"
+WEIGHT_SYNC = "weight sync"
 TIGHT_SHARE = 0.9  # of the usable memory: above it the plan suggests changes although the model fits
 
 
@@ -51,7 +51,7 @@ class MemoryPlan:
 
     `kv_cache_bytes` is the generator's cache. `gpu_memory_utilization` is the share of its GPU for weights, cache and
     workspace, as vLLM counts it; None if no GPU is planned for. `learner_share` is the part of the GPU that is left
-    to the learner's tensors in `shared`, else None. `parts` names every part, in bytes. The hand-over comes after a
+    to the learner's tensors in `shared`, else None. `parts` names every part, in bytes. The weight sync comes after a
     step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU. `keeping_bytes` is
     the peak with kept activations, None if the setting decides.
     """
@@ -157,9 +157,9 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
 
 def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine) -> MemoryPlan:
     """Return the plan for the CPU. Published versions take memory only in /dev/shm, if it can hold them."""
-    usable, version = _usable(machine.host_bytes), learner.hand_over
+    usable, version = _usable(machine.host_bytes), learner.weight_sync
     in_memory = has_space(VERSIONS_AT_ONCE * version, machine.memory_disk_bytes)
-    learner = replace(learner, hand_over=0)
+    learner = replace(learner, weight_sync=0)
     published = VERSIONS_KEPT * version if in_memory else 0
     fixed = HOST_PROCESS_BYTES + generator.fixed + learner.peak + published
     cache = _cache_within(generator, usable - fixed)
@@ -201,7 +201,7 @@ def _on_one_gpu(
         where = placement if fits else "does_not_fit"
         return MemoryPlan(where, fits, peak_bytes, usable, cache, utilization, parts, host_bytes)
 
-    together = generator.fixed + max(learner.peak, learner.resident + learner.hand_over + generator.staging)
+    together = generator.fixed + max(learner.peak, learner.resident + learner.weight_sync + generator.staging)
     cache = _cache_within(generator, usable - together)
     split = made("shared", cache, together + cache)
     has_space = split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache
@@ -243,15 +243,15 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
         "learner: gradients": learner.gradients,
         "learner: activations": learner.activations,
         "learner: logits and work space": learner.work,
-        HAND_OVER: learner.hand_over,
+        WEIGHT_SYNC: learner.weight_sync,
     }
 
 
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
     """Return the host memory beside a GPU: processes, offloaded states, and the largest of three transient uses.
 
-    The transient uses are a hand-over, a checkpoint's Adam moments, and the reads of ranks at a start. Ranks read rows
-    of the largest tensor, and each the whole adapter. If the generator sleeps, its weights may wait there too.
+    The transient uses are a weight sync, a checkpoint's Adam moments, and the reads of ranks at a start. Ranks read
+    rows of the largest tensor, and each the whole adapter. If the generator sleeps, its weights may wait there too.
     """
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)

@@ -59,7 +59,7 @@ class NullGeneration:
 
     engine = OFF
     state = OFF
-    hand_over = ""
+    weight_transfer = ""
     is_alive = False
     restarts = 0
     tokens_per_s = 0.0
@@ -162,7 +162,7 @@ class Generation(Generator, Protocol):
     @property
     def is_alive(self) -> bool: ...
     @property
-    def hand_over(self) -> str: ...
+    def weight_transfer(self) -> str: ...
     @property
     def restarts(self) -> int: ...
     @property

@@ -70,8 +70,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
 class GenerationStatus(msgspec.Struct, frozen=True):
     """The generation worker.
 
-    `hand_over` is the transport of the last weight sync: `CUDA IPC`, `page-locked file` or `file`. Brackets hold the
-    reason if the planned faster transport failed. It is empty before the first sync.
+    `weight_transfer` is the method of the last weight sync: `CUDA IPC`, `page-locked file` or `file`. Brackets hold
+    the reason if a faster method was planned and failed. It is empty before the first sync.
     """
 
     engine: str = ""
@@ -81,7 +81,7 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     tokens_made: int = 0
     restarts: int = 0
     policy_version: int = 0
-    hand_over: str = ""
+    weight_transfer: str = ""
     last_group_at: float | None = None
 
 

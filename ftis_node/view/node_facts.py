@@ -101,13 +101,13 @@ def _state_span(state: str) -> Span:
 def _generation(generation: GenerationStatus) -> Line:
     if generation.state == OFF:
         return line("off: this role learns from what others generate")
-    way = generation.hand_over
+    transfer = generation.weight_transfer
     return line(
         *(_state_span(generation.state), f", {generation.engine or '-'}, "),
         Span(f"{count(generation.tokens_per_s)} tokens/s", Tone.STRONG),
         f", {count(generation.groups_made)} groups, {count(generation.tokens_made)} tokens"
         f", version {generation.policy_version}{_restarts(generation)}",
-        f", new weights by {way}" if way else "",
+        f", new weights by {transfer}" if transfer else "",
     )
 
 

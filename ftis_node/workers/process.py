@@ -329,7 +329,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def _describe_exit(return_code: int) -> str:
     """Return how a process ended, as words that follow the worker's name."""
     if return_code == -signal.SIGKILL:
-        return "was killed by SIGKILL (manually, or by the system to free memory)"
+        return "was killed by SIGKILL (out of memory, or manually)"
     if return_code < 0:
         return f"was ended by {signal.Signals(-return_code).name}"
     return f"exited with code {return_code}"

@@ -17,9 +17,9 @@ import msgspec
 from ftis_node.errors import SharingError
 from ftis_node.workers.wire import Message
 
-Way: TypeAlias = Literal["ipc", "pinned", "file"]
-"""How weights cross: by CUDA IPC, by a page-locked file in memory, by a file."""
-WAYS: dict[Way, str] = {"ipc": "CUDA IPC", "pinned": "page-locked file", "file": "file"}
+Transfer: TypeAlias = Literal["ipc", "pinned", "file"]
+"""The transfer method: CUDA IPC, a page-locked file in memory, or a file."""
+TRANSFERS: dict[Transfer, str] = {"ipc": "CUDA IPC", "pinned": "page-locked file", "file": "file"}
 
 ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 

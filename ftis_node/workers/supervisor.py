@@ -35,6 +35,7 @@ from ftis_node.errors import (
     OutOfMemoryError,
     WorkerDiedError,
     WorkerError,
+    WorkerTaskError,
     says_out_of_memory,
 )
 from ftis_node.telemetry.faults import watched_task
@@ -269,9 +270,11 @@ class Supervisor:
 
 
 def _is_shortage(error: FtisError) -> bool:
-    """Return whether memory or disk space was short. An error of the worker during `_bring_up` arrives as text."""
+    """Return whether memory or disk space was short. Other errors than ours arrive as text, and a SIGKILL may have any
+    cause.
+    """
     is_named = isinstance(error, OutOfMemoryError | DiskFullError)
-    return is_named or (isinstance(error, WorkerError) and says_out_of_memory(str(error)))
+    return is_named or (isinstance(error, WorkerTaskError) and says_out_of_memory(str(error)))
 
 
 class WorkerClient:

@@ -84,7 +84,7 @@ class LockedFiles:
         except (RuntimeError, AssertionError, AttributeError) as error:
             os.close(descriptor)
             self.why_not = first_line(error)
-            logger.warning("weights cross in a plain file: CUDA does not lock %s: %s", path, self.why_not)
+            logger.warning("fast weight transfer failed, using a plain file: cannot lock %s: %s", path, self.why_not)
             self.close()
             return None
         self._held[key] = (descriptor, mapping)

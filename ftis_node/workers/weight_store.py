@@ -33,7 +33,7 @@ from ftis_node.errors import ModelError
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.workers.durable import complete_folder, keep_newest, take_oldest
-from ftis_node.workers.shared_weights import WAYS, SharedWeights, Way
+from ftis_node.workers.shared_weights import TRANSFERS, SharedWeights, Transfer
 from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _claim(folder: Path, *, num_bytes: int) -> bool:
 class PublishedWeights(Message, frozen=True):
     """A published version: `path` is the safetensors file (an adapter's has its own name), `num_bytes` its size.
 
-    `way` is the transport to the engine: "ipc" means the learner's own tensors, described in `shared`, without a file.
-    "pinned" means a file with locked pages. `fell_back` is the reason why that is not the planned transport.
+    `transfer` "ipc" means the learner's own tensors, described in `shared`, without a file, and "pinned" a file with
+    locked pages. `fell_back` is the reason why that is not the planned method.
 
     `step_done_at_s` is the end of the step that made the version, by the monotonic clock that all processes of a
     machine share. It is None if the version was published again later. `checksums` are those of its tensors by name, as
@@ -117,13 +117,13 @@ class PublishedWeights(Message, frozen=True):
     num_bytes: int
     step_done_at_s: float | None = None
     checksums: dict[str, int] = {}
-    way: Way = "file"
+    transfer: Transfer = "file"
     shared: SharedWeights | None = None
     fell_back: str = ""
 
     def how(self) -> str:
-        """Return the transport to the engine, in words for the status."""
-        return f"{WAYS[self.way]} ({self.fell_back})" if self.fell_back else WAYS[self.way]
+        """Return the transfer method, in words for the status."""
+        return f"{TRANSFERS[self.transfer]} ({self.fell_back})" if self.fell_back else TRANSFERS[self.transfer]
 
 
 class WeightProof(Message, frozen=True):

@@ -134,9 +134,9 @@ def test_the_reference_finds_the_token_at_which_the_weights_changed() -> None:
         assert num_sampled_by_old(old, new, PROMPT, ids, drawn) == [number]
 
 
-@pytest.mark.parametrize("way", ["file", "shared"])
+@pytest.mark.parametrize("transfer", ["file", "shared"])
 async def test_completions_in_flight_keep_the_version_that_sampled_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transfer: str
 ) -> None:
     """The torch engine finishes groups in flight before it loads weights. Waiting groups use the new ones."""
     cpu_sharing.install(monkeypatch.setattr)
@@ -150,7 +150,7 @@ async def test_completions_in_flight_keep_the_version_that_sampled_them(
         for length in (40, 64, 90)
     ]
     await eventually(lambda: engine.tokens_made > 30)
-    if way == "file":
+    if transfer == "file":
         loading = engine.load_weights(Path(WeightStore(tmp_path).publish(1, file_tensors(new)).path), 1)
     else:
         loading = engine.load_shared(Exporter().share(file_tensors(new)), 1)

@@ -46,7 +46,7 @@ class Learner:
         if not self.has_weights:
             return None
         written = publish(self._folder, self.version, self.number)
-        return msgspec.structs.replace(written, way="pinned", fell_back=self.requests[0])
+        return msgspec.structs.replace(written, transfer="pinned", fell_back=self.requests[0])
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def share(version: int, number: str) -> PublishedWeights:
     """Return weights in the learner's memory, without a file."""
     shared = SharedWeights(export_id=number, device_uuid="", storages=(), tensors=())
     checksums = {"number": checksum_of(float(number))}
-    return PublishedWeights(version=version, path="", num_bytes=0, checksums=checksums, way="ipc", shared=shared)
+    return PublishedWeights(version=version, path="", num_bytes=0, checksums=checksums, transfer="ipc", shared=shared)
 
 
 def script_sharing(folder: Path, outcome: str) -> None:
@@ -83,11 +83,11 @@ async def served(client: GenerationClient) -> tuple[int, int, int]:
 
 
 async def test_shared_weights_are_served_without_a_file(learner: Learner, client: GenerationClient) -> None:
-    assert client.hand_over == ""
+    assert client.weight_transfer == ""
     for version in (1, 2):
         await client.update_weights(share(version, f"-{version}"), proof(version, -float(version)))
         assert await served(client) == (version, version, 0)
-    assert (client.hand_over, learner.requests, learner.fallbacks) == ("CUDA IPC", [], [])
+    assert (client.weight_transfer, learner.requests, learner.fallbacks) == ("CUDA IPC", [], [])
 
 
 @pytest.mark.parametrize("asleep", [True, False])
@@ -103,9 +103,9 @@ async def test_a_refused_hand_over_falls_back_to_files_for_good(
         await client.update_weights(await learner.write_weights(""), proof(1, -1.0))
     assert learner.requests == [REFUSAL, ""]
     assert learner.fallbacks == [REFUSAL]
-    assert client.hand_over == f"page-locked file ({REFUSAL})"
+    assert client.weight_transfer == f"page-locked file ({REFUSAL})"
     warnings = [record.getMessage() for record in caplog.records if "weight transfer failed" in record.getMessage()]
-    assert warnings == [f"the fast weight transfer failed, files are used: {REFUSAL}"]
+    assert warnings == [f"fast weight transfer failed, using files: {REFUSAL}"]
 
 
 async def test_a_fallback_of_the_learner_is_reported_once(
@@ -114,7 +114,7 @@ async def test_a_fallback_of_the_learner_is_reported_once(
     for version in (1, 2, 3):
         weights = msgspec.structs.replace(publish(tmp_path, version, "-1"), fell_back="cannot open a handle")
         await client.update_weights(weights, proof(version, -1.0))
-    assert (learner.fallbacks, client.hand_over) == (["cannot open a handle"], "file (cannot open a handle)")
+    assert (learner.fallbacks, client.weight_transfer) == (["cannot open a handle"], "file (cannot open a handle)")
 
 
 @pytest.mark.parametrize("outcome", ["fatal", "failing"])
@@ -157,7 +157,7 @@ async def test_a_restarted_worker_does_not_serve_weights_that_have_changed(
     assert (learner.requests, learner.fallbacks) == ([""], [])
     (tmp_path / "sharing").unlink()
     await client.update_weights(share(2, "-2"), proof(2, -2.0))
-    assert (client.hand_over, client.restarts) == ("CUDA IPC", 1)
+    assert (client.weight_transfer, client.restarts) == ("CUDA IPC", 1)
 
 
 @pytest.mark.parametrize("how", ["error", "nothing"])
@@ -215,9 +215,9 @@ async def test_a_worker_without_sleep_or_with_adapters_keeps_its_weights(
     assert lines(tmp_path, "slept") == ["keep"]
 
 
-@pytest.mark.parametrize("way", ["shared", "file"])
-async def test_wake_restores_discarded_weights(client: GenerationClient, tmp_path: Path, way: str) -> None:
-    weights = share(1, "-1") if way == "shared" else publish(tmp_path, 1, "-1")
+@pytest.mark.parametrize("transfer", ["shared", "file"])
+async def test_wake_restores_discarded_weights(client: GenerationClient, tmp_path: Path, transfer: str) -> None:
+    weights = share(1, "-1") if transfer == "shared" else publish(tmp_path, 1, "-1")
     await client.update_weights(weights, proof(1, -1.0))
     await client.sleep(discard=True)
     waiting = asyncio.create_task(generate_group(client))
@@ -229,11 +229,11 @@ async def test_wake_restores_discarded_weights(client: GenerationClient, tmp_pat
     assert lines(tmp_path, "slept") == ["discard"]
 
 
-@pytest.mark.parametrize("way", ["shared", "file"])
+@pytest.mark.parametrize("transfer", ["shared", "file"])
 async def test_a_failed_hand_over_after_a_discard_restores_the_last_version(
-    client: GenerationClient, tmp_path: Path, way: str
+    client: GenerationClient, tmp_path: Path, transfer: str
 ) -> None:
-    weights = share(1, "-1") if way == "shared" else publish(tmp_path, 1, "-1")
+    weights = share(1, "-1") if transfer == "shared" else publish(tmp_path, 1, "-1")
     await client.update_weights(weights, proof(1, -1.0))
     await client.sleep(discard=True)
     with pytest.raises(ModelError, match="damaged"):

@@ -82,18 +82,18 @@ class FakeClient:
             self._step()
 
 
-def load(core: VllmCore, way: str, version: int) -> dict[str, int]:
-    return core.load("path", version) if way == "file" else core.load_shared(b"shared", version)
+def load(core: VllmCore, transfer: str, version: int) -> dict[str, int]:
+    return core.load("path", version) if transfer == "file" else core.load_shared(b"shared", version)
 
 
-@pytest.mark.parametrize("way", ["file", "shared"])
-def test_each_token_has_the_version_of_the_weights_that_computed_it(way: str) -> None:
+@pytest.mark.parametrize("transfer", ["file", "shared"])
+def test_each_token_has_the_version_of_the_weights_that_computed_it(transfer: str) -> None:
     """A completion is in flight during two hand-overs. The stamp of each output is the version that computed it."""
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     for version in (10, 20):
         client.run_steps()
-        assert load(core, way, version) == {"a": version}
+        assert load(core, transfer, version) == {"a": version}
         client.run_steps()
     assert {computed for computed, _ in client.outputs} == {0, 10, 20}
     assert all(str(computed) == stamp for computed, stamp in client.outputs), client.outputs
@@ -101,16 +101,16 @@ def test_each_token_has_the_version_of_the_weights_that_computed_it(way: str) ->
 
 
 @pytest.mark.parametrize(("discard", "level"), [(False, 1), (True, 2)])
-@pytest.mark.parametrize("way", ["file", "shared"])
-def test_new_weights_wake_the_core_and_its_cache_last(way: str, discard: bool, level: int) -> None:
+@pytest.mark.parametrize("transfer", ["file", "shared"])
+def test_new_weights_wake_the_core_and_its_cache_last(transfer: str, discard: bool, level: int) -> None:
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     core.sleep(discard=discard)
     core.sleep(discard=discard)  # no-op
     assert core.is_asleep
-    load(core, way, 100 if discard else 10)
-    opened = ["ftis_open"] if way == "shared" else []
-    name = "ftis_load_shared" if way == "shared" else "ftis_load"
+    load(core, transfer, 100 if discard else 10)
+    opened = ["ftis_open"] if transfer == "shared" else []
+    name = "ftis_load_shared" if transfer == "shared" else "ftis_load"
     assert client.calls == [f"sleep {level}", *opened, "wake weights", name, "wake kv_cache"]
     assert (core.is_asleep, core.has_weights) == (False, True)
     client.run_steps()

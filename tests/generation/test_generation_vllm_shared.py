@@ -72,7 +72,7 @@ def share(exporter: Exporter, model: Any, version: int) -> PublishedWeights:
     tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
     shared = exporter.share(tensors)
     checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
-    return PublishedWeights(version, "", shared.num_bytes, checksums=checksums, way="ipc", shared=shared)
+    return PublishedWeights(version, "", shared.num_bytes, checksums=checksums, transfer="ipc", shared=shared)
 
 
 async def draw(client: GenerationClient, *, max_tokens: int = 8) -> Any:
@@ -126,7 +126,7 @@ async def test_shared_tensors_are_served_and_restored_after_a_discard(opened: Op
             exports.add(weights.shared.export_id if weights.shared else "")
             await client.sleep(discard=True)
             await client.update_weights(weights, prove(model, version=version, vocab_size=EMBEDDING_ROWS))
-            assert (client.hand_over, client.policy_version, client.restarts) == ("CUDA IPC", version, 0)
+            assert (client.weight_transfer, client.policy_version, client.restarts) == ("CUDA IPC", version, 0)
             completion = await draw(client)
             assert (completion.policy_version, completion.policy_version_newest) == (version, version)
             ids = completion.token_ids.tolist()
@@ -179,7 +179,7 @@ async def test_vllm_on_a_gpu_serves_tensors_of_another_process(tmp_path: Path) -
                 await client.sleep(discard=True)
             proof = prove(model, version=version, vocab_size=EMBEDDING_ROWS)
             await client.update_weights(share(exporter, model, version), proof)
-            assert (client.hand_over, client.policy_version, client.restarts) == ("CUDA IPC", version, 0)
+            assert (client.weight_transfer, client.policy_version, client.restarts) == ("CUDA IPC", version, 0)
             assert np.isfinite((await draw(client)).logprobs).all()
     finally:
         await client.stop()

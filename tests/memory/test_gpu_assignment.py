@@ -48,7 +48,7 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
     assert made == WorkerPlacement(
         memory_share=whole.gpu_memory_utilization,
         cache_bytes=whole.kv_cache_bytes // 2,
-        hand_over="pinned",
+        transfer="pinned",
         generator_gpus=(0, 1),
         learner_gpus=(2,),
         **of_learner(whole),

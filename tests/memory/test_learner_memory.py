@@ -126,7 +126,7 @@ def test_the_memory_of_full_training_by_hand() -> None:
     # The backward pass of the head is the maximum. It has 1000 x 2 x 64 + 4 x 20,480, and a chunk's logits in both
     # formats, 6 x 512 x 320. The forward pass has these logits only. The last norm has 1000 x 16 x 64 + 40,960.
     assert memory.work == 1_192_960
-    assert memory.hand_over == 40_960
+    assert memory.weight_sync == 40_960
     assert memory.resident == 189_568 + 379_136 + 758_272 + 717 * MIB
     assert memory.peak == memory.resident + 379_136 + 4_488_000 + 1_192_960
 

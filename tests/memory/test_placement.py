@@ -34,7 +34,7 @@ def test_on_a_shared_gpu_the_engine_has_the_plans_share_and_cache() -> None:
         memory_share=made.gpu_memory_utilization,
         cache_bytes=made.kv_cache_bytes,
         learner_share=made.learner_share,
-        hand_over="ipc",
+        transfer="ipc",
         **of_learner(made),
     )
 
@@ -71,7 +71,7 @@ def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine
 def test_the_transport_of_weights_follows_from_the_plan(
     gpus: tuple[int, ...], changes: dict[str, Any], transport: str
 ) -> None:
-    assert arranged(HALF_B, *gpus, **changes).hand_over == transport
+    assert arranged(HALF_B, *gpus, **changes).transfer == transport
 
 
 def test_workers_that_do_not_fit_together_share_time() -> None:
@@ -141,8 +141,8 @@ def test_too_little_host_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -
 
 
 def test_without_a_shape_there_is_no_plan_and_the_engine_uses_its_defaults() -> None:
-    assert arranged(None, 24) == WorkerPlacement(takes_turns=True, can_sleep=True, hand_over="ipc")
-    assert arranged(None, 24, 24) == WorkerPlacement(generator_gpus=(0,), learner_gpus=(1,), hand_over="pinned")
+    assert arranged(None, 24) == WorkerPlacement(takes_turns=True, can_sleep=True, transfer="ipc")
+    assert arranged(None, 24, 24) == WorkerPlacement(generator_gpus=(0,), learner_gpus=(1,), transfer="pinned")
 
 
 def test_with_an_explicit_share_vllm_sizes_the_cache() -> None:

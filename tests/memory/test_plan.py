@@ -11,7 +11,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
-from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, Machine, MemoryPlan, plan
+from ftis_node.memory.plan import TIGHT_SHARE, USABLE_SHARE, WEIGHT_SYNC, Machine, MemoryPlan, plan
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
 from ftis_node.models import ModelShape, published_qwen25
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, machine
@@ -179,9 +179,9 @@ def test_useless_changes_are_not_suggested() -> None:
 def test_the_parts_of_a_shared_plan_sum_to_the_peak() -> None:
     made = planned(HALF_B, 24, **small_steps())
     parts = dict(made.parts)
-    assert parts.pop(HAND_OVER) == 0, "the engine maps the weights"
+    assert parts.pop(WEIGHT_SYNC) == 0, "the engine maps the weights"
     in_a_file = dict(planned(HALF_B, 24, **small_steps(), memory={"weight_sync": "pinned"}).parts)
-    assert in_a_file.pop(HAND_OVER) == 2 * HALF_B.embedding_parameters
+    assert in_a_file.pop(WEIGHT_SYNC) == 2 * HALF_B.embedding_parameters
     assert in_a_file == parts
     assert sum(parts.values()) == made.peak_bytes
     assert made.kv_cache_bytes == 2 * 24 * 128 * 2 * 128 * 760
@@ -217,7 +217,7 @@ def test_the_peak_includes_the_staging_of_new_weights() -> None:
     workload = Workload.of(settings(**changes), RUN, on_gpu=True)
     generator, learner = generator_memory(SEVEN_B, workload), learner_memory(SEVEN_B, workload)
     assert generator.staging == 2 * SEVEN_B.embedding_parameters  # larger than gate and up, 2 x 3584 x 18944
-    handing_over = learner.resident + learner.hand_over + generator.staging
+    handing_over = learner.resident + learner.weight_sync + generator.staging
     assert handing_over > learner.peak
     shared = planned(SEVEN_B, 80, **changes)
     assert (shared.placement, shared.peak_bytes) == ("shared", generator.fixed + generator.cache + handing_over)
@@ -271,4 +271,4 @@ def test_on_a_cpu_published_weights_take_memory_only_if_dev_shm_has_space() -> N
     assert in_memory.peak_bytes - on_disk.peak_bytes == 2 * version
     assert in_memory.parts["published weights in /dev/shm"] == 2 * version
     assert sum(in_memory.parts.values()) == in_memory.peak_bytes
-    assert not any(name == HAND_OVER and num_bytes for name, num_bytes in on_disk.parts.items())
+    assert not any(name == WEIGHT_SYNC and num_bytes for name, num_bytes in on_disk.parts.items())

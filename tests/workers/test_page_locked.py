@@ -132,7 +132,7 @@ def test_a_refused_lock_is_logged_once_and_not_tried_again(
     assert (cuda.num_calls, cuda.locked) == (2, {})
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        f"weights cross in a plain file: CUDA does not lock {tmp_path / 'one'}: "
+        f"fast weight transfer failed, using a plain file: cannot lock {tmp_path / 'one'}: "
         "CUDA error: operation not supported (801)"
     ]
 

@@ -68,7 +68,7 @@ class InProcessGeneration:
         self.policy_version = 0
         self.restarts = 0
         self.tokens_per_s = 0.0
-        self.hand_over = ""
+        self.weight_transfer = ""
 
     @property
     def newest(self) -> NewestWeights:
@@ -138,7 +138,7 @@ class InProcessGeneration:
                 problem = f"differs from the learner by {difference:.2g} nats (RMS) on the probe"
         if problem is not None:
             raise FtisError(f"the generator {problem}")
-        self.hand_over = weights.how()
+        self.weight_transfer = weights.how()
         self._transit.send(weights.version, at=weights.version)
         if newest is not self._engines["late"]:
             shutil.copytree(Path(weights.path).parent, self._folder(weights.version), copy_function=os.link)

@@ -35,7 +35,7 @@ from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
-from ftis_node.workers.shared_weights import Way
+from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
 from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
 
@@ -45,16 +45,16 @@ MAX_FILE_BYTES: Final = 5 * 10**9
 
 
 class WeightPublication:
-    """The published versions of one policy, by the planned transport until that fails; `way` is the current one.
+    """The published versions of one policy. `transfer` is the planned transfer method until that fails.
 
     With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
     Rank 0 has `weights`, None for the starting model, and `proof`.
     """
 
     def __init__(
-        self, policy: Policy, folder: Path, *, way: Way = "file", form: Form = "model", ranks: Ranks = ALONE
+        self, policy: Policy, folder: Path, *, transfer: Transfer = "file", form: Form = "model", ranks: Ranks = ALONE
     ) -> None:
-        self.way: Way = way
+        self.transfer: Transfer = transfer
         self.fell_back = ""
         self.weights: PublishedWeights | None = None
         self.proof: WeightProof
@@ -64,7 +64,7 @@ class WeightPublication:
         self._ranks = ranks
         self._store = WeightStore(folder)
         self._exporter = Exporter()
-        self._locked = None if way == "file" else LockedFiles()
+        self._locked = None if transfer == "file" else LockedFiles()
 
     def begin(self, version: int) -> None:
         """Publish the version from which the learner resumes, and remove all versions of a former process."""
@@ -78,7 +78,7 @@ class WeightPublication:
         """Share or write the weights of `version`. Raises OSError if the disk refuses."""
         with self._ranks.lead(RankTask("publish")):
             try:
-                self.weights = self._share(version) if self.way == "ipc" else self._write(version)
+                self.weights = self._share(version) if self.transfer == "ipc" else self._write(version)
             except SharingError as error:
                 self._give_up_sharing(str(error))
                 self.weights = self._write(version)
@@ -117,9 +117,9 @@ class WeightPublication:
             raise write_error(f"weights {version} cannot be written: {error}; {FREE_SPACE}", error) from error
 
     def _give_up_sharing(self, reason: str) -> None:
-        if self.way == "ipc":
+        if self.transfer == "ipc":
             log.warning("weights are sent in files from now on: %s", reason)
-            self.way, self.fell_back = "pinned", reason
+            self.transfer, self.fell_back = "pinned", reason
 
     def _write(self, version: int) -> PublishedWeights:
         is_adapter = self._form == "adapter"
@@ -135,7 +135,9 @@ class WeightPublication:
             )
         if locked is None:
             return weights
-        return replace(weights, way="file" if locked.why_not else "pinned", fell_back=self.fell_back or locked.why_not)
+        return replace(
+            weights, transfer="file" if locked.why_not else "pinned", fell_back=self.fell_back or locked.why_not
+        )
 
     def _share(self, version: int) -> PublishedWeights:
         policy, tensors = self._policy, own_tensors(self._policy)
@@ -146,7 +148,7 @@ class WeightPublication:
         named = hub_tensors(policy.causal_lm, tensors)
         checksums, shared = checksums_of(named), self._exporter.share(named)
         return PublishedWeights(
-            version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, way="ipc", shared=shared
+            version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, transfer="ipc", shared=shared
         )
 
 

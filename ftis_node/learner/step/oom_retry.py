@@ -93,7 +93,7 @@ def keep_to_share(share: float | None) -> None:
 
 def grow_segments_after_weights(boot: LearnerBoot) -> None:
     """Enable expandable segments, in which weights that an engine maps cannot be (`workers/shared_tensors.py`)."""
-    if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
+    if boot.transfer == "ipc" and boot.memory_share is not None and not grow_segments():
         log.info("torch's allocator has no expandable segments")
 
 

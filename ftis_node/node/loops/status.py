@@ -244,7 +244,7 @@ class StatusLoop:
             tokens_made=counts.tokens_own,
             restarts=client.restarts,
             policy_version=client.policy_version,
-            hand_over=client.hand_over,
+            weight_transfer=client.weight_transfer,
             last_group_at=self._last_group.at,
         )
 

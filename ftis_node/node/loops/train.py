@@ -104,7 +104,7 @@ async def update_engine(
         await generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
-    events.write("served", version=weights.version, after_step_s=after_step_s, way=generation.hand_over)
+    events.write("served", version=weights.version, after_step_s=after_step_s, transfer=generation.weight_transfer)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -116,7 +116,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         weights_folder(
             home,
             version_bytes=version_bytes(settings, source),
-            num_versions=num_versions(settings, inputs.arrangement.hand_over),
+            num_versions=num_versions(settings, inputs.arrangement.transfer),
         )
     )
     state, evaluations = NodeState(step=last_logged_step(home.events)), EvaluationHistory()

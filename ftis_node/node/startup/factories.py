@@ -242,7 +242,7 @@ def learner_boot(
         seed=settings.seed,
         num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_ranks),
         takes_turns=arrangement.takes_turns,
-        hand_over="file" if adapters else arrangement.hand_over,
+        transfer="file" if adapters else arrangement.transfer,
         memory_share=arrangement.learner_share,
         recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
         may_recompute=is_on_gpu and settings.learner.recompute_activations is None and settings.learner.num_ranks == 1,

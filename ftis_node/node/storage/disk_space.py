@@ -33,7 +33,7 @@ from ftis_node.models import ModelSource, parameter_count, read_shape
 from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import TEMPORARY_MARK, newest_complete
-from ftis_node.workers.shared_weights import Way
+from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 
 CHECKPOINT = re.compile(r"step-\d+")
@@ -241,14 +241,14 @@ def usual_home_bytes(settings: NodeSettings, *, checkpoint_bytes: int, weights_b
     return int(BUFFER_OVERHEAD * buffer) + checkpoints + weights_bytes + events + logs + SLACK_BYTES
 
 
-def num_versions(settings: NodeSettings, way: Way = "file") -> int:
+def num_versions(settings: NodeSettings, transfer: Transfer = "file") -> int:
     """Return the number of versions on disk between learner and generator, plus those that a learner node offers.
 
-    With the `way` "ipc" the learner writes a file only for an engine that cannot map its GPU memory.
+    With `transfer` "ipc" the learner writes a file only for an engine that cannot map its GPU memory.
     """
     if not settings.generates and not settings.learns:
         return 0
-    at_once = VERSIONS_AS_A_RESERVE if way == "ipc" else VERSIONS_AT_ONCE
+    at_once = VERSIONS_AS_A_RESERVE if transfer == "ipc" else VERSIONS_AT_ONCE
     return at_once + (0 if settings.generates else MAX_PUBLISHED_VERSIONS)
 
 

@@ -70,7 +70,7 @@ def test_an_adapter_changes_layers_that_every_reader_of_peft_knows(folder, tmp_p
 def test_experts_are_shared_in_memory_without_a_copy(tmp_path, monkeypatch):
     cpu_sharing.install(monkeypatch.setattr)
     folder = save_experts(tmp_path / "model", "qwen3_moe")
-    learner = Learner(make_boot(folder, tmp_path, hand_over="ipc"))
+    learner = Learner(make_boot(folder, tmp_path, transfer="ipc"))
     weights = learner.train(random_groups(), step=1).weights
     opened = OpenedWeights(torch.device("cpu"))
     opened.open(weights.shared)

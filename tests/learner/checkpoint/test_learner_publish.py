@@ -57,13 +57,13 @@ def test_steps_do_not_move_weights_in_memory(model_folder, tmp_path, changes):
 
 def test_each_version_is_read_from_shared_memory_with_its_checksums(model_folder, tmp_path, sharing):
     learner, opened = (
-        Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16)),
+        Learner(make_boot(model_folder, tmp_path, transfer="ipc", **BFLOAT16)),
         OpenedWeights(torch.device("cpu")),
     )
     exports = set()
     for number in (1, 2, 3):
         weights = step(learner, number)
-        assert (weights.way, weights.path, weights.fell_back, weights.version) == ("ipc", "", "", number)
+        assert (weights.transfer, weights.path, weights.fell_back, weights.version) == ("ipc", "", "", number)
         opened.open(weights.shared)
         seen = dict(opened.tensors())
         assert {name: checksum(tensor) for name, tensor in seen.items()} == weights.checksums
@@ -71,7 +71,7 @@ def test_each_version_is_read_from_shared_memory_with_its_checksums(model_folder
         exports.add(weights.shared.export_id)
     assert len(exports) <= 2  # the first export moves the tensors of a CPU
     assert list((tmp_path / "weights").glob("*")) == []
-    resumed = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16))
+    resumed = Learner(make_boot(model_folder, tmp_path, transfer="ipc", **BFLOAT16))
     weights = resumed.state().weights
     opened.open(weights.shared)
     assert {name: checksum(tensor) for name, tensor in opened.tensors()} == weights.checksums
@@ -79,28 +79,28 @@ def test_each_version_is_read_from_shared_memory_with_its_checksums(model_folder
 
 
 def test_one_export_serves_all_versions(model_folder, tmp_path, sharing):
-    learner = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16))
+    learner = Learner(make_boot(model_folder, tmp_path, transfer="ipc", **BFLOAT16))
     for tensor in own_tensors(learner.policy).values():
         tensor.share_memory_()
     assert len({step(learner, number).shared.export_id for number in (1, 2, 3)}) == 1
 
 
 def test_a_file_is_written_on_request_and_only_a_failure_to_map_ends_sharing(model_folder, tmp_path, sharing, caplog):
-    learner = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16))
+    learner = Learner(make_boot(model_folder, tmp_path, transfer="ipc", **BFLOAT16))
     assert learner.write_weights() is None, "version 0 is the initial model"
     shared = step(learner, 1)
     written = learner.write_weights()
-    assert (written.version, written.way, written.checksums) == (1, "file", shared.checksums)
+    assert (written.version, written.transfer, written.checksums) == (1, "file", shared.checksums)
     assert file_checksums(Path(written.path)) == shared.checksums
-    assert step(learner, 2).way == "ipc"
+    assert step(learner, 2).transfer == "ipc"
     with caplog.at_level(logging.WARNING):
         refused = learner.write_weights(refused="CUDA error: invalid argument")
-    assert (refused.version, refused.way, refused.shared) == (2, "file", None)
+    assert (refused.version, refused.transfer, refused.shared) == (2, "file", None)
     assert refused.fell_back == "CUDA error: invalid argument"
     assert refused.how() == "file (CUDA error: invalid argument)"
     assert learner.state().weights == refused
     later = step(learner, 3)
-    assert (later.way, later.fell_back) == ("file", "CUDA error: invalid argument")
+    assert (later.transfer, later.fell_back) == ("file", "CUDA error: invalid argument")
     assert published_tensors(tmp_path / "weights", 3).keys() == shared.checksums.keys()
     lines = [record.getMessage() for record in caplog.records if "from now on" in record.getMessage()]
     assert lines == ["weights are sent in files from now on: CUDA error: invalid argument"]
@@ -115,18 +115,18 @@ def test_a_file_is_written_on_request_and_only_a_failure_to_map_ends_sharing(mod
 )
 def test_weights_that_cannot_be_shared_are_written_to_files(model_folder, tmp_path, changes, reason):
     """Torch's functions run without a replacement, on a machine without CUDA."""
-    learner = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16, **changes))
+    learner = Learner(make_boot(model_folder, tmp_path, transfer="ipc", **BFLOAT16, **changes))
     for number in (1, 2):
         weights = step(learner, number)
-        assert weights.way == "file"
+        assert weights.transfer == "file"
         assert weights.fell_back.startswith(reason)
         assert file_checksums(Path(weights.path)) == weights.checksums
 
 
 def test_only_the_adapter_is_published(model_folder, tmp_path, sharing, monkeypatch):
-    """The setting `hand_over` does not matter, and no adapter is merged."""
+    """The setting `transfer` does not matter, and no adapter is merged."""
     monkeypatch.setattr("ftis_node.learner.checkpoint.export.adapter_merger", lambda policy: pytest.fail("merged"))
-    boot = make_boot(model_folder, tmp_path, hand_over="ipc", lora=LORA, publish_as="adapter")
+    boot = make_boot(model_folder, tmp_path, transfer="ipc", lora=LORA, publish_as="adapter")
     learner = Learner(boot)
     for number in (1, 2):
         weights = step(learner, number)
@@ -142,11 +142,11 @@ def test_page_locked_files_have_the_content_of_plain_ones(model_folder, tmp_path
     locked = []
     monkeypatch.setattr("ftis_node.workers.tensor_file.register", lambda mapping: locked.append(mapping.numel()))
     monkeypatch.setattr("ftis_node.workers.tensor_file.unregister", lambda mapping: locked.remove(mapping.numel()))
-    learner = Learner(make_boot(model_folder, tmp_path, hand_over="pinned", **BFLOAT16))
+    learner = Learner(make_boot(model_folder, tmp_path, transfer="pinned", **BFLOAT16))
     plain = Learner(make_boot(model_folder, tmp_path / "plain", **BFLOAT16))
     for number in (1, 2, 3):
         weights, other = step(learner, number), step(plain, number)
-        assert (weights.way, other.way) == ("pinned", "file")
+        assert (weights.transfer, other.transfer) == ("pinned", "file")
         assert Path(weights.path).read_bytes() == Path(other.path).read_bytes()
         assert read_tensors(Path(weights.path), locked=LockedFiles()).keys() == weights.checksums.keys()
     learner.close()
@@ -156,10 +156,10 @@ def test_page_locked_files_have_the_content_of_plain_ones(model_folder, tmp_path
 async def test_the_worker_writes_after_the_step_in_progress(model_folder, tmp_path, sharing):
     published = []
     emit = Emit(published.append)
-    async with build(make_boot(model_folder, tmp_path, hand_over="ipc"), emit) as handlers:
+    async with build(make_boot(model_folder, tmp_path, transfer="ipc"), emit) as handlers:
         await handlers[StateRequest](StateRequest(), emit)
         reply = await handlers[TrainRequest](TrainRequest(step=1, groups=tuple(random_groups())), emit)
-        assert reply.weights.way == "ipc"
+        assert reply.weights.transfer == "ipc"
         written = await handlers[WriteWeights](WriteWeights(), emit)
     assert isinstance(written, WeightsWritten)
     assert file_checksums(Path(written.weights.path)) == reply.weights.checksums
@@ -178,7 +178,7 @@ def test_segments_grow_only_after_shared_weights_are_allocated(model_folder, tmp
         ("ipc", None, ["masters"]),
         ("file", 0.5, ["masters"]),
     ]:
-        boot = make_boot(model_folder, tmp_path / f"{way}{share}", hand_over=way, memory_share=share)
+        boot = make_boot(model_folder, tmp_path / f"{way}{share}", transfer=way, memory_share=share)
         assert ("PYTORCH_CUDA_ALLOC_CONF" in worker_environment(boot)) == (way == "file")
         calls.clear()
         Learner(boot)

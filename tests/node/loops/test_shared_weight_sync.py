@@ -49,7 +49,7 @@ class _Factory(InProcessNodeFactory):
         self._workers = ProcessNodeFactory(settings, home)
 
     async def arrange(self, *of: Any) -> WorkerPlacement:
-        return WorkerPlacement(hand_over="ipc")
+        return WorkerPlacement(transfer="ipc")
 
     def generation(self, of: NodeInputs, **parts: Any) -> GenerationClient:  # type: ignore[override]
         self._client = self._workers.generation(of, **parts)
@@ -95,10 +95,10 @@ async def test_weights_are_synced_without_a_file_or_fall_back_to_one(
         assert (parts.context.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
         status = await Wiring(parts).status_loop().refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
-    paths = [event["way"] for event in events if event["event"] == "served"]
+    paths = [event["transfer"] for event in events if event["event"] == "served"]
     reasons = [event["reason"] for event in events if event["event"] == "weight_sync_fallback"]
     assert not [event for event in events if event["event"] == "weight_sync_failed"]
-    assert status.generation.hand_over == paths[-1]
+    assert status.generation.weight_transfer == paths[-1]
     if refused:
         assert reasons == ["CUDA IPC cannot open a handle: CUDA error: invalid argument"]
         assert set(paths) == {f"file ({reasons[0]})"}

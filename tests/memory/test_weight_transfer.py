@@ -11,9 +11,9 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.plan import plan
-from ftis_node.memory.weight_transport import is_wsl, transport_of
+from ftis_node.memory.weight_transfer import is_wsl, transfer_of
 from ftis_node.node.storage.disk_space import num_versions
-from ftis_node.workers.shared_weights import Way
+from ftis_node.workers.shared_weights import Transfer
 from tests.memory.planning import RUN, THREE_B, machine
 
 ONE_GPU = {"on_gpu": True, "shares_gpu": True, "serves_adapters": False}
@@ -31,17 +31,17 @@ NOWHERE = Path("/nowhere")
         ({"lora": True}, "pinned"),
     ],
 )
-def test_the_transport_follows_from_the_settings(changes: dict[str, Any], transport: Way) -> None:
+def test_the_transport_follows_from_the_settings(changes: dict[str, Any], transport: Transfer) -> None:
     where = {name: changes.get(name, value) for name, value in ONE_GPU.items()}
     set_to = {name: value for name, value in changes.items() if name not in ONE_GPU}
-    assert transport_of(NodeSettings.model_validate({"model": "m"} | set_to), **where, kernel=NOWHERE) == transport
+    assert transfer_of(NodeSettings.model_validate({"model": "m"} | set_to), **where, kernel=NOWHERE) == transport
 
 
 def test_the_transport_is_a_file_on_a_cpu_and_for_served_adapters() -> None:
     for shares, lora, ranks in product((True, False), (True, False), (1, 2)):
         settings = NodeSettings.model_validate({"model": "m", "lora": lora, "learner": {"processes": ranks}})
         for on_gpu in (True, False):
-            transport = transport_of(settings, on_gpu=on_gpu, shares_gpu=shares, serves_adapters=on_gpu, kernel=NOWHERE)
+            transport = transfer_of(settings, on_gpu=on_gpu, shares_gpu=shares, serves_adapters=on_gpu, kernel=NOWHERE)
             assert transport == "file"
 
 
@@ -51,10 +51,10 @@ def test_wsl_is_recognized_by_the_kernel_release(tmp_path: Path) -> None:
     kernel.write_text("6.8.0-45-generic\n")
     assert not is_wsl(kernel)
     settings = NodeSettings(model="m")
-    assert transport_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "ipc"
+    assert transfer_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "ipc"
     kernel.write_text("5.15.153.1-microsoft-standard-WSL2\n")
     assert is_wsl(kernel)
-    assert transport_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
+    assert transfer_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
 
 
 def test_mapped_weights_need_no_staging_memory() -> None:
@@ -64,7 +64,7 @@ def test_mapped_weights_need_no_staging_memory() -> None:
         workload = Workload.of(settings, RUN, on_gpu=True)
         sizes = (141,), (80, 80)
         plans = [plan(THREE_B, machine(*size, host_gib=200), settings, RUN) for size in sizes]
-        by[transport] = learner_memory(THREE_B, workload).hand_over, *plans
+        by[transport] = learner_memory(THREE_B, workload).weight_sync, *plans
     staged, one_gpu, two_gpus = by["auto"]
     assert staged == 0
     assert by["pinned"][0] == 2 * THREE_B.embedding_parameters

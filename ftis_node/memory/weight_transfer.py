@@ -1,10 +1,10 @@
-"""Transport of new weights from the learner to the engine, chosen before either starts.
+"""Transfer method of new weights from the learner to the engine, chosen before either starts.
 
     ipc      the engine maps the learner's own tensors (CUDA IPC)    one GPU for both, all weights trained
     pinned   a file in memory whose pages CUDA locks                 any other GPU
     file     a file in memory, or in the home                        a CPU; adapters, which are megabytes
 
-A transport that fails at run time falls back to the next one: `learner/checkpoint/export.py` and
+A method that fails at run time falls back to the next one: `learner/checkpoint/export.py` and
 `generation/weight_loader.py`.
 """
 
@@ -13,15 +13,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.workers.shared_weights import Way
+from ftis_node.workers.shared_weights import Transfer
 
 KERNEL = Path("/proc/sys/kernel/osrelease")
 
 
-def transport_of(
+def transfer_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
-) -> Way:
-    """Return the fastest transport that can work for these settings on this machine, up to `memory.weight_sync`.
+) -> Transfer:
+    """Return the fastest method that can work for these settings on this machine, up to `memory.weight_sync`.
 
     `shares_gpu`: both workers are on one GPU. An adapter that is not served is merged on its way, tensor by tensor, so
     there is nothing to map. No rank of a learner of several ranks holds whole tensors.
