@@ -170,7 +170,7 @@ class Nodes:
         return psutil.Process().io_counters().write_bytes
 
     async def envelope_bytes(self) -> int:
-        (envelope,) = self._members[0].node.parts.reader.envelopes([self._members[0].stored[0].group])
+        (envelope,) = self._members[0].node.parts.store.reader.envelopes([self._members[0].stored[0].group])
         return len(envelope)
 
     async def stored(self) -> list[Stored]:

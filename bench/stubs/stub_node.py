@@ -22,15 +22,13 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import Gossip
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import CompletionStatus, Group, PromptRef
 from ftis_node.records.identity import Identity
@@ -116,6 +114,7 @@ def stub_components(
     domain_spec: str = "",
     buffer: ReplayBuffer | None = None,
     peers_type: type[PeerManager] = PeerManager,
+    context: NodeContext | None = None,
     **others: Any,
 ) -> NodeComponents:
     """Return components without a model on an existing home, closed with `stack`. `others` take the place of stubs."""
@@ -124,11 +123,10 @@ def stub_components(
     for part in (events, disk, buffer, reader, peers):
         stack.callback(part.close)
     gossip.guard.on_fault = peers.charge_fault
+    if context is None:
+        about = NodeDescription(identity.peer_id[-8:], "none", StubTokenizer.fingerprint, domain_spec)
+        context = NodeContext(settings, manifest, identity, events, NodeState(), about)
     stubs: dict[str, Any] = {
-        "context": NodeContext(settings, manifest, identity, events, NodeState()),
-        "about": NodeDescription(
-            name=identity.peer_id[-8:], model="none", tokenizer=StubTokenizer.fingerprint, domain=domain_spec
-        ),
         "source": None,
         "tokenizer": StubTokenizer(),
         "task": StubTask(),
@@ -139,19 +137,13 @@ def stub_components(
     }
     return NodeComponents(
         **stubs | others,
-        home=home,
+        context=context,
+        store=Store(context, home, buffer, reader, disk),
         eval_tasks=(),
         generation=NullGeneration(lambda: 0),
         learner=NullLearner(0),
         gossip=gossip,
         peers=peers,
-        buffer=buffer,
-        reader=reader,
-        disk=disk,
-        counters=peers.counters,
-        registry=peers.registry,
-        confirmations=Confirmations(peers.registry),
-        evaluations=EvaluationHistory(),
     )
 
 

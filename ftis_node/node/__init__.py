@@ -4,6 +4,7 @@ Files and folders:
 
     daemon.py     the loops and the task group that runs them, with a diagram of the pipeline
     context.py    the context that loops share, and the state on which they decide
+    wiring.py     the parts of a node, and the loops and components made of them
     startup/      from a command line to a running daemon
     loops/        the named loops, and the transfer of weight versions between nodes
     training/     policy of a training step: start, groups, limits, report

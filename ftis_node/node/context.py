@@ -1,6 +1,6 @@
-"""Context that all components of a node share: settings, run manifest, identity, event log and state.
+"""Context that all components of a node share: settings, run manifest, identity, event log, state and history.
 
-A constructor takes all other dependencies as arguments. `startup/wiring.py` passes them.
+A constructor takes all other dependencies as arguments. `wiring.py` passes them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ from dataclasses import dataclass, field
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import StepReport
+from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
+from ftis_node.swarm.demand import OwnDomain
 from ftis_node.swarm.topology import shard_of
+from ftis_node.tasks import part_names
 from ftis_node.telemetry.events import EventLog
+from ftis_node.telemetry.status import EvalStatus
 
 RECENT_STEPS = 20
+MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
 
 
 @dataclass(slots=True)
@@ -55,24 +60,18 @@ class NodeCounters:
     weights_created_at: float | None = None  # Unix time at which the learner offered the served weights, by its clock
 
 
-@dataclass(frozen=True, slots=True)
-class NodeContext:
-    """Record of the five objects that every component may use."""
+class EvaluationHistory:
+    """Bounded list of evaluations, oldest first."""
 
-    settings: NodeSettings
-    manifest: RunManifest
-    identity: Identity
-    events: EventLog
-    state: NodeState
+    def __init__(self) -> None:
+        self.entries: list[EvalStatus] = []
 
-    @property
-    def peer_id(self) -> str:
-        return self.identity.peer_id
-
-    @property
-    def shard(self) -> int:
-        """Return the gossip shard in which this node announces its groups."""
-        return shard_of(self.peer_id, self.manifest.wire.announcement_shards)
+    def add(self, evaluation: EvalStatus) -> None:
+        """Add an evaluation. Beyond the bound, drop the oldest after the first step, which is the baseline."""
+        known = [*self.entries, evaluation]
+        first = [entry for entry in known if entry.step == known[0].step]
+        num_later = max(1, MAX_EVALUATIONS - len(first))
+        self.entries = first + known[len(first) :][-num_later:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +94,35 @@ class NodeDescription:
     def tokenizer_prefix(self) -> bytes:
         """Return the first 8 bytes of the tokenizer's fingerprint, as announcements carry them."""
         return bytes.fromhex(self.tokenizer)[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """The objects that every component may use.
+
+    `failures` has the failures in a row of each kind of work, `evaluations` those of this and of earlier starts.
+    """
+
+    settings: NodeSettings
+    manifest: RunManifest
+    identity: Identity
+    events: EventLog
+    state: NodeState
+    about: NodeDescription
+    failures: FailureBoard = field(default_factory=FailureBoard)
+    evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
+
+    @property
+    def peer_id(self) -> str:
+        return self.identity.peer_id
+
+    @property
+    def own_domain(self) -> OwnDomain | None:
+        """Return the domain whose groups the node prefers; None if the run or this node has no preference."""
+        share, domain = self.manifest.step.own_domain_fraction, self.about.domain
+        return OwnDomain(part_names(domain), share) if share is not None and domain else None
+
+    @property
+    def shard(self) -> int:
+        """Return the gossip shard in which this node announces its groups."""
+        return shard_of(self.peer_id, self.manifest.wire.announcement_shards)

@@ -69,16 +69,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 
 from ftis_node.errors import FtisError
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord
 
@@ -108,12 +107,12 @@ async def run_node(
         "scorer": _ended_by(node.scorer.close),
         "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
         "stop": _ended_by(stop.begin),
-        "writes that wait for disk space": _ended_by(node.space.end),
+        "writes that wait for disk space": _ended_by(node.store.space.end),
     }
     observed.status = status
     async with _local_api(wiring, status).serve(port=settings.status_port) as url:
         node.home.publish_address(url)
-        log.info("node %s is up, its figures are at %s", node.about.name, url)
+        log.info("node %s is up, its figures are at %s", node.context.about.name, url)
         await status.refresh()  # before the first step: the summary at the end compares with this status
         end = EndWord.FAILED
         showing = watched_task(_show_stop(stop, status), name="status of the stop")
@@ -173,8 +172,8 @@ def _local_api(wiring: Wiring, status: StatusLoop) -> LocalApi:
         add_exchange = ExchangeApi(wiring.exchange, max_group_bytes=max_bytes).add_routes
     return LocalApi(
         status,
-        wiring.peer_table,
-        control=PeerControl(node.peers, wiring.peer_table.rows),
+        wiring.swarm,
+        control=PeerControl(node.peers, wiring.swarm.rows),
         token_file=node.home.control_token,
         add_exchange=add_exchange,
     )
@@ -266,9 +265,9 @@ async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
 
 async def serve_last_groups(wiring: Wiring) -> None:
     """Run for up to `swarm.shutdown_serve_s` after the last step, until a peer has confirmed each own group."""
-    node = wiring.node
+    node, peers = wiring.node, wiring.peers
     deadline = time.monotonic() + node.context.settings.swarm.shutdown_serve_s
     while time.monotonic() < deadline and await node.gossip.members():
-        if not wiring.publish_loop.num_unannounced and node.confirmations.num_confirmed >= node.counters.groups_sent:
+        if not wiring.publish_loop.num_unannounced and peers.confirmations.num_confirmed >= peers.counters.groups_sent:
             return
         await asyncio.sleep(POLL_INTERVAL_S)

@@ -117,7 +117,7 @@ async def offer_text(simulation: Simulation, member: Hostile, rng: random.Random
 async def resend(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
     """Announce a stored envelope of any sender again, intact or damaged."""
     ids = _stored_ids(simulation, 20)
-    for data in simulation.victim.parts.reader.envelopes([rng.choice(ids)] if ids else []):
+    for data in simulation.victim.parts.store.reader.envelopes([rng.choice(ids)] if ids else []):
         damaged = bytearray(data)
         if rng.random() < 0.5:
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
@@ -208,7 +208,7 @@ def _claim(simulation: Simulation, group_id: bytes, number: int, **changes: Any)
 
 
 def _stored_ids(simulation: Simulation, limit: int) -> list[bytes]:
-    return [bytes.fromhex(group.id) for group in simulation.victim.parts.reader.list_groups(limit=limit)]
+    return [bytes.fromhex(group.id) for group in simulation.victim.parts.store.reader.list_groups(limit=limit)]
 
 
 RULES: dict[str, Callable[[Simulation, Hostile, random.Random], Awaitable[Any]]] = {

@@ -25,11 +25,10 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS
 from ftis_node.records.group import PromptRef
@@ -124,7 +123,7 @@ class FuzzedNode:
         task: Any = ProblemTask()
         self.parts = replace(
             self.node.parts,
-            disk=InlineDisk(),
+            store=replace(self.node.parts.store, disk=InlineDisk()),
             tokenizer=cast("Any", TextTokenizer()),
             task=task,
             domain=self.node.parts.domain if domain else task,
@@ -177,7 +176,7 @@ class FuzzedNode:
 async def render_views(parts: NodeComponents, *, all_views: bool = True) -> None:
     """Render status, event log and peer table, with `all_views` also the screens of peers."""
     wiring = Wiring(parts)
-    status, peer_table = wiring.status_loop(), wiring.peer_table
+    status, peer_table = wiring.status_loop(), wiring.swarm
     document = json.loads((await status.refresh()).to_json())
     json.dumps([document, peer_table.rows()], allow_nan=False)
     for event in read_events(parts.home.events):

@@ -32,8 +32,8 @@ from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.wire_probe import VOCABULARY
 from ftis_node.node.loops import pull
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_peers import note_contributor
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.codec import CODECS, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity
@@ -125,7 +125,8 @@ class Simulation:
         node = StubNode(home, identity, gossip, manifest=RUN, settings=NODE_SETTINGS, on_event=on_event)
         node.wiring.directory_loop.record_period_s = 1.0
         tokenizer: Any = TextTokenizer()
-        node.parts = replace(node.parts, disk=InlineDisk(), tokenizer=tokenizer)
+        store = replace(node.parts.store, disk=InlineDisk())
+        node.parts = replace(node.parts, store=store, tokenizer=tokenizer)
         node.wiring = Wiring(node.parts)
         charge = gossip.guard.on_fault
         use_patched_clock(node.wiring.intake, tokenizer=tokenizer)
@@ -185,11 +186,11 @@ class Simulation:
     def _train(self) -> None:
         """Do what a step of the learner does with the buffer."""
         parts, number = self.victim.parts, self.num_steps
-        groups, _ = parts.buffer.take(number, own=0, foreign=32)
+        groups, _ = parts.store.buffer.take(number, own=0, foreign=32)
         for group in groups:
             note_contributor(parts.peers, group)
-        parts.buffer.release_step(number, ReleaseReason.TRAINED)
-        parts.buffer.prune(max_disk_bytes=1 << 20, saved_step=number)
+        parts.store.buffer.release_step(number, ReleaseReason.TRAINED)
+        parts.store.buffer.prune(max_disk_bytes=1 << 20, saved_step=number)
 
     def _check(self) -> None:
         """Check the invariants that hold after each step."""
@@ -216,14 +217,14 @@ class Simulation:
             "refused": (len(handler._refused), 4096),
             "refused_of": (len(handler._refused_of), 4096),
             "malformed": (len(handler._malformed), 4096),
-            "peers": (len(parts.registry.peers), 4096),
+            "peers": (len(parts.peers.registry.peers), 4096),
             "later": (len(node.wiring.pull._later), 8192),
             "asking": (len(node.wiring.pull._slots._asking), pull.PULLS_IN_FLIGHT),
             "inbox": (node.gossip._queue._queue.qsize(), 8192),  # type: ignore[attr-defined]
             "to confirm": (len(handler.to_confirm), 1 << 14),
             "arrivals": (node.wiring.intake._known.arrivals.qsize(), 64),
             "arrivals of new peers": (node.wiring.intake._new_peers.arrivals.qsize(), 64),
-            "reasons": (len(parts.counters.refused), 128),
+            "reasons": (len(parts.peers.counters.refused), 128),
         }
         assert all(size <= most for size, most in sizes.values()), sizes
 
@@ -285,7 +286,7 @@ def main() -> None:
     sys.stdout.write(
         f"{simulation.clock.steady_s - 1000:.0f} s of the node's time, {simulation.num_identities} hostile identities\n"
         f"admitted: {sum(simulation.admitted.values())}, {simulation.num_honest_admitted} of the honest member\n"
-        f"rules: {dict(simulation.done)}\nrefused: {dict(simulation.victim.parts.counters.refused)}\n"
+        f"rules: {dict(simulation.done)}\nrefused: {dict(simulation.victim.parts.peers.counters.refused)}\n"
     )
 
 

@@ -23,7 +23,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
-from ftis_node.node.components import NodeComponents
+from ftis_node.node import daemon
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops import announcements, backfill, directory, pull, status, upkeep
 from ftis_node.node.loops.audit import AuditLoop
@@ -33,8 +33,8 @@ from ftis_node.node.startup import factories
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.task_monitor import TaskMonitor
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.swarm import rate_limits
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.attacks.member import Member
@@ -68,7 +68,6 @@ PERIODS: list[tuple[Any, str, float]] = [
     (rate_limits, "TOKENS_PER_MINUTE", 1e9),
     (rate_limits, "NEW_PEERS_TOKENS_PER_MINUTE", 1e9),
 ]
-EXPOSED_LOOPS = {AuditLoop: "audit", DirectoryLoop: "directory", PullLoop: "pull"}
 HONEST_PERIOD_S = 0.15
 
 
@@ -151,26 +150,16 @@ class FullNode:
                 stack.enter_context(unhandled_errors(lambda where, error: self.unhandled.append(f"{where}: {error!r}")))
                 for module, name, seconds in PERIODS:
                     stack.enter_context(patch.object(module, name, seconds))
-                stack.enter_context(patch.object(Wiring, "make", self._exposing(Wiring.make, is_up)))
+                wiring = Wiring(self.parts)
+                self.pull, self.directory, self.audit = wiring.pull, wiring.directory_loop, wiring.audit_loop
+                stack.enter_context(patch.object(daemon, "Wiring", lambda parts: wiring))
                 self.monitor.install()
-                await run_node(self.parts, steps=None)
-
-    def _exposing(self, make: Any, is_up: asyncio.Event) -> Callable[..., Any]:
-        """Return `make`, changed so that it also stores some loops as attributes."""
-
-        def make_and_store(wiring: Wiring, kind: Any, **given: Any) -> Any:
-            component = make(wiring, kind, **given)
-            if kind in EXPOSED_LOOPS:
-                setattr(self, EXPOSED_LOOPS[kind], component)
-            if kind is DirectoryLoop:
                 is_up.set()
-            return component
-
-        return make_and_store
+                await run_node(self.parts, steps=None)
 
     def accepted_of(self, peer_id: str) -> int:
         """Return how many groups of a peer were stored."""
-        peer = self.parts.registry.peers.get(peer_id)
+        peer = self.parts.peers.registry.peers.get(peer_id)
         return peer.accepted if peer else 0
 
     def clear_penalties(self, peer_ids: Iterable[str]) -> None:

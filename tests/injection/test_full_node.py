@@ -98,7 +98,7 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
         others = [fault for fault in node.faults if fault["peer"] not in {*hostile.peer_ids, UNPROVEN}]
         assert not others, f"charged to other peers than the hostile one, {hostile.peer_ids}"
         assert node.parts.gossip.guard.may_work(honest.peer_id)
-        assert not node.parts.registry.peers[honest.peer_id].refused["fault"]
+        assert not node.parts.peers.registry.peers[honest.peer_id].refused["fault"]
     assert not task.done()
     assert not node.unhandled, "an error that ends the daemon"
 

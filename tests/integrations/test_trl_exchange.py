@@ -26,7 +26,7 @@ from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.grpo import own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
-from ftis_node.node.components import NodeComponents
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Accepted, open_envelope, seal_group
 from ftis_node.records.identity import Identity
@@ -60,7 +60,7 @@ def admit_foreign(node: NodeComponents, *, number: int = 1, **changes: Any) -> A
     group = make_group(ANN, number=number, run_id=node.context.manifest.run_id, **given)
     envelope = seal_group(group, ANN)
     accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
-    assert node.buffer.admit(accepted, own=False)
+    assert node.store.buffer.admit(accepted, own=False)
     return accepted
 
 
@@ -104,15 +104,15 @@ async def test_a_real_step_shares_its_groups_and_trains_on_a_foreign_one(
         torch.testing.assert_close(
             inputs["sampling_per_token_logps"][is_foreign][0, :3], torch.from_numpy(of_peer[0].logprobs)
         )
-        assert node.reader.figures().released == {"trained": 1}
+        assert node.store.reader.figures().released == {"trained": 1}
 
-        ready = node.reader.own_ready()
+        ready = node.store.reader.own_ready()
         assert len(ready) == NUM_GROUPS - 1, "an own group is missing"
         model = AutoModelForCausalLM.from_pretrained(trained_model("s"))
         model.load_state_dict(trainer.before)
         own_ids = {tuple(row) for row in inputs["completion_ids"][~is_foreign].tolist()}
         for group_id in ready:
-            [envelope] = node.reader.envelopes([group_id])
+            [envelope] = node.store.reader.envelopes([group_id])
             group = unpack_group(open_envelope(envelope).body)
             assert (group.sender, group.policy_version, group.sampling.temperature) == (ME.peer_id, 0, temperature)
             prompt = node.tokenizer.encode_prompt(node.task[group.prompt_ref.index].prompt)
@@ -165,7 +165,7 @@ async def test_a_trainer_continues_during_an_outage_of_its_exchange_node(
         drawn = await eventually(lambda: asyncio.to_thread(exchange.draw, trainer._fit))
         assert [one.group.number for one in drawn] == [1]
         assert await asyncio.to_thread(exchange.flush, 60.0)
-        assert len(node.reader.own_ready()) >= 1, "the queue is not sent after the outage"
+        assert len(node.store.reader.own_ready()) >= 1, "the queue is not sent after the outage"
     exchange.close()
     assert "reachable again" in caplog.text
 

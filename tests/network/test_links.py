@@ -57,7 +57,7 @@ async def _publish(nodes: list[StubNode], manifest: RunManifest) -> None:
 
 def _foreign(nodes: list[StubNode]) -> list[int]:
     """Return the number of foreign groups in each node's buffer."""
-    return [node.parts.reader.figures().groups_foreign for node in nodes]
+    return [node.parts.store.reader.figures().groups_foreign for node in nodes]
 
 
 @pytest.mark.timeout(120)

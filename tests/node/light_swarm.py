@@ -40,7 +40,7 @@ def identity_of(number: int) -> Identity:
 
 def held(node: StubNode) -> int:
     """Return the number of foreign groups in a node's buffer."""
-    return node.parts.reader.figures().groups_foreign
+    return node.parts.store.reader.figures().groups_foreign
 
 
 class LightSwarm:
@@ -90,12 +90,12 @@ class LightSwarm:
 
     async def publish(self, node: StubNode, count: int = 1, *, task: str = "", num_tokens: int = 4) -> None:
         """Publish groups of a node, of its `task` if there is one; return when they are announced."""
-        before = node.parts.counters.groups_sent
+        before = node.parts.peers.counters.groups_sent
         for index in range(count):
             group = stub_group(node.parts.context.identity, self.manifest, RNG, num_tokens=num_tokens)
             ref = PromptRef(task, "train", index) if task else group.prompt_ref
             await node.publish(replace(group, prompt_ref=ref, problem_hash=hash_messages(stub_prompt(ref))))
-        await eventually(lambda: node.parts.counters.groups_sent == before + count)
+        await eventually(lambda: node.parts.peers.counters.groups_sent == before + count)
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
         numbers = self._numbers[sender], self._numbers[receiver]

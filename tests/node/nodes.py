@@ -18,10 +18,10 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import Gossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.models import ModelSource
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -77,7 +77,7 @@ def components(
     state: NodeState | None = None,
     **changes: Any,
 ) -> Iterator[NodeComponents]:
-    """Yield the components of a node with its home in `folder`; `changes` replace components by name."""
+    """Yield the components of a node with its home in `folder`; `changes` replace parts by name, also of the store."""
     settings = settings or NodeSettings(model="m", dtype="float32")
     manifest = manifest or parse_manifest(manifest_text(foreign_wait_s=1), source="test")
     home = Home(folder)
@@ -90,6 +90,7 @@ def components(
             num_shards = manifest.wire.announcement_shards
             gossip = LoopbackSwarm().join(identity.peer_id, run_id=manifest.run_id, num_shards=num_shards)
         events = EventLog(home.events)
+        about = NodeDescription("node", model, tokenizer.fingerprint, domain)
         node = stub_components(
             stack,
             home,
@@ -100,13 +101,13 @@ def components(
             events=events,
             buffer=RecordingBuffer(home.replay),
             peers_type=RecordingPeers,
-            context=NodeContext(settings, manifest, identity, events, state or NodeState()),
-            about=NodeDescription(name="node", model=model, tokenizer=tokenizer.fingerprint, domain=domain),
+            context=NodeContext(settings, manifest, identity, events, state or NodeState(), about),
             source=ModelSource(name=model, folder=folder),
             domain=domain_task or task,
             slots=SlotPool(8),
         )
-        yield replace(node, **changes)
+        store = replace(node.store, **{name: changes.pop(name) for name in ("disk", "space") if name in changes})
+        yield replace(node, store=store, **changes)
 
 
 def events_of(node: NodeComponents, *names: str) -> list[dict[str, Any]]:
@@ -121,5 +122,5 @@ def notes_of(node: NodeComponents) -> list[tuple[str, Behaviour, str]]:
 
 
 def buffer_of(node: NodeComponents) -> RecordingBuffer:
-    assert isinstance(node.buffer, RecordingBuffer)
-    return node.buffer
+    assert isinstance(node.store.buffer, RecordingBuffer)
+    return node.store.buffer

@@ -54,11 +54,11 @@ async def test_two_nodes_learn_from_a_data_set_with_weighted_rewards(
         nodes = await stepped(stack, tiny_models["s"], homes, plans)
         rewards = set()
         for parts in nodes:
-            assert not parts.counters.refused
+            assert not parts.peers.counters.refused
             events = [event for event in read_events(parts.home.events, name="admitted") if not event["own"]]
             assert len(events) >= STEPS * step.foreign_groups
             assert {event["prompt"].split("/")[0] for event in events} == {"dataset:sums"}
-            summaries = parts.reader.list_groups(limit=100)
+            summaries = parts.store.reader.list_groups(limit=100)
             rewards |= {reward for summary in summaries for reward in summary.rewards}
             trained = list(read_events(parts.home.events, name="step"))
             assert len(trained) == STEPS

@@ -19,11 +19,10 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan, plan_run
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.telemetry.events import read_events
 from tests.node.light_swarm import LightSwarm
 from tests.node.support import manifest_text
@@ -53,7 +52,7 @@ def manifest_of(share: float | None, **step: Any) -> RunManifest:
 
 def domain_of(node: StubNode, peer: StubNode) -> str | None:
     """Return the domain in a peer's directory record; None before the node read the record."""
-    record = node.parts.registry.record_of(peer.parts.context.peer_id)
+    record = node.parts.peers.registry.record_of(peer.parts.context.peer_id)
     return None if record is None else record.domain
 
 
@@ -66,7 +65,7 @@ async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(
     ):
         await eventually(lambda: domain_of(alice, honest) is not None and domain_of(alice, mallory) is not None)
         assert (domain_of(alice, honest), domain_of(alice, mallory), domain_of(honest, alice)) == (NEAR, "", "")
-        row = alice.parts.registry.peers[honest.parts.context.peer_id].as_dict()
+        row = alice.parts.peers.registry.peers[honest.parts.context.peer_id].as_dict()
         assert row["domain"] == NEAR
 
 
@@ -86,7 +85,7 @@ async def test_groups_of_the_wanted_domain_are_pulled_though_others_have_filled_
     ):
         await eventually(lambda: domain_of(reader, near) is not None and domain_of(reader, far) is not None)
         await swarm.publish(far, 12, task=FAR)
-        tasks = reader.parts.reader.ready_foreign_tasks
+        tasks = reader.parts.store.reader.ready_foreign_tasks
         await eventually(lambda: tasks() == {FAR: 8})
         await swarm.publish(near, 12, task=NEAR)
         if pulled[0]:
@@ -120,8 +119,8 @@ async def stepped(
         )
         makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
         parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
-        validator, quota = Validator(parts.context.state, parts.registry), RoundQuota(lockstep.rounds)
-        members.append(RoundMember(parts.context.peer_id, parts.counters, STEPS, quota, validator))
+        validator, quota = Validator(parts.context.state, parts.peers.registry), RoundQuota(lockstep.rounds)
+        members.append(RoundMember(parts.context.peer_id, parts.peers.counters, STEPS, quota, validator))
         lockstep.enter(members[-1])
         nodes.append(parts)
     async with asyncio.TaskGroup() as tasks:
@@ -155,7 +154,7 @@ async def _run_steps(parts: NodeComponents, lockstep: SynchronousRounds, member:
             member,
             settings=parts.context.manifest.step,
             slots=parts.slots,
-            ready_foreign=parts.reader.ready_foreign,
+            ready_foreign=parts.store.reader.ready_foreign,
         )
         await wiring.train_loop(gate, last_step=STEPS).run()
         for task in running:
@@ -167,7 +166,9 @@ def _foreign_tasks(parts: NodeComponents) -> list[Counter[str]]:
     events = parts.home.events
     foreign = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if not event["own"]}
     own = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if event["own"]}
-    assert {prompt.split("/")[0] for prompt in own.values()} == {parts.about.domain}, "it generates for another domain"
+    assert {prompt.split("/")[0] for prompt in own.values()} == {parts.context.about.domain}, (
+        "it generates for another domain"
+    )
     steps = [Counter[str]() for _ in range(STEPS)]
     for event in read_events(events, name="taken"):
         if event["group"] in foreign:

@@ -92,7 +92,7 @@ async def test_pulls_keep_the_download_rate(tmp_path: Path, understates: bool, m
         await eventually(receiver.members)
         if understates:
             _announce_one_byte(monkeypatch)
-        space = receiver_node.parts.space
+        space = receiver_node.parts.store.space
         space.limit = HomeLimit(1000, reserve_bytes=100)
         space.note(HomeUse(1000, free_bytes=10_000))  # full, so that all groups wait to be pulled
         await swarm.publish(sender_node, 9, num_tokens=300)
@@ -103,7 +103,7 @@ async def test_pulls_keep_the_download_rate(tmp_path: Path, understates: bool, m
             assert num_received <= RATE * (BURST_S + time.monotonic() - began) + max_group_bytes
             assert time.monotonic() - began < 60, "the groups did not arrive"
             await asyncio.sleep(0.02)
-        await eventually(lambda: receiver_node.parts.counters.groups_received >= 7)
+        await eventually(lambda: receiver_node.parts.peers.counters.groups_received >= 7)
 
 
 def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_full_home_pulls_nothing_until_there_is_space(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as sender_node, swarm.node(2) as receiver_node:
-        space = receiver_node.parts.space
+        space = receiver_node.parts.store.space
         space.limit = HomeLimit(1000, reserve_bytes=100)
         space.note(HomeUse(950, free_bytes=10_000))
         assert space.why_full

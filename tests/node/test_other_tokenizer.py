@@ -25,10 +25,9 @@ from ftis_node.lab.tiny_tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity
@@ -214,9 +213,9 @@ async def test_a_group_of_another_tokenizer_is_trained_on(
                 alice.context.peer_id
             )  # the reply names the group again; it must not be pulled again
             await asyncio.sleep(0.2)
-        assert dict(bob.counters.refused) == {}
+        assert dict(bob.peers.counters.refused) == {}
         assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1
-        report = bob.counters.last_report
+        report = bob.peers.counters.last_report
     assert report is not None
     assert (report.foreign_groups, report.num_updates, report.kept_fraction) == (1, 1, 0.5)
     assert report.loss == pytest.approx(expected, rel=1e-5)
@@ -243,7 +242,7 @@ async def test_a_run_that_ignores_other_tokenizers_transfers_no_group(
         wiring = Wiring(bob)
         async with _running(wiring.intake.run(), wiring.pull.run()):
             await scored.put(_sampled(alice))
-            await eventually(lambda: alice.counters.groups_sent)
+            await eventually(lambda: alice.peers.counters.groups_sent)
             wiring.backfill.catch_up(alice.context.peer_id)
             await asyncio.sleep(0.2)
         (announced,) = read_events(alice.home.events, name="announced")
@@ -252,4 +251,4 @@ async def test_a_run_that_ignores_other_tokenizers_transfers_no_group(
         assert fetched.bodies == ()
         assert bob.gossip.counters.announcements_received == 1
         assert alice.gossip.counters.bodies_out == 0
-        assert bob.reader.ready_counts() == (0, 0)
+        assert bob.store.reader.ready_counts() == (0, 0)

@@ -109,7 +109,7 @@ async def _run(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[t
     )
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     async with running_components(settings, plan, home, makers) as parts:
-        parts.buffer.admit_many(foreign)
+        parts.store.buffer.admit_many(foreign)
         await run_node(parts, steps=steps)
         return parts.context.state.step
 

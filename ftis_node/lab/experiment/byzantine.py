@@ -25,8 +25,7 @@ import numpy as np
 
 from ftis_node.lab.experiment.in_process import InProcessGeneration
 from ftis_node.lab.experiment.rounds import SynchronousRounds
-from ftis_node.node.components import NodeComponents
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group
 
@@ -79,12 +78,12 @@ class ByzantineNode:
     async def _send(self, group: Group) -> None:
         prompt_ids = self._parts.tokenizer.encode_prompt(self._parts.task.resolve(group.prompt_ref).prompt)
         completions = [await self._distorted(completion, prompt_ids) for completion in group.completions]
-        false = replace(group.with_completions(completions), number=self._parts.counters.groups_sent + 1)
+        false = replace(group.with_completions(completions), number=self._parts.peers.counters.groups_sent + 1)
         envelope = seal_group(false, self._parts.context.identity, codec=self._parts.context.settings.swarm.codec)
         data = envelope.to_bytes()
         self._bodies[envelope.id] = data
         await self._parts.gossip.announce(announce_group(envelope, false, envelope_bytes=len(data)).to_bytes())
-        self._parts.counters.groups_sent += 1
+        self._parts.peers.counters.groups_sent += 1
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         return [self._bodies[group_id] for group_id in ids if group_id in self._bodies]

@@ -32,13 +32,12 @@ from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult, TrialResult, made_by, read_member
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeState
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import first_of_ours
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import CodecName
 from ftis_node.records.envelope import PeerRecord
 
@@ -180,10 +179,10 @@ async def _run(
             is_honest = member.lie is None
             place = RoundMember(
                 parts.context.peer_id,
-                parts.counters,
+                parts.peers.counters,
                 trial.last_step(member),
                 RoundQuota(together.rounds, plans=trial.manifest.step.backfill_with_own and is_honest),
-                Validator(parts.context.state, parts.registry) if is_honest else None,
+                Validator(parts.context.state, parts.peers.registry) if is_honest else None,
             )
             together.enter(place)
             nodes.append(TrialNode(member, parts, together, place))
@@ -204,20 +203,20 @@ def _introduce(nodes: Sequence[TrialNode]) -> None:
         record = PeerRecord(
             run_id=parts.context.manifest.run_id,
             peer_id=parts.context.peer_id,
-            name=parts.about.name,
-            model=parts.about.model,
+            name=parts.context.about.name,
+            model=parts.context.about.model,
             parameters=0,
-            tokenizer=parts.about.tokenizer,
+            tokenizer=parts.context.about.tokenizer,
             role="full",
             last_number=0,
             policy_version=0,
             tokens_per_s=0.0,
             created_at=time.time(),
             software=__version__,
-            releases=parts.about.releases,
+            releases=parts.context.about.releases,
         )
         for node in nodes:
-            node.parts.registry.entry(parts.context.peer_id).record = record
+            node.parts.peers.registry.entry(parts.context.peer_id).record = record
 
 
 async def _run_together(trial: Trial, nodes: Sequence[TrialNode], on_progress: Callable[[int], None]) -> None:
@@ -246,7 +245,7 @@ async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generatio
     wiring = Wiring(parts)
     loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     gate = RoundGate(
-        lockstep, place, settings=trial.manifest.step, slots=parts.slots, ready_foreign=parts.reader.ready_foreign
+        lockstep, place, settings=trial.manifest.step, slots=parts.slots, ready_foreign=parts.store.reader.ready_foreign
     )
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop.run(), name=type(loop).__name__) for loop in loops]

@@ -14,7 +14,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.learner.senders import SenderStats, add_up
-from ftis_node.node.components import NodeComponents
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.swarm.sequence import counter_of
 from ftis_node.telemetry.events import read_events
 
@@ -165,8 +165,8 @@ def read_member(
         trainable_parameters=state.trainable_parameters,
         own_groups=sum(event["own_groups"] for event in steps),
         foreign_groups=sum(event["foreign_groups"] for event in steps),
-        bytes_received=parts.counters.envelope_bytes_received,
-        refused=dict(parts.counters.refused),
+        bytes_received=parts.peers.counters.envelope_bytes_received,
+        refused=dict(parts.peers.counters.refused),
         evaluations=[
             Evaluation(
                 step=event["step"],
@@ -181,7 +181,7 @@ def read_member(
             if event["event"] == "eval"
         ],
         steps={figure: [event[figure] for event in steps] for figure in STEP_FIGURES} | _by_side(steps),
-        domain=parts.about.domain or None,
+        domain=parts.context.about.domain or None,
         tokens_generated=tokens(state.step, own=True),
         tokens_trained=sum(event["num_tokens"] for event in steps),
         log_ratios=_log_ratios(steps),

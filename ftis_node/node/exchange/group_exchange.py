@@ -25,18 +25,16 @@ from numpy.typing import NDArray
 
 from ftis_node.errors import RecordError
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.storage.disk_space import DiskSpace
-from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import StepSelection
 from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.tasks.base import Task
@@ -75,7 +73,7 @@ def refuse(reason: GroupReason | RequestReason, detail: str) -> Refusal:
     return Refusal(reason, detail)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class GroupExchange:
     """Both directions between the trainer and the swarm. One group is scored at a time.
 
@@ -83,20 +81,16 @@ class GroupExchange:
     """
 
     context: NodeContext
-    about: NodeDescription
+    store: Store
     task: Task
     tokenizer: PromptTokenizer
     scorer: IsolatedScorer
-    buffer: ReplayBuffer
-    disk: DiskThread
     slots: SlotPool
-    space: DiskSpace
     peers: PeerManager
-    counters: NodeCounters
-    selection: StepSelection
     publish_scored: Callable[[Group], Awaitable[ValidationResult]]
 
     def __post_init__(self) -> None:
+        self._selection = StepSelection(self.context, self.store, self.peers)
         self._take_number = self.context.state.step  # of the last step of an earlier role
         self._has_failed = False  # the last take
         self._publishing = asyncio.Lock()
@@ -105,13 +99,13 @@ class GroupExchange:
     async def resume(self) -> None:
         """Release the groups that a take before a crash left TAKEN."""
         self.context.state.saved_step = None  # no checkpoint needs released groups again
-        await self.disk(self.buffer.reconcile, MAX_STEP)
+        await self.store.disk(self.store.buffer.reconcile, MAX_STEP)
 
     async def publish(self, offered: OwnGroup) -> PublishedGroup | Refusal:
         """Score and publish the trainer's group. Return its number and rewards, or why it is not published."""
         self.context.state.policy_version = offered.policy_version
-        if self.space.why_full:
-            return refuse("paused", self.space.why_full)
+        if self.store.space.why_full:
+            return refuse("paused", self.store.space.why_full)
         async with self._publishing:
             if not self.slots.try_charge():
                 return refuse("busy", f"peers have not fetched the last {self.slots.capacity} groups yet")
@@ -134,19 +128,19 @@ class GroupExchange:
 
         Take none while the disk is full.
         """
-        if self.space.why_full:
+        if self.store.space.why_full:
             return []
         async with self._taking:
             if self._has_failed:  # a full disk: the trainer did not get the groups of that take
-                await self.disk(self.buffer.reconcile, self._take_number - 1)
+                await self.store.disk(self.store.buffer.reconcile, self._take_number - 1)
             self._take_number += 1
             self._has_failed = True
-            groups = await self.selection.take(self._take_number, own=0, foreign=count)
-            await self.disk(self.buffer.release_step, self._take_number, ReleaseReason.TRAINED)
+            groups = await self._selection.take(self._take_number, own=0, foreign=count)
+            await self.store.disk(self.store.buffer.release_step, self._take_number, ReleaseReason.TRAINED)
             self._has_failed = False
-        self.counters.groups_trained_foreign += len(groups)
+        self.peers.counters.groups_trained_foreign += len(groups)
         if groups:
-            self.counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
+            self.peers.counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
         for group in groups:
             note_contributor(self.peers, group)
         return groups
@@ -163,8 +157,8 @@ class GroupExchange:
             return refuse("clock_skew", f"created at {offered.created_at}, which is no time before now")
         if not offered.problem < len(self.task):
             return refuse("prompt_mismatch", f"{self.task.name} has no problem {offered.problem}")
-        if offered.tokenizer != self.about.tokenizer:
-            return refuse("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self.about.tokenizer}")
+        if offered.tokenizer != self.context.about.tokenizer:
+            return refuse("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self.context.about.tokenizer}")
         item = self.task[offered.problem]
         if hash_messages(item.prompt) != offered.problem_hash:  # peers would train on them under the other text
             return refuse("prompt_mismatch", f"problem {item.ref} has another text here")
@@ -197,8 +191,8 @@ class GroupExchange:
             policy_versions=versions,
             policy_versions_newest=versions,
             sampling=SamplingSettings(offered.temperature, offered.top_p, offered.top_k),
-            model=self.about.model,
-            tokenizer=self.about.tokenizer,
+            model=self.context.about.model,
+            tokenizer=self.context.about.tokenizer,
             created_at=offered.created_at,
             end_ids=end_ids,
             opening=opening,

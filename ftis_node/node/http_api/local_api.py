@@ -32,7 +32,7 @@ from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.http_api.port import open_port
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
-from ftis_node.node.peers.swarm_status import PeerTable
+from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
 
@@ -55,14 +55,14 @@ async def show_index(request: web.Request) -> web.Response:
 
 @dataclass(eq=False, repr=False)
 class LocalApi:
-    """Handlers over the status loop's latest snapshot, the peer table and the operator's actions.
+    """Handlers over the status loop's latest snapshot, the reporter of the swarm and the operator's actions.
 
     `token_file` gets a new token when the port opens. Requests for changes must contain it. `add_exchange` adds the
     routes for a trainer, with this token.
     """
 
     status: StatusLoop
-    peer_table: PeerTable
+    swarm: SwarmReporter
     _: KW_ONLY
     control: PeerControl
     token_file: Path
@@ -73,11 +73,11 @@ class LocalApi:
         return web.Response(body=self.status.latest.to_json(), content_type="application/json")
 
     async def show_peers(self, request: web.Request) -> web.Response:
-        return web.json_response(self.peer_table.rows())
+        return web.json_response(self.swarm.rows())
 
     async def show_swarm(self, request: web.Request) -> web.Response:
         """Return the view of the swarm, in a list."""
-        return web.json_response([self.peer_table.swarm().as_dict()])
+        return web.json_response([self.swarm.view().as_dict()])
 
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
         """Stream the snapshot as server-sent events, one per second, until the client leaves or stops reading."""

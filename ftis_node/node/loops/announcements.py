@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ftis_node.errors import RecordError
 from ftis_node.gossip import Gossip
 from ftis_node.gossip import GossipMessage as Message
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import Announcement, open_announcement
@@ -44,12 +44,11 @@ class AssignmentMembers(NamedTuple):
     of_own_shard: Collection[str]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class AnnouncementHandler:
     """Turns announcements into entries of the pull queue. `changed` is set when the queue has a new entry."""
 
     context: NodeContext
-    about: NodeDescription
     gossip: Gossip
     reader: ReplayReader
     peers: PeerManager
@@ -157,7 +156,7 @@ class AnnouncementHandler:
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)
         sender = announcement.sender or announcer
-        as_text = announcement.tokenizer != self.about.tokenizer_prefix
+        as_text = announcement.tokenizer != self.context.about.tokenizer_prefix
         if sender == self.context.peer_id:
             return None
         if why_unusable := self._why_unusable(announcement, as_text=as_text):

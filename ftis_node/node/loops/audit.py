@@ -23,17 +23,15 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import WorkerError
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.source import HUB_ID
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import Learning
-from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.supervision.failures import FailureBoard
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.records.envelope import Accepted
 from ftis_node.records.group import Group
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.peer_guard import PeerGuard, Place
@@ -46,7 +44,7 @@ CHECK, AUDIT = "the mismatch measurement", "the audit of a group"
 log = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class CheckLoop:
     """Loop that sends the learner at most one group of each version.
 
@@ -57,7 +55,6 @@ class CheckLoop:
     next_own: Callable[[], Awaitable[Accepted]]
     learner: Learning
     guard: PeerGuard
-    failures: FailureBoard
     end_ids: tuple[int, ...]
     _sent_version: int | None = field(default=None, init=False)
 
@@ -93,10 +90,10 @@ class CheckLoop:
                     )
                 )
         except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
-            if self.failures.failed(CHECK, error):
+            if self.context.failures.failed(CHECK, error):
                 self.context.events.write("check_failed", group=stored.id, error=str(error))
             return
-        self.failures.succeeded(CHECK)
+        self.context.failures.succeeded(CHECK)
 
 
 def sampled_by(group: Group, version: int) -> Group | None:
@@ -111,31 +108,29 @@ def sampled_by(group: Group, version: int) -> Group | None:
     return group.with_completions(completions) if completions else None
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class AuditLoop:
     """Loop that audits a random sample of the comparable groups, one at a time.
 
-    `takes_turns`: the workers use the memory of one GPU alternately. `dice` draws the sample.
+    `dice` draws the sample.
     """
 
     context: NodeContext
-    about: NodeDescription
     learner: Learning
-    buffer: ReplayBuffer
-    disk: DiskThread
+    store: Store
     peers: PeerManager
     guard: PeerGuard
-    failures: FailureBoard
-    takes_turns: bool
     end_ids: tuple[int, ...]
     dice: random.Random = field(default_factory=random.SystemRandom)
     _waiting: asyncio.Queue[Accepted] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING), init=False)
 
     def offer(self, accepted: Accepted) -> None:
         """Queue a foreign group if it can be compared and the sample includes it. The intake loop calls this."""
-        if self._waiting.full() or self.takes_turns:  # with turns, the learner has no GPU memory now
-            return
-        if self._is_comparable(accepted) and self.dice.random() < self._share(accepted.group):
+        if (
+            not self._waiting.full()
+            and self._is_comparable(accepted)
+            and self.dice.random() < self._share(accepted.group)
+        ):
             self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
@@ -162,8 +157,8 @@ class AuditLoop:
         if group.weights_of == self.context.peer_id:
             # An honest follower may have other weights of the same version number, from before a learner restart.
             return version == 0 or version > self.context.state.last_reused_version
-        is_named = bool(HUB_ID.fullmatch(self.about.model)) or self.context.settings.validation.audit_folders
-        return version == 0 and is_named and group.model == self.about.model
+        is_named = bool(HUB_ID.fullmatch(self.context.about.model)) or self.context.settings.validation.audit_folders
+        return version == 0 and is_named and group.model == self.context.about.model
 
     async def _audit(self, accepted: Accepted) -> None:
         group, group_id = accepted.group, accepted.envelope.id
@@ -172,10 +167,10 @@ class AuditLoop:
             with waiting_for("the learner's comparison"):  # it waits for the end of the present step
                 reply = await self.learner.audit(self._as_trained(stored))
         except WorkerError as error:  # the train loop handles the learner's failure
-            if self.failures.failed(AUDIT, error):
+            if self.context.failures.failed(AUDIT, error):
                 self.context.events.write("audit_failed", group=group_id, error=str(error))
             return
-        self.failures.succeeded(AUDIT)
+        self.context.failures.succeeded(AUDIT)
         if reply.kl is None:
             return
         self.context.events.write("audited", group=group_id, sender=group.sender, kl=reply.kl, tokens=reply.num_tokens)
@@ -189,6 +184,5 @@ class AuditLoop:
         sender, group_id = accepted.group.sender, accepted.envelope.id
         detail = f"{REASON}: a KL of {kl:.3g} from the weights that it claims"
         self.peers.refuse(sender, REASON, Behaviour.FALSE_CLAIM, detail=detail)
-        if await self.disk(self.buffer.release_ready, group_id, ReleaseReason.AUDIT):
-            self.context.events.write("released", group=group_id, reason=ReleaseReason.AUDIT)
+        await self.store.release_ready(group_id, ReleaseReason.AUDIT)
         log.warning("%s claims this node's weights, and its log-probs are off by a KL of %.3g", sender, kl)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftis_node.gossip import FetchOutcome, Gossip
-from ftis_node.node.context import NodeContext, NodeCounters
+from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.loops.pull_slots import ANSWERED, Pace, QuerySlots
 from ftis_node.node.peers.manager import PeerManager
@@ -42,7 +42,6 @@ from ftis_node.node.training.step_shares import StepShares
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import BackfillRequest
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.demand import pulls_all
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
@@ -73,16 +72,14 @@ class Absence(NamedTuple):
     num_before: int
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class BackfillLoop:
     """Loop that queries members and passes their answers to the announcement handler."""
 
     context: NodeContext
     announcements: AnnouncementHandler
     gossip: Gossip
-    reader: ReplayReader
     peers: PeerManager
-    counters: NodeCounters
     step_shares: StepShares
 
     def __post_init__(self) -> None:
@@ -172,7 +169,7 @@ class BackfillLoop:
 
     def _note_progress(self) -> None:
         """Write an event at the end of a backfill of at least `MIN_MISSED` groups. A few groups are always missing."""
-        num_left, num_here = self.announcements.queue.num_missed, self.counters.groups_repaired
+        num_left, num_here = self.announcements.queue.num_missed, self.peers.counters.groups_repaired
         if self._absence is None:
             if num_left >= MIN_MISSED:
                 self._absence = Absence(time.monotonic(), num_here)
@@ -222,8 +219,7 @@ class BackfillLoop:
 
     async def _silent_members(self) -> list[str]:
         """Return the members to query, the longest silent first; none if the next step lacks no foreign groups."""
-        _, foreign_ready = self.reader.ready_counts()
-        if foreign_ready >= self.step_shares.of_next_step()[1]:
+        if not self.step_shares.lacks_foreign:
             return []
         silent = {peer_id: self._silent_since(peer_id) for peer_id in await self.gossip.members()}
         due = time.monotonic() - SILENCE_S
@@ -269,7 +265,7 @@ class BackfillLoop:
         return is_read and not self.peers.is_banned(peer_id)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ShardsLoop:
     """Loop that selects shards every few seconds. It does nothing in a run with one shard.
 

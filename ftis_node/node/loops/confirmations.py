@@ -23,13 +23,11 @@ from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.loops.pull_slots import QuerySlots
-from ftis_node.node.peers.serve import Confirmations
-from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
-from ftis_node.node.training.group_limits import BufferLimits, SlotPool
-from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.rate_limits import SendWindow
 from ftis_node.validation import Accepted, ValidationResult
 
@@ -42,7 +40,7 @@ MAX_IDS = 64  # in one message
 POLL_INTERVAL_S = 0.2
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ConfirmationLoop:
     """Loop that sends confirmations: of new groups, and again for repeated announcements of stored groups."""
 
@@ -100,17 +98,14 @@ class ConfirmationLoop:
             self._changed.set()
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class DeliverLoop:
     """Loop that checks for confirmations several times a second."""
 
     context: NodeContext
-    buffer: ReplayBuffer
-    reader: ReplayReader
-    disk: DiskThread
+    store: Store
     slots: SlotPool
-    limits: BufferLimits
-    confirmations: Confirmations
+    peers: PeerManager
 
     async def run(self) -> None:
         while True:
@@ -118,9 +113,11 @@ class DeliverLoop:
             await pause(POLL_INTERVAL_S)
 
     async def _release(self) -> None:
-        delivered = await self.disk(self.buffer.release_delivered, self.confirmations.confirmed_ids.keys())
+        delivered = await self.store.disk(
+            self.store.buffer.release_delivered, self.peers.confirmations.confirmed_ids.keys()
+        )
         for group in delivered:
             self.context.events.write("released", group=group.id, reason=ReleaseReason.DELIVERED)
-        if await self.limits.release_stale() or delivered:
-            await self.disk(self.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
-            self.slots.set_held(self.reader.own_held())
+        if await self.store.release_stale() or delivered:
+            await self.store.disk(self.store.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
+            self.slots.set_held(self.store.reader.own_held())

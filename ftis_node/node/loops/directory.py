@@ -9,27 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ftis_node import __version__
 from ftis_node.errors import RecordError
 from ftis_node.gossip import Gossip, SwarmPhase, SwarmState
 from ftis_node.gossip.multiaddr import is_public
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.backfill import BackfillLoop
-from ftis_node.node.peers.refusal_reports import RefusalReporter
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.peers.releases import release_differences
-from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
-from ftis_node.node.training.evaluation import OwnStats
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
 from ftis_node.telemetry.terminal_text import printable
@@ -124,7 +119,7 @@ def _standing(state: SwarmState, addresses: Sequence[str]) -> LogLine:
     return LogLine(logging.INFO, f"working alone so far: {reason}")
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class DirectoryLoop:
     """Loop with two periods: it checks for new members every second; every period it renews and reads records.
 
@@ -132,15 +127,10 @@ class DirectoryLoop:
     """
 
     context: NodeContext
-    about: NodeDescription
     gossip: Gossip
-    learner: Learning
-    generation: Generation
-    buffer: ReplayBuffer
-    registry: PeerRegistry
+    peers: PeerManager
+    own_record: OwnRecord
     backfill: BackfillLoop | None
-    refusals: RefusalReporter
-    stats: OwnStats
 
     def __post_init__(self) -> None:
         self._members: set[str] = set()
@@ -164,7 +154,7 @@ class DirectoryLoop:
             present = set(await self.gossip.members())
             self._log_changes(present)
             for peer_id in present - self._members:
-                self.registry.seen(peer_id)
+                self.peers.registry.seen(peer_id)
                 self.context.events.write("peer_joined", peer=peer_id)
                 if self.backfill is not None:
                     self.backfill.catch_up(peer_id)
@@ -172,8 +162,7 @@ class DirectoryLoop:
                 self.context.events.write("peer_left", peer=peer_id)
             self._members = present
             self._report_changes(present)
-            await self.refusals.update()
-            self.registry.own_record = self._own_record()
+            self.peers.registry.own_record = self.own_record.make()
             await pause(MEMBER_LOOKUP_INTERVAL_S)
 
     def _log_changes(self, present: set[str]) -> None:
@@ -186,7 +175,7 @@ class DirectoryLoop:
             log.info("%s %s, %d connected", who, what, len(present), extra={"fields": {what: sorted(peers)}})
 
     def _name_of(self, peer_id: str) -> str:
-        record = self.registry.record_of(peer_id)
+        record = self.peers.registry.record_of(peer_id)
         name = printable(record.name) if record is not None else ""
         return f"peer {name or '..' + peer_id[-ID_TAIL:]}"
 
@@ -197,7 +186,7 @@ class DirectoryLoop:
             gossip.state,
             clock_skew_s=gossip.clock_skew_s,
             addresses=gossip.addresses,
-            advice=self.registry.other_versions(members).advice,
+            advice=self.peers.registry.other_versions(members).advice,
         )
         for level, text in messages:
             log.log(level, "%s", text)
@@ -205,8 +194,8 @@ class DirectoryLoop:
     async def _renew_records(self) -> None:
         period_s = self.record_period_s
         while True:
-            self.stats.sample(last_number=self.buffer.last_number())
-            record = seal_peer_record(self._own_record(), self.context.identity)
+            self.own_record.sample()
+            record = seal_peer_record(self.own_record.make(), self.context.identity)
             if not await self.gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self.gossip.publish_manifest(self.context.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s)
@@ -245,11 +234,11 @@ class DirectoryLoop:
         try:
             record = open_peer_record(data)
         except RecordError as error:
-            self.registry.note_refusal(peer_id, "record", error)
+            self.peers.registry.note_refusal(peer_id, "record", error)
             return
         if record.peer_id == peer_id and record.run_id == self.context.manifest.run_id:
             record = replace(record, domain=validated_domain(record.domain, self.context.manifest.task))
-            peer = self.registry.seen(peer_id) if peer_id in self._members else self.registry.entry(peer_id)
+            peer = self.peers.registry.seen(peer_id) if peer_id in self._members else self.peers.registry.entry(peer_id)
             earlier, peer.record, peer.wire_schema = peer.record, record, SCHEMA
             self._note_releases(earlier, record)
             if self.backfill is not None:
@@ -259,26 +248,5 @@ class DirectoryLoop:
         """Log once if a peer has other releases than this node, for a reason why groups may be refused."""
         if earlier is not None and earlier.releases == record.releases:
             return
-        for text in release_differences(record, self.about):
+        for text in release_differences(record, self.context.about):
             log.warning("%s %s", self._name_of(record.peer_id), text)
-
-    def _own_record(self) -> PeerRecord:
-        learner, last_number = self.learner.state, self.buffer.last_number()
-        return PeerRecord(
-            run_id=self.context.manifest.run_id,
-            peer_id=self.context.peer_id,
-            name=self.about.name,
-            model=self.about.model,
-            parameters=learner.parameters if learner else 0,
-            tokenizer=self.about.tokenizer,
-            role=self.context.settings.role,
-            last_number=last_number,
-            policy_version=self.generation.policy_version,
-            tokens_per_s=self.generation.tokens_per_s,
-            created_at=time.time(),
-            software=__version__,
-            read_shards=self.context.state.read_shards,
-            domain=self.about.domain,
-            stats=self.stats.make(last_number=last_number),
-            releases=self.about.releases,
-        )

@@ -21,10 +21,9 @@ from ftis_node.errors import ModelError, TaskError, WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext
 from ftis_node.node.protocols import Generation
-from ftis_node.node.storage.disk_space import DiskSpace
-from ftis_node.node.supervision.failures import FailureBoard
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt
@@ -69,33 +68,28 @@ def _shuffled(num_items: int, seed: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class GenerateLoop:
-    """Loop that keeps the generation worker busy while slots are free.
-
-    `position` is the number of prompts in the order that this node has used.
-    """
+    """Loop that keeps the generation worker busy while slots are free."""
 
     context: NodeContext
-    about: NodeDescription
+    store: Store
     scored: asyncio.Queue[Group]
     domain: Task
     tokenizer: PromptTokenizer
     scorer: IsolatedScorer
     generation: Generation
-    position: int
     slots: SlotPool
     budget: GenerateBudget
-    space: DiskSpace
-    failures: FailureBoard
 
     def __post_init__(self) -> None:
+        self.position = self.store.buffer.prompt_position()  # prompts in the order that this node has used
         self._order = prompt_order(self.context, num_items=len(self.domain))
         self._num_skipped = 0
         self._shortest: int | None = None  # prompt that is too long, in tokens
         self._unreadable: ModelError | None = None
         num_in_flight = min(self.slots.capacity, groups_in_flight(self.context))  # a worker's death fails all of them
-        self.failures.expect(GENERATION, num_failing=2 * num_in_flight)
+        self.context.failures.expect(GENERATION, num_failing=2 * num_in_flight)
         sampling = self.context.manifest.sampling
         self._sampling = SamplingSettings(sampling.temperature, sampling.top_p, sampling.top_k)
 
@@ -114,7 +108,7 @@ class GenerateLoop:
                 with waiting_for("a group under way to end"):  # each request has a time limit
                     await in_flight.acquire()
                 with waiting_for("disk space"):  # last: the disk may have filled up during the waits above
-                    await self.space.wait_available()
+                    await self.store.space.wait_available()
                 if not self.budget.may_begin:  # a group that ended meanwhile took more tokens than the average
                     self.slots.cancel()
                     in_flight.release()
@@ -176,20 +170,20 @@ class GenerateLoop:
             self.budget.abandon()
             self.slots.cancel()
             return
-        self.failures.succeeded(GENERATION)
+        self.context.failures.succeeded(GENERATION)
         self.budget.end(group.num_tokens)
         if num_unfinished:  # peers would refuse the group and charge this node
-            if self.failures.failed(SCORING, WorkerError(f"{num_unfinished} texts were not scored")):
+            if self.context.failures.failed(SCORING, WorkerError(f"{num_unfinished} texts were not scored")):
                 self.context.events.write("not_shared", prompt=str(item.ref), num_stopped=num_unfinished)
             self.slots.cancel()
             return
-        self.failures.succeeded(SCORING)
+        self.context.failures.succeeded(SCORING)
         await self.scored.put(group)
 
     def _note_failed(self, item: TaskItem, error: WorkerError, *, is_last: bool) -> None:
         """Count a failed call. Raise the error if this was a prompt's last attempt, and no call has ever succeeded."""
-        is_due = self.failures.failed(GENERATION, error)
-        streak = self.failures.streak(GENERATION)
+        is_due = self.context.failures.failed(GENERATION, error)
+        streak = self.context.failures.streak(GENERATION)
         if is_due:
             self.context.events.write(
                 "generation_failed", prompt=str(item.ref), error=str(error), num_in_row=streak.num_in_row
@@ -229,8 +223,8 @@ class GenerateLoop:
             policy_versions=result.policy_versions,
             policy_versions_newest=result.policy_versions_newest,
             sampling=self._sampling,
-            model=self.about.model,
-            tokenizer=self.about.tokenizer,
+            model=self.context.about.model,
+            tokenizer=self.context.about.tokenizer,
             created_at=time.time(),
             weights_of=self.context.settings.roles.follow or None,
             end_ids=self.tokenizer.end_ids,

@@ -24,13 +24,12 @@ from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import REASON as FAULT
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.supervision.background import DiskThread, to_the_end
+from ftis_node.node.storage.node_store import Store
+from ftis_node.node.supervision.background import to_the_end
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Group
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.swarm.peer_guard import PeerGuard, PeerWork, Place, is_own
 from ftis_node.tasks.scorer import IsolatedScorer
@@ -67,31 +66,30 @@ class _Lane:
     arrivals: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(QUEUE_CAPACITY))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class IntakeLoop:
     """Two lanes, each of which validates one envelope at a time; both feed one bounded queue of accepted groups.
 
-    `newest_offered` returns the newest version of this node's weights that a follower may name, or None.
+    `newest_offered` returns the newest version of this node's weights that a follower may name, or None. `on_foreign`
+    is called with each stored foreign group.
     """
 
     context: NodeContext
+    store: Store
+    peers: PeerManager
+    guard: PeerGuard
     tokenizer: PromptTokenizer
     scorer: IsolatedScorer
     new_peers_scorer: IsolatedScorer
-    buffer: ReplayBuffer
-    reader: ReplayReader
-    disk: DiskThread
-    peers: PeerManager
     arrivals: AwaitedSenders
-    guard: PeerGuard
     newest_offered: Callable[[], int | None]
+    on_foreign: Callable[[Accepted], None] | None
 
     def __post_init__(self) -> None:
         self._passed: set[bytes | tuple[str, int]] = set()  # ids and (sender, number) of groups not committed yet
         self._copies: dict[bytes, bytes] = {}  # by id of an original in `_passed`: its copy, which arrived before
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
-        self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # called with each READY foreign group
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
         self._known = _Lane(self._checks(self.scorer))
         self._new_peers = _Lane(self._checks(self.new_peers_scorer))
@@ -104,14 +102,14 @@ class IntakeLoop:
             scorer=scorer,
             may_score=self.peers.may_score,
             charge=self.peers.charge_scoring,
-            is_known=lambda group_id: group_id in self._passed or self.reader.is_known(group_id),
+            is_known=lambda group_id: group_id in self._passed or self.store.reader.is_known(group_id),
             has_number=lambda sender, number: (
-                (sender, number) in self._passed or self.reader.has_number(sender, number)
+                (sender, number) in self._passed or self.store.reader.has_number(sender, number)
             ),
             is_banned=self.peers.is_banned,
             within_quota=self.peers.within_quota,
             duplicate_reason=self.peers.copies.duplicate_reason,
-            reset_at=self.reader.reset_at(),
+            reset_at=self.store.reader.reset_at(),
             own_id=self.context.peer_id,
             newest_offered=self.newest_offered,
         )
@@ -204,14 +202,13 @@ class IntakeLoop:
             if work.failed:
                 self._give_up(arrival)
         for copy in [self._copies.pop(one.envelope.id) for _, one in passed if one.envelope.id in self._copies]:
-            if await self.disk(self.buffer.release_ready, copy, ReleaseReason.COPY):
-                self.context.events.write("released", group=copy, reason=ReleaseReason.COPY)
+            await self.store.release_ready(copy, ReleaseReason.COPY)
 
     async def _admit(self, passed: Sequence[tuple[Arrival, Accepted]]) -> list[bool | None]:
         """Commit all groups at once; if that fails, each alone. Return whether each is new, None if it fails."""
         groups = [(accepted, arrival.own) for arrival, accepted in passed]
         try:
-            return [*await self.disk(self.buffer.admit_many, groups)]
+            return [*await self.store.disk(self.store.buffer.admit_many, groups)]
         except Exception as error:
             if is_own(error):
                 raise
@@ -219,13 +216,13 @@ class IntakeLoop:
 
     async def _admit_one(self, arrival: Arrival, accepted: Accepted) -> bool | None:
         with self._work_for(arrival, Place.STORE):
-            return (await self.disk(self.buffer.admit_many, [(accepted, arrival.own)]))[0]
+            return (await self.store.disk(self.store.buffer.admit_many, [(accepted, arrival.own)]))[0]
         return None
 
     def _acknowledge(self, arrival: Arrival, accepted: Accepted, *, is_new: bool) -> None:
         group = accepted.group
         if not is_new:
-            is_same = self.reader.is_known(accepted.envelope.id)
+            is_same = self.store.reader.is_known(accepted.envelope.id)
             late = Refusal("duplicate" if is_same else "sequence_reused", "admitted a moment ago")
             self._answer(
                 arrival, Refused(late, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)
@@ -235,7 +232,8 @@ class IntakeLoop:
         if not arrival.own:
             if len(set(group.rewards)) > 1:  # else the group has no gradient, and nobody waits for it
                 self.arrivals.arrived(group.sender, now=time.monotonic())
-            self.on_foreign(accepted)
+            if self.on_foreign is not None:
+                self.on_foreign(accepted)
         if arrival.own or self.peers.is_of_own_weights(group):
             if self._newest_own.full():
                 self._newest_own.get_nowait()

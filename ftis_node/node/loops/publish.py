@@ -20,15 +20,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from ftis_node.errors import FtisError, RecordError
 from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.peers.serve import Confirmations, announcement_of
-from ftis_node.node.supervision.failures import FailureBoard
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.serve import announcement_of
+from ftis_node.node.storage.epochs import begin_epoch
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
@@ -50,53 +51,52 @@ MAX_CHECKED = 8  # unverified confirmations of different peers, checked concurre
 REANNOUNCE_CHECK_S = 3.0
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ReannounceLoop:
     """Loop that runs once a second. It announces nothing if no member is connected."""
 
     context: NodeContext
-    about: NodeDescription
     gossip: Gossip
     reader: ReplayReader
-    counters: NodeCounters
-    confirmations: Confirmations
+    peers: PeerManager
     _former: set[bytes] = field(default_factory=set, init=False)  # READY since an earlier start, not announced since
 
     async def run(self) -> None:
         self._former.update(self.reader.own_ready())
         for group_id in self._former:
-            self.confirmations.pending.put(group_id, now=-math.inf)
+            self.peers.confirmations.pending.put(group_id, now=-math.inf)
         while True:
             await pause(REANNOUNCE_PERIOD_S)
-            claims = self.confirmations.unverified.take(MAX_CHECKED)
+            claims = self.peers.confirmations.unverified.take(MAX_CHECKED)
             await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
             if await self.gossip.members():
                 await self._announce_again()
 
     async def _check(self, peer_id: str, group_id: bytes) -> None:
         """Check a confirmation of a group that this process did not send: fetch the group back from the peer."""
-        if group_id in self.confirmations.confirmed_ids or self.reader.held(group_id) is None:
+        if group_id in self.peers.confirmations.confirmed_ids or self.reader.held(group_id) is None:
             return
         with self.gossip.guard.work_for(peer_id, Place.CONFIRM):
             with waiting_for("a group that a peer claims to hold"):
                 fetched = await self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
             if not any(_is_body(data, group_id) for data in fetched.bodies):
-                self.counters.confirmations_unproven += 1
-            elif self.confirmations.confirm(peer_id, group_id):
+                self.peers.counters.confirmations_unproven += 1
+            elif self.peers.confirmations.confirm(peer_id, group_id):
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
 
     async def _announce_again(self) -> None:
-        pending, now = self.confirmations.pending, time.monotonic()
+        confirmations, now = self.peers.confirmations, time.monotonic()
+        pending = confirmations.pending
         for group_id, attempt in pending.due(now=now):
-            if group_id in self.confirmations.confirmed_ids:
+            if group_id in confirmations.confirmed_ids:
                 continue  # while an earlier one was announced
             held = self.reader.held(group_id)
             if held is None or held.created_at < time.time() - self.context.manifest.step.max_age_s:
                 continue  # too old for every peer
             pending.put(group_id, attempt=attempt + 1, now=now)
-            announcement = replace(announcement_of(held, self.about), attempt=attempt)
+            announcement = replace(announcement_of(held, self.context.about), attempt=attempt)
             if await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
-                self.counters.groups_sent += group_id in self._former
+                self.peers.counters.groups_sent += group_id in self._former
                 self._former.discard(group_id)
                 self.context.events.write("reannounced", group=group_id, attempt=attempt)
 
@@ -108,26 +108,20 @@ def _is_body(data: bytes, group_id: bytes) -> bool:
         return False
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class PublishLoop:
-    """Loop that publishes one own group at a time.
-
-    `last_number` is the last sequence number in the buffer. `begin_epoch` makes a new epoch durable and returns the
-    number before its first.
-    """
+    """Loop that publishes one own group at a time."""
 
     context: NodeContext
+    store: Store
     scored: asyncio.Queue[Group]
     intake: IntakeLoop
     gossip: Gossip
     slots: SlotPool
-    counters: NodeCounters
-    confirmations: Confirmations
-    failures: FailureBoard
-    last_number: int
-    begin_epoch: Callable[[], Awaitable[int]]
+    peers: PeerManager
 
     def __post_init__(self) -> None:
+        self.last_number = self.store.buffer.last_number()
         self._window = SendWindow(window_s=WINDOW_S)
         self._gathered: list[Announcement] = []
         self._has_gathered = asyncio.Event()
@@ -153,7 +147,7 @@ class PublishLoop:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
         self._num_begun += 1  # until it is announced or rejected
         if counter_of(self.last_number) == MAX_COUNTER:
-            self.last_number = await self.begin_epoch()
+            self.last_number = await self.store.disk(begin_epoch, self.store.home, self.store.buffer)
         group = replace(group, number=self.last_number + 1)
         envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)
         data = envelope.to_bytes()
@@ -161,12 +155,12 @@ class PublishLoop:
             verdict = await self.intake.submit(data, origin=self.context.peer_id, made=group)
         if not isinstance(verdict, Accepted):
             refusal = verdict.refusal
-            if self.failures.failed(VALIDATION, FtisError(f"{refusal.reason}: {refusal.detail}")):
+            if self.context.failures.failed(VALIDATION, FtisError(f"{refusal.reason}: {refusal.detail}")):
                 log.error("an own group failed validation: %s", refusal.detail)
             self.slots.cancel()
             self._num_begun -= 1
             return verdict
-        self.failures.succeeded(VALIDATION)
+        self.context.failures.succeeded(VALIDATION)
         self.last_number = group.number
         self.slots.fill()
         self._gathered.append(announce_group(envelope, group, envelope_bytes=len(data)))
@@ -199,7 +193,7 @@ class PublishLoop:
             if not await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 continue
             for one in (announcement, *announcement.more):
-                self.counters.groups_sent += 1
-                self.confirmations.pending.put(one.id, now=time.monotonic())
+                self.peers.counters.groups_sent += 1
+                self.peers.confirmations.pending.put(one.id, now=time.monotonic())
                 self.context.events.write("announced", group=one.id, number=one.number)
         self._num_begun -= len(gathered)

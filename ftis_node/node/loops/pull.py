@@ -22,19 +22,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis_node.gossip import FetchOutcome, Gossip
-from ftis_node.node.context import NodeContext, NodeCounters
+from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_shares import StepShares
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import RetryQueue
-from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, OwnDomain, PullDemand, portions, pull_demand
+from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullRequest
 from ftis_node.swarm.rate_limits import TokenBucket
@@ -59,24 +58,18 @@ NUM_SHOWN = 4  # ids of abandoned groups in one event
 BURST_S = 2.0  # seconds of the download budget that one burst may use
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class PullLoop:
-    """Loop that pulls queued groups. At most one request for a group is in flight.
-
-    `own_domain` is the domain whose groups the node prefers; None for no preference.
-    """
+    """Loop that pulls queued groups. At most one request for a group is in flight."""
 
     context: NodeContext
+    store: Store
     intake: IntakeLoop
     announcements: AnnouncementHandler
     backfill: BackfillLoop
     gossip: Gossip
-    reader: ReplayReader
     peers: PeerManager
-    counters: NodeCounters
     step_shares: StepShares
-    space: DiskSpace
-    own_domain: OwnDomain | None
 
     def __post_init__(self) -> None:
         self._queue = self.announcements.queue
@@ -117,7 +110,7 @@ class PullLoop:
             if is_missing and self.announcements.can_serve(item.sender, item.id):
                 self._queue.add(replace(item, num_retries=attempt), holder=item.sender)
         self._queue.reroute(self._slots.is_able)
-        if self.space.why_full:
+        if self.store.space.why_full:
             return
         need = (await self._demand()).need
         for portion in self._portions(need):
@@ -147,10 +140,10 @@ class PullLoop:
 
     def _portions(self, need: int | None) -> Sequence[DomainPortion]:
         """Return the portions to pull, in order: missing groups inside and outside the preferred domain, then any."""
-        domain = self.own_domain
+        domain = self.context.own_domain
         if domain is None:
             return (ANY,)
-        ready = self.reader.ready_foreign_tasks()
+        ready = self.store.reader.ready_foreign_tasks()
         num_near = sum(num for task, num in ready.items() if task in domain.tasks)
         near_in_flight = self._queue.num_in_flight_of(self._is_near)
         return portions(
@@ -163,7 +156,7 @@ class PullLoop:
 
     def _is_near(self, item: PullItem) -> bool:
         """Return whether a group's sender reports that it generates only for this node's domain."""
-        domain, record = self.own_domain, self.peers.registry.record_of(item.sender)
+        domain, record = self.context.own_domain, self.peers.registry.record_of(item.sender)
         return domain is not None and record is not None and domain.is_claimed(part_names(record.domain))
 
     async def _pull_and_release(self, batch: PullRequest) -> None:
@@ -182,7 +175,7 @@ class PullLoop:
 
     async def _demand(self) -> PullDemand:
         """Return the present demand; set the members among whom groups are assigned."""
-        _, num_ready = self.reader.ready_counts()
+        _, num_ready = self.store.reader.ready_counts()
         known = await self.gossip.known_members()
         demand = pull_demand(
             self.context.settings.swarm.pull_policy,
@@ -244,7 +237,7 @@ class PullLoop:
         self.announcements.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
         self._queue.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
-        self.counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
+        self.peers.counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
         return here
 
     def _note_useless(

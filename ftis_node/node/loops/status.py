@@ -20,20 +20,16 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import is_disk_full
-from ftis_node.config.home import Home
 from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import replace_file
 from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
-from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
+from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
-from ftis_node.node.storage.disk_space import DiskSpace
-from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.supervision.failures import FailureBoard
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.replay.reader import BufferFigures, ReplayReader
 from ftis_node.telemetry.status import (
@@ -90,7 +86,7 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class StatusLoop:
     """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start.
 
@@ -99,20 +95,12 @@ class StatusLoop:
     """
 
     context: NodeContext
-    about: NodeDescription
-    home: Home
+    store: Store
     generation: Generation
     learner: Learning
     gossip: Gossip
     swarm: SwarmReporter
-    peer_table: PeerTable
-    reader: ReplayReader
     slots: SlotPool
-    space: DiskSpace
-    disk: DiskThread
-    counters: NodeCounters
-    evaluations: EvaluationHistory
-    failures: FailureBoard
     watchdog: Watchdog
     http_refused: Counter[str]
 
@@ -142,7 +130,7 @@ class StatusLoop:
     async def refresh(self, *, end: EndWord | None = None) -> Status:
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""
         self._members = await self.gossip.members()
-        counts = await self.disk(self._count)
+        counts = await self.store.disk(self._count)
         self._last_group.note(counts.groups_own)
         self._last_step.note(self.context.state.step)
         state = "stopped" if end is not None else "running" if self._stop_waits_for is None else "stopping"
@@ -171,33 +159,33 @@ class StatusLoop:
     async def save_if_space(self) -> None:
         """Call `save` in the disk thread, except on a full disk."""
         try:
-            await self.disk.once(self.save)
+            await self.store.disk.once(self.save)
         except OSError as error:
-            if not is_disk_full(error, self.home.root):
+            if not is_disk_full(error, self.store.home.root):
                 raise
 
     def save(self) -> None:
         """Write the snapshot and the peer table into the home, for use after the node stops."""
         document = json.loads(self.latest.to_json())
-        document |= {"peers": self.peer_table.rows(), "swarm_view": [self.peer_table.swarm().as_dict()]}
-        replace_file(self.home.status, json.dumps(document, indent=1).encode())
+        document |= {"peers": self.swarm.rows(), "swarm_view": [self.swarm.view().as_dict()]}
+        replace_file(self.store.home.status, json.dumps(document, indent=1).encode())
 
     def _count(self) -> BufferFigures:
         """Count over the whole buffer. This is slow, so it runs in the disk thread, on a separate connection."""
-        with closing(ReplayReader(self.home.replay)) as reader:
+        with closing(ReplayReader(self.store.home.replay)) as reader:
             return reader.figures()
 
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
         return Status(
             node=NodeStatus(
                 peer_id=self.context.peer_id,
-                name=self.about.name,
+                name=self.context.about.name,
                 version=__version__,
                 role=self.context.settings.role,
                 state=state,
                 uptime_s=round(time.monotonic() - self._started_at, 1),
                 addresses=self.gossip.addresses,
-                domain=self.about.domain,
+                domain=self.context.about.domain,
             ),
             run=RunStatus(
                 id=self.context.manifest.run_id,
@@ -219,19 +207,19 @@ class StatusLoop:
             ),
             limits=self._limits(counts),
             budget=self._budget(counts),
-            eval=list(self.evaluations.entries),
+            eval=list(self.context.evaluations.entries),
             health=self._health(),
         )
 
     def _model_status(self) -> ModelStatus:
         learner = self.learner.state
         return ModelStatus(
-            name=self.about.model,
+            name=self.context.about.model,
             parameters=learner.parameters if learner else 0,
             trainable_parameters=learner.trainable_parameters if learner else 0,
-            tokenizer_fingerprint=self.about.tokenizer,
+            tokenizer_fingerprint=self.context.about.tokenizer,
             policy_version=self.context.state.policy_version,
-            training=self.about.training,
+            training=self.context.about.training,
         )
 
     def _generation_status(self, counts: BufferFigures) -> GenerationStatus:
@@ -250,7 +238,7 @@ class StatusLoop:
 
     def _learner_status(self, counts: BufferFigures) -> LearnerStatus:
         """Return the learner's section, with the report of its newest step."""
-        client, counters = self.learner, self.counters
+        client, counters = self.learner, self.swarm.peers.counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:
             fields |= {name: getattr(report, name) for name in StepFigures.__struct_fields__}
@@ -273,7 +261,7 @@ class StatusLoop:
         return BudgetStatus(
             generate_tokens=amount(counts.tokens_own, limits.generate_tokens),
             learn_steps=amount(self.context.state.step, limits.learn_steps),
-            learn_tokens=amount(self.reader.trained_tokens(), limits.learn_tokens),
+            learn_tokens=amount(self.store.reader.trained_tokens(), limits.learn_tokens),
         )
 
     @property
@@ -288,7 +276,7 @@ class StatusLoop:
             healthy=not problems,
             ready=not waits_for,
             problems=problems,
-            failing=self.failures.failing,
+            failing=self.context.failures.failing,
             waits_for=waits_for,
             taken_at=time.time(),
             event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),
@@ -300,7 +288,7 @@ class StatusLoop:
         )
 
     def _limits(self, counts: BufferFigures) -> LimitsStatus:
-        space, buffer = self.space, self.context.settings.buffer
+        space, buffer = self.store.space, self.context.settings.buffer
         return LimitsStatus(
             paused=space.why_full,
             home_bytes=space.use.used_bytes if space.use else None,

@@ -29,22 +29,18 @@ from ftis_node.generation.weight_loader import ProofToCome
 from ftis_node.learner.client import OnPublished
 from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
 from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import Generation, Learning
-from ftis_node.node.storage.disk_space import DiskSpace
-from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.supervision.failures import FailureBoard
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.evaluation import Evaluator
-from ftis_node.node.training.group_limits import BufferLimits, SlotPool
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import StepGate, StepSelection
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.training.step_shares import StepShares
-from ftis_node.replay.buffer import MAX_FAILED_STEPS, ReplayBuffer
+from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rows import StoredGroup
-from ftis_node.telemetry.events import EventLog
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 Proof: TypeAlias = "ProofToCome | WeightProof | None"
@@ -92,22 +88,23 @@ class WeightSync:
 
 
 async def update_engine(
-    weights: PublishedWeights, proof: Proof, *, generation: Generation, events: EventLog, failures: FailureBoard
+    weights: PublishedWeights, proof: Proof, *, context: NodeContext, generation: Generation
 ) -> None:
     """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
     try:
         await generation.update_weights(weights, proof)
-        failures.succeeded(WEIGHT_SYNC)
+        context.failures.succeeded(WEIGHT_SYNC)
     except WorkerError as error:
-        if failures.failed(WEIGHT_SYNC, error):
-            events.write("weight_sync_failed", version=weights.version, error=str(error))
+        if context.failures.failed(WEIGHT_SYNC, error):
+            context.events.write("weight_sync_failed", version=weights.version, error=str(error))
         await generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
-    events.write("served", version=weights.version, after_step_s=after_step_s, transfer=generation.weight_transfer)
+    transfer = generation.weight_transfer
+    context.events.write("served", version=weights.version, after_step_s=after_step_s, transfer=transfer)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class TrainLoop:
     """Loop that trains one step at a time, up to `last_step` if it is not None.
 
@@ -115,24 +112,22 @@ class TrainLoop:
     """
 
     context: NodeContext
+    store: Store
     gate: StepGate
-    selection: StepSelection
     learner: Learning
     generation: Generation
-    space: DiskSpace
     deliver: DeliverWeights
-    buffer: ReplayBuffer
-    reader: ReplayReader
-    disk: DiskThread
     slots: SlotPool
-    limits: BufferLimits
-    peers: StepPeers
-    step_shares: StepShares
+    peers: PeerManager
+    end_ids: tuple[int, ...]
     reporter: StepReporter
     evaluator: Evaluator
-    failures: FailureBoard
     takes_turns: bool
     last_step: int | None
+
+    def __post_init__(self) -> None:
+        self._selection = StepSelection(self.context, self.store, self.peers)
+        self._step_peers = StepPeers(self.context, self.peers, self.end_ids)
 
     @property
     def step(self) -> int:
@@ -151,7 +146,7 @@ class TrainLoop:
                 if not await self.gate.wait(self.step + 1):
                     break
             own, foreign = self.gate.shares(self.step + 1)
-            groups = await self.selection.take(self.step + 1, own=own, foreign=foreign)
+            groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
             await self._train_in_turn(groups)
             await self._evaluate_if_due()
         await self._evaluate_if_due(is_last=True)
@@ -160,7 +155,8 @@ class TrainLoop:
         """Return whether the last step is done or the token budget is used up, counted over all starts of the home."""
         if self.last_step is not None and self.step >= self.last_step:
             return True
-        if self.step_shares.is_learned_out:
+        limit = self.context.settings.budget.learn_tokens
+        if limit is not None and self.store.reader.trained_tokens() >= limit:
             log.info("the budget of tokens to train on is used up at step %d: the node ends", self.step)
             return True
         return False
@@ -179,32 +175,32 @@ class TrainLoop:
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """Train one step on TAKEN groups, deliver the new version to the generator, and release the groups."""
         step = self.step + 1
-        batch = self.peers.batch(groups)
+        batch = self._step_peers.batch(groups)
         if groups and not batch:
-            await self.disk(self.buffer.release_step, step, ReleaseReason.REFUSED)
+            await self.store.disk(self.store.buffer.release_step, step, ReleaseReason.REFUSED)
             return
         under_way = WeightSync(self.deliver)
         try:
             with waiting_for(f"step {step} in the learner"):  # its supervisor has time limits
                 reply = await self._train_with_space(batch, step=step, on_published=under_way.take)
             await self.reporter.note(reply.report)
-            self.peers.weigh(reply.report, batch)
+            self._step_peers.weigh(reply.report, batch)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
             is_own_fault = all(group.own for group in groups)  # else a peer could end the node
             if isinstance(error, WorkerTaskError):
                 if is_own_fault:
-                    await self.disk(self.buffer.note_failed, step)
+                    await self.store.disk(self.store.buffer.note_failed, step)
                     raise
                 self.learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
             self.context.events.write("step_lost", step=step, error=str(error))
-            self.failures.failed(TRAINING, error)
-            streak = self.failures.streak(TRAINING)
+            self.context.failures.failed(TRAINING, error)
+            streak = self.context.failures.streak(TRAINING)
             if is_own_fault and not streak.has_succeeded and streak.num_in_row >= MAX_LOST_STEPS:
                 times = streak.num_in_row
                 raise type(error)(f"training failed on every step since the start, {times} times: {error}") from error
-            await self.disk(self.buffer.note_failed, step)
+            await self.store.disk(self.store.buffer.note_failed, step)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.abandon()
             with waiting_for("the learner worker"):
@@ -213,14 +209,14 @@ class TrainLoop:
             return
         finally:
             under_way.cancel()
-        self.failures.succeeded(TRAINING)
+        self.context.failures.succeeded(TRAINING)
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
-        await self.disk(self.buffer.release_step, step, reason)
-        self.peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
+        await self.store.disk(self.store.buffer.release_step, step, reason)
+        self._step_peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
         self.context.state.saved_step = reply.saved_step
-        await self.limits.prune()
-        self.slots.set_held(self.reader.own_held())
+        await self.store.prune()
+        self.slots.set_held(self.store.reader.own_held())
 
     async def _train_with_space(
         self, batch: Sequence[TrainGroup], *, step: int, on_published: OnPublished
@@ -235,7 +231,7 @@ class TrainLoop:
             num_tries += 1
             return await self.learner.train(batch, step=step, on_published=on_published)
 
-        reply = await self.space.retried(train)
+        reply = await self.store.space.retried(train)
         if num_tries == 1:
             return reply
         return replace(reply, report=replace(reply.report, repeated=False))  # it was not reported before
@@ -243,16 +239,16 @@ class TrainLoop:
     async def resume(self, state: LearnerState) -> None:
         """Reconcile buffer and state with the learner's checkpoint, at the start and after the learner dies."""
         last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
-        num_returned = await self.disk(self.buffer.reconcile, state.step, last_groups)
+        num_returned = await self.store.disk(self.store.buffer.reconcile, state.step, last_groups)
         if num_returned:
             log.warning("the learner is at step %d: %d groups are ready again", state.step, num_returned)
-        poisoned = await self.disk(self.buffer.release_poisoned)
+        poisoned = await self.store.disk(self.store.buffer.release_poisoned)
         if poisoned:
             num_failed, num_groups = MAX_FAILED_STEPS, len(poisoned)
             log.warning("the learner failed %d times on the same %d groups: they are released", num_failed, num_groups)
         for group_id in poisoned:
-            self.peers.note_poisoned(group_id, self.reader.held(group_id))
-        self.slots.set_held(self.reader.own_held())
+            self._step_peers.note_poisoned(group_id, self.store.reader.held(group_id))
+        self.slots.set_held(self.store.reader.own_held())
         self.context.state.last_reused_version = self.step + 1  # weights are offered before their step is recorded
         if state.last_report is not None and state.step > self.step:
             await self.reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived

@@ -13,17 +13,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ftis_node.config.home import Home
 from ftis_node.config.limits import LOG_FILE_BYTES
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
-from ftis_node.node.storage.disk_space import DiskSpace, HomeUse, measure_usage
-from ftis_node.node.supervision.background import DiskThread, in_background
+from ftis_node.node.storage.disk_space import HomeUse, measure_usage
+from ftis_node.node.storage.node_store import Store
+from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause
-from ftis_node.node.training.group_limits import BufferLimits
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import size
@@ -35,15 +34,19 @@ PERIODS_PER_SAVE = 10
 DISK_PERIOD_S = 2.0
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class PeersLoop:
-    """Loop with two periods: it checks buffer and clocks every second, and saves `peers.sqlite` every ten seconds."""
+    """Loop with two periods: it checks buffer and clocks every second, and saves `peers.sqlite` every ten seconds.
+
+    `on_wake` is called after the machine slept.
+    """
 
     context: NodeContext
+    store: Store
     gossip: Gossip
     peers: PeerManager
-    limits: BufferLimits
-    on_wake: Callable[[], None] = field(default=lambda: None, init=False)  # called after the machine slept
+    refusals: RefusalReporter
+    on_wake: Callable[[], None]
     _clock: SteadyClock = field(default_factory=SteadyClock, init=False)
     _sleep: SleepDetector = field(default_factory=SleepDetector, init=False)
 
@@ -53,7 +56,8 @@ class PeersLoop:
                 self.peers.note_addresses(peer.peer_id, peer.addresses)
             self.peers.save()
             for _ in range(PERIODS_PER_SAVE):
-                await self.limits.enforce()
+                await self.store.enforce_bounds(self.peers.share_cap())
+                await self.refusals.update()
                 self._note_jump()
                 self._note_sleep()
                 await pause(PEERS_PERIOD_S)
@@ -75,15 +79,12 @@ class PeersLoop:
         self.on_wake()
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class DiskSpaceLoop:
     """Loop that measures the home every few seconds, and reclaims space if too little is free."""
 
     context: NodeContext
-    home: Home
-    space: DiskSpace
-    buffer: ReplayBuffer
-    disk: DiskThread
+    store: Store
 
     def __post_init__(self) -> None:
         self._reported = ""
@@ -96,15 +97,13 @@ class DiskSpaceLoop:
 
     async def check(self) -> None:
         """Rotate long logs, remove files if the disk is nearly full, report its use."""
-        space = self.space
-        await in_background(rotate_logs, self.home, max_bytes=LOG_FILE_BYTES)
+        space = self.store.space
+        await in_background(rotate_logs, self.store.home, max_bytes=LOG_FILE_BYTES)
         use = await self._use()
         if missing_bytes := space.limit.missing_bytes(use):
             reclaimed = reclaim(
                 missing_bytes,
-                home=self.home,
-                buffer=self.buffer,
-                disk=self.disk,
+                store=self.store,
                 learns=self.context.settings.learns,
                 measure=self._use,
             )
@@ -117,11 +116,11 @@ class DiskSpaceLoop:
 
     async def _use(self) -> HomeUse:
         keep = self.context.settings.learner.keep_checkpoints
-        return await in_background(measure_usage, self.home, keep_checkpoints=keep)
+        return await in_background(measure_usage, self.store.home, keep_checkpoints=keep)
 
     def _report(self, use: HomeUse) -> None:
         """Log and record when the node pauses, and when it continues."""
-        why_full = self.space.why_full
+        why_full = self.store.space.why_full
         if bool(why_full) == bool(self._reported):
             return
         self._reported = why_full

@@ -17,18 +17,17 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ftis_node.config.home import Home
 from ftis_node.config.roles import MAX_PENDING_VERSIONS
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip import FetchOutcome, Gossip
-from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint
-from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, parameter_count
+from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.pull_slots import ANSWERED
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.protocols import Generation, Learning, serves_adapters
+from ftis_node.node.protocols import Generation, serves_adapters
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.node.training.evaluation import Evaluator
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
@@ -44,29 +43,22 @@ POLL_TIMEOUT_S = 10.0  # then the learner counts as unreachable
 DOWNLOAD = "the download of weights"
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class FollowLoop:
-    """Loop that follows one learner. Call `resume` before `run`.
-
-    `learner` is the null object that has the model's parameter count.
-    """
+    """Loop that follows one learner. Call `resume` before `run`."""
 
     context: NodeContext
-    about: NodeDescription
+    store: Store
     source: ModelSource
-    home: Home
     tokenizer: PromptTokenizer
     gossip: Gossip
     generation: Generation
-    learner: Learning
     evaluator: Evaluator
     peers: PeerManager
-    counters: NodeCounters
-    failures: FailureBoard
 
     def __post_init__(self) -> None:
         self._settings = self.context.settings.roles
-        self._held = VersionStore(self.home.weights / "followed")
+        self._held = VersionStore(self.store.home.weights / "followed")
         self._transit = VersionsInTransit(self._settings.delay, random.Random())
         self._newest: WeightsOffer | None = None  # the newest offer whose file is on disk
         self._refused: bytes | None = None  # the last refused offer: each poll returns it again, the log has it once
@@ -169,11 +161,11 @@ class FollowLoop:
             download.discard()
             return
         except OSError as error:
-            if self.failures.failed(DOWNLOAD, error):
+            if self.context.failures.failed(DOWNLOAD, error):
                 log.warning("version %d cannot be kept: %s", offer.version, error)
                 self.context.events.write("weights_failed", version=offer.version, error=str(error))
             return
-        self.failures.succeeded(DOWNLOAD)
+        self.context.failures.succeeded(DOWNLOAD)
         self.context.events.write(
             "weights_fetched",
             version=offer.version,
@@ -230,7 +222,7 @@ class FollowLoop:
             self._held.remove(version)
             return False
         await in_background(self._held.mark_served, version)
-        self.context.state.policy_version, self.counters.weights_created_at = version, offer.created_at
+        self.context.state.policy_version, self.peers.counters.weights_created_at = version, offer.created_at
         age_s = round(time.time() - offer.created_at, 3)
         self.context.events.write(
             "served", version=version, age_s=age_s, duration_s=round(time.monotonic() - began_at, 4)
@@ -276,9 +268,9 @@ class FollowLoop:
             self._follower = Follower(
                 follows=self._settings.follow,
                 run_id=self.context.manifest.run_id,
-                tokenizer=self.about.tokenizer,
+                tokenizer=self.context.about.tokenizer,
                 started_from=await in_background(model_fingerprint, self.source),
-                parameters=self.learner.state.parameters if self.learner.state else 0,
+                parameters=parameter_count(self.source),
                 probe_ids=probe_token_ids(self.tokenizer.vocab_size),
                 takes_adapters=serves_adapters(self.context.settings),
             )

@@ -22,7 +22,7 @@ from ftis_node.generation.weight_loader import ProofToCome
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import ModelSource, model_fingerprint
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import Learning
@@ -69,12 +69,11 @@ class OfferedVersion:
     chunk_hashes: bytes
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class OfferLoop:
     """Loop that offers weights. The train loop calls `take`; the network calls `give` for each request."""
 
     context: NodeContext
-    about: NodeDescription
     source: ModelSource
     disk: DiskThread
     peers: PeerManager
@@ -128,8 +127,8 @@ class OfferLoop:
             peer_id=self.context.peer_id,
             version=pending.weights.version,
             created_at=time.time(),
-            model=self.about.model,
-            tokenizer=self.about.tokenizer,
+            model=self.context.about.model,
+            tokenizer=self.context.about.tokenizer,
             started_from=started_from,
             num_bytes=digests.num_bytes,
             sha256=digests.sha256,

@@ -26,7 +26,7 @@ MAX_SHOWN = 12  # in the status
 NAME_WIDTH, REASON_WIDTH, ID_TAIL = 24, 32, 8
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class RefusalReporter:
     """Reporter of both directions. The directory loop calls `update` once a second."""
 

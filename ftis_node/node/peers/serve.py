@@ -13,51 +13,18 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from ftis_node.config.home import Home
 from ftis_node.errors import RecordError
 from ftis_node.gossip import MAX_ANSWERS
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.storage.node_store import Store
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import Group, GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.replay.reader import HeldGroup, ReplayReader
-from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, RetryQueue
-from ftis_node.swarm.lru import LruDict
-from ftis_node.tasks.base import Task
-
-MAX_CONFIRMED = 1 << 16
-MAX_PAIRS = 1 << 14  # peers and groups; a group that is announced again is confirmed again, soon after
-REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after this time
-
-
-class Confirmations:
-    """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop."""
-
-    def __init__(self, registry: PeerRegistry) -> None:
-        self._registry = registry
-        self.confirmed_ids = LruDict[bytes, None](MAX_CONFIRMED)
-        self.num_confirmed = 0
-        self._pairs = LruDict[tuple[str, bytes], None](MAX_PAIRS)
-        self.pending = RetryQueue[bytes](first_wait_s=REANNOUNCE_S)
-        self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
-
-    def confirm(self, peer_id: str, group_id: bytes) -> bool:
-        """Note that `peer_id` has the group. Return True if it is the first peer that confirms the group."""
-        peer = self._registry.seen(peer_id)
-        if (peer_id, group_id) not in self._pairs:
-            peer.confirmed += 1
-            self._pairs[peer_id, group_id] = None
-        if group_id in self.confirmed_ids:
-            return False
-        self.confirmed_ids[group_id] = None
-        self.pending.discard(group_id)
-        self.num_confirmed += 1
-        return True
+from ftis_node.swarm.delivery import MAX_SENT_BODIES, IdsByPeer
 
 
 def announcement_of(held: HeldGroup, about: NodeDescription) -> Announcement:
@@ -74,7 +41,7 @@ def announcement_of(held: HeldGroup, about: NodeDescription) -> Announcement:
     )
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class PeerRequestHandler:
     """Handler of peers' requests, which reads the buffer on disk.
 
@@ -82,25 +49,20 @@ class PeerRequestHandler:
     """
 
     context: NodeContext
-    about: NodeDescription
-    task: Task
+    store: Store
     tokenizer: PromptTokenizer
-    reader: ReplayReader
-    home: Home
-    disk: DiskThread
     peers: PeerManager
-    confirmations: Confirmations
     _deliveries: IdsByPeer = field(default_factory=lambda: IdsByPeer(capacity=MAX_SENT_BODIES), init=False)
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the envelopes of those groups that are in the buffer."""
-        return self.reader.envelopes(ids)
+        return self.store.reader.envelopes(ids)
 
     async def encode_as_text(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return own groups among `ids`, encoded as text; none if the run does not use text."""
         if self.context.manifest.step.other_tokenizers != "text":
             return []
-        own = self.reader.envelopes([group_id for group_id in ids if self.reader.is_own(group_id)])
+        own = self.store.reader.envelopes([group_id for group_id in ids if self.store.reader.is_own(group_id)])
         encoded = [self._encode_as_text(data) for data in own]
         max_bytes = self.context.manifest.wire.max_envelope_bytes
         return [data for data in encoded if data is not None and len(data) <= max_bytes]
@@ -119,13 +81,13 @@ class PeerRequestHandler:
             self.peers.refuse_message(peer_id, "question", error, is_charged=False)
             return []
         fresh = time.time() - self.context.manifest.step.max_age_s
-        held = await self.disk(self._find, replace(request, since=max(request.since, fresh)))
+        held = await self.store.disk(self._find, replace(request, since=max(request.since, fresh)))
         self.context.events.write("backfill_requested", peer=peer_id, sender=request.sender, num_groups=len(held))
         return held
 
     def _find(self, request: BackfillRequest) -> list[bytes]:
         """Return the announcements of the requested groups. Runs in the disk thread, on a separate connection."""
-        with closing(ReplayReader(self.home.replay)) as reader:
+        with closing(ReplayReader(self.store.home.replay)) as reader:
             found = reader.find_held(
                 sender=request.sender,
                 first_number=request.first_number,
@@ -133,11 +95,11 @@ class PeerRequestHandler:
                 since=request.since,
                 limit=MAX_ANSWERS,
             )
-            return [announcement_of(held, self.about).to_bytes() for held in found]
+            return [announcement_of(held, self.context.about).to_bytes() for held in found]
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
         """Note that this node sent the group to a peer."""
-        if self.reader.is_own(group_id):
+        if self.store.reader.is_own(group_id):
             self._deliveries.add(peer_id, group_id)
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
@@ -149,11 +111,11 @@ class PeerRequestHandler:
         """
         is_believed = peer_id == self.context.settings.roles.follow or not self.peers.is_new_peer(peer_id)
         for group_id in ids:
-            if not self.reader.is_own(group_id):
+            if not self.store.reader.is_own(group_id):
                 continue
             if not is_believed and not self._deliveries.has(peer_id, group_id):
-                self.confirmations.unverified.add(peer_id, group_id)
-            elif self.confirmations.confirm(peer_id, group_id):
+                self.peers.confirmations.unverified.add(peer_id, group_id)
+            elif self.peers.confirmations.confirm(peer_id, group_id):
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
 
     def announcement_refused(self, peer_id: str, error: RecordError) -> None:

@@ -15,33 +15,33 @@ from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import ConfigError
 from ftis_node.gossip import Gossip
 from ftis_node.gossip.directory.lookup import RunSurvey
-from ftis_node.node.context import NodeContext, NodeCounters
+from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.refusal_reports import RefusalReporter
-from ftis_node.node.peers.registry import PeerActivity, PeerRegistry
-from ftis_node.node.peers.serve import Confirmations
+from ftis_node.node.peers.registry import PeerActivity
 from ftis_node.swarm.overview import RunSummary, SwarmView, make_view, swarm_row
-from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.status import SwarmStatus
 
 TIMEOUT_S = 60.0
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class PeerTable:
-    """Joins the registry with the reputations."""
+@dataclass(eq=False, repr=False)
+class SwarmReporter:
+    """Reports the swarm as this node sees it: the status section, the rows of its peers, and the view of all nodes."""
 
-    peers: PeerManager
-    guard: PeerGuard
     context: NodeContext
+    gossip: Gossip
+    peers: PeerManager
+    refusals: RefusalReporter
 
-    def swarm(self) -> SwarmView:
+    def view(self) -> SwarmView:
         """Return the view of the swarm: this node first, then the peers that it saw last."""
         own, rows = self.peers.registry.own_record, []
         if own is not None:
             rows.append(swarm_row(own, seen_at=time.time()))
         for peer_id, activity in dict(self.peers.registry.peers).items():
-            with self.guard.work_for(peer_id, Place.STATUS):
+            with self.gossip.guard.work_for(peer_id, Place.STATUS):
                 if activity.record is not None:
                     rows.append(swarm_row(activity.record, seen_at=activity.last_seen))
         num_unreadable = sum(activity.record is None for activity in self.peers.registry.peers.values())
@@ -58,57 +58,25 @@ class PeerTable:
         met = dict(self.peers.registry.peers)
         rows = []
         for peer_id in [*met, *(peer_id for peer_id in self.peers.known() if peer_id not in met)]:
-            with self.guard.work_for(peer_id, Place.STATUS):
+            with self.gossip.guard.work_for(peer_id, Place.STATUS):
                 activity = met.get(peer_id, PeerActivity())
                 rows.append({"peer_id": peer_id, **activity.as_dict(), **self.peers.row(peer_id)})
         return rows
 
-
-def view_of(survey: RunSurvey) -> SwarmView:
-    """Return the view of the directory's records. The time of a record is by its peer's clock."""
-    now = time.time()
-    rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
-    run = RunSummary(survey.run_id)
-    if survey.manifest is not None:
-        with suppress(ConfigError):  # a manifest of another version of ftis-node
-            run = RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
-    return make_view(rows, run=run, now=now, num_unreadable=survey.num_unreadable)
-
-
-def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
-    """Return the view of a run through `peers` (multiaddrs). Raise NetworkError if no member is found."""
-    from ftis_node.gossip.directory.lookup import survey_remotely
-    from ftis_node.gossip.settings import NetworkSettings
-
-    with tempfile.TemporaryDirectory(prefix="ftis-look-", ignore_cleanup_errors=True) as folder:
-        settings = NetworkSettings(sockets_dir=Path(folder), peers=peers)
-        return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=TIMEOUT_S)))
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class SwarmReporter:
-    """Builds the section from the network and the counters. The status and the trackers use it."""
-
-    gossip: Gossip
-    registry: PeerRegistry
-    counters: NodeCounters
-    confirmations: Confirmations
-    refusals: RefusalReporter
-
     def status(self, *, members: Collection[str]) -> SwarmStatus:
         """Return the section. `members` are the connected members of the run."""
-        counters, gossip = self.counters, self.gossip
-        others = self.registry.other_versions(members)
+        counters, gossip = self.peers.counters, self.gossip
+        others = self.peers.registry.other_versions(members)
         tokens = counters.tokens_received
         return SwarmStatus(
             state=str(gossip.state.state),
             reason=gossip.state.reason,
             reachability=str(gossip.reachability),
             clock_skew_s=None if gossip.clock_skew_s is None else round(gossip.clock_skew_s, 3),
-            peers_known=len(self.registry.peers),
+            peers_known=len(self.peers.registry.peers),
             peers_connected=len(members),
             groups_sent=counters.groups_sent,
-            groups_confirmed=self.confirmations.num_confirmed,
+            groups_confirmed=self.peers.confirmations.num_confirmed,
             groups_received=counters.groups_received,
             groups_refused=dict(counters.refused),
             groups_repaired=counters.groups_repaired,
@@ -135,3 +103,24 @@ class SwarmReporter:
             refused_peers=self.refusals.refused(),
             refused_by=self.refusals.refused_by(),
         )
+
+
+def view_of(survey: RunSurvey) -> SwarmView:
+    """Return the view of the directory's records. The time of a record is by its peer's clock."""
+    now = time.time()
+    rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
+    run = RunSummary(survey.run_id)
+    if survey.manifest is not None:
+        with suppress(ConfigError):  # a manifest of another version of ftis-node
+            run = RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
+    return make_view(rows, run=run, now=now, num_unreadable=survey.num_unreadable)
+
+
+def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
+    """Return the view of a run through `peers` (multiaddrs). Raise NetworkError if no member is found."""
+    from ftis_node.gossip.directory.lookup import survey_remotely
+    from ftis_node.gossip.settings import NetworkSettings
+
+    with tempfile.TemporaryDirectory(prefix="ftis-look-", ignore_cleanup_errors=True) as folder:
+        settings = NetworkSettings(sockets_dir=Path(folder), peers=peers)
+        return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=TIMEOUT_S)))

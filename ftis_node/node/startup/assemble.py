@@ -20,23 +20,21 @@ from ftis_node.config.step import StepSection
 from ftis_node.gossip import Gossip
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.releases import own_releases
-from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
 from ftis_node.node.startup.prepare import check_ports, prepare
 from ftis_node.node.startup.recovery import release_damaged
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
 from ftis_node.node.storage.epochs import begin_epoch
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
-from ftis_node.node.training.evaluation import EvaluationHistory, make_tracking
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scorer import IsolatedScorer
@@ -45,6 +43,7 @@ from ftis_node.telemetry.history import last_logged_step
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 from ftis_node.telemetry.status import EndWord
 from ftis_node.telemetry.terminal_text import size
+from ftis_node.telemetry.tracking import TrackedRun, Tracking
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weight_store import weights_folder
 
@@ -119,16 +118,6 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
             num_versions=num_versions(settings, inputs.arrangement.transfer),
         )
     )
-    state, evaluations = NodeState(step=last_logged_step(home.events)), EvaluationHistory()
-    for entry in read_last_status(home).eval:
-        evaluations.add(entry)
-    learner: Learning = NullLearner(parameter_count(source))
-    if settings.learns:
-        learner = factory.learner(inputs, events=events, weights=weights)
-    generation: Generation = NullGeneration(lambda: state.policy_version)
-    if settings.generates:
-        generation = factory.generation(inputs, events=events, learner=learner)
-    done = reader.figures()
     name = settings.name or identity.peer_id[-NAME_LENGTH:]
     about = NodeDescription(
         name=name,
@@ -138,10 +127,20 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         training=inputs.training,
         releases=releases,
     )
+    state = NodeState(step=last_logged_step(home.events))
+    context = NodeContext(settings, manifest, identity, events, state, about)
+    for entry in read_last_status(home).eval:
+        context.evaluations.add(entry)
+    learner: Learning = NullLearner(parameter_count(source))
+    if settings.learns:
+        learner = factory.learner(inputs, events=events, weights=weights)
+    generation: Generation = NullGeneration(lambda: state.policy_version)
+    if settings.generates:
+        generation = factory.generation(inputs, events=events, learner=learner)
+    done = reader.figures()
     return NodeComponents(
-        context=NodeContext(settings, manifest, identity, events, state),
-        about=about,
-        home=home,
+        context=context,
+        store=Store(context, home, buffer, reader, disk, space),
         source=source,
         tokenizer=inputs.tokenizer,
         task=inputs.task,
@@ -152,20 +151,30 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         generation=generation,
         learner=learner,
         gossip=factory.gossip(inputs),
-        buffer=buffer,
-        reader=reader,
-        disk=disk,
         slots=SlotPool(_num_slots(settings, step), held=reader.own_held()),
-        counters=peers.counters,
-        registry=peers.registry,
-        confirmations=Confirmations(peers.registry),
-        evaluations=evaluations,
         peers=peers,
         arrangement=inputs.arrangement,
-        space=space,
         budget=GenerateBudget(settings.budget.generate_tokens, num_tokens=done.tokens_own, num_groups=done.groups_own),
-        tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
+        tracking=_tracking(context, home),
     )
+
+
+def _tracking(context: NodeContext, home: Home) -> Tracking:
+    """Return the trackers that the settings name. `prepare.py` checks that they are installed."""
+    manifest, peer_id, about = context.manifest, context.peer_id, context.about
+    run = TrackedRun(
+        project=context.settings.tracking.project,
+        name=about.name,
+        id=f"{manifest.run_id}-{peer_id}",
+        folder=home.root.absolute(),
+        settings={
+            "run": manifest.model_dump(mode="json"),
+            "run_id": manifest.run_id,
+            "model": about.model,
+            "peer": peer_id,
+        },
+    )
+    return Tracking.to(context.settings.tracking.to, run)
 
 
 def _num_slots(settings: NodeSettings, step: StepSection) -> int:

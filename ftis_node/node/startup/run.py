@@ -9,7 +9,6 @@ from ftis_node.config.disk_room import reporting_full_disk
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import start_command
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
@@ -21,6 +20,7 @@ from ftis_node.node.startup.startup_summary import end_lines, finished_lines, re
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 
@@ -80,4 +80,4 @@ def _report_end(
         log_block(log, [f"stopped before the start was complete; nothing is lost, {start_command(home)} begins again"])
         return
     first, latest = observed.status.first, observed.status.latest
-    log_block(log, end_lines(first, latest, home, settings=settings, counters=parts.counters))
+    log_block(log, end_lines(first, latest, home, settings=settings, counters=parts.peers.counters))

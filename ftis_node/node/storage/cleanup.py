@@ -28,8 +28,8 @@ from ftis_node.config.disk_room import is_disk_full
 from ftis_node.config.home import Home
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, DAMAGED_PREFIX
 from ftis_node.node.storage.disk_space import HomeUse, checkpoint_step
-from ftis_node.node.supervision.background import DiskThread, in_background
-from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.node.storage.node_store import Store
+from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.workers.durable import keep_newest
 
@@ -39,9 +39,7 @@ TURNED_OVER = re.compile(r".+\.log\.\d+")
 async def reclaim(
     missing_bytes: int,
     *,
-    home: Home,
-    buffer: ReplayBuffer,
-    disk: DiskThread,
+    store: Store,
     learns: bool,
     measure: Callable[[], Awaitable[HomeUse]],
 ) -> AsyncIterator[tuple[str, int]]:
@@ -49,6 +47,7 @@ async def reclaim(
 
     `measure` returns the present disk use of the home.
     """
+    home, buffer, disk = store.home, store.buffer, store.disk
     target_bytes = (await measure()).used_bytes - missing_bytes
     saved_step = checkpoint_step(home) if learns else None
     old_logs = (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))

@@ -1,70 +1,30 @@
-"""Evaluation of pass@1 by greedy decoding on held-out problems, and the statistics that a node publishes."""
+"""Evaluation of pass@1 by greedy decoding on held-out problems."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
-from ftis_node.config.home import Home
-from ftis_node.config.manifest import RunManifest
-from ftis_node.config.node import NodeSettings
 from ftis_node.errors import WorkerError
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.context import NodeContext, NodeCounters
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.context import NodeContext
 from ftis_node.node.protocols import Generation
-from ftis_node.node.supervision.failures import FailureBoard
-from ftis_node.records.bounds import MAX_REFUSED_SENDERS
-from ftis_node.records.peer_messages import PeerStats
-from ftis_node.swarm.reasons import REFUSALS
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.status import EvalStatus
-from ftis_node.telemetry.tracking import TrackedRun, Tracking
+from ftis_node.telemetry.tracking import Tracking
 
 log = logging.getLogger(__name__)
 
-MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
-NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages
-MINUTE_S = 60.0
 EVALUATION = "evaluation"
 
 
-def make_tracking(
-    settings: NodeSettings, manifest: RunManifest, home: Home, *, name: str, peer_id: str, model: str
-) -> Tracking:
-    """Return the trackers that the settings name. `startup/prepare.py` checks that they are installed."""
-    run = TrackedRun(
-        project=settings.tracking.project,
-        name=name,
-        id=f"{manifest.run_id}-{peer_id}",
-        folder=home.root.absolute(),
-        settings={"run": manifest.model_dump(mode="json"), "run_id": manifest.run_id, "model": model, "peer": peer_id},
-    )
-    return Tracking.to(settings.tracking.to, run)
-
-
-class EvaluationHistory:
-    """Bounded list of evaluations, oldest first."""
-
-    def __init__(self) -> None:
-        self.entries: list[EvalStatus] = []
-
-    def add(self, evaluation: EvalStatus) -> None:
-        """Add an evaluation. Beyond the bound, drop the oldest after the first step, which is the baseline."""
-        known = [*self.entries, evaluation]
-        first = [entry for entry in known if entry.step == known[0].step]
-        num_later = max(1, MAX_EVALUATIONS - len(first))
-        self.entries = first + known[len(first) :][-num_later:]
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Evaluator:
     """Evaluates the served weights on the run's held-out tasks; each task once a step."""
 
@@ -73,25 +33,23 @@ class Evaluator:
     eval_tasks: Sequence[Task]
     tokenizer: PromptTokenizer
     scorer: IsolatedScorer
-    evaluations: EvaluationHistory
     tracking: Tracking
-    failures: FailureBoard
 
     async def evaluate(self, *, step: int) -> None:
         """Evaluate the weights of `step` on each task without a result for that step.
 
         Raise WorkerError if no evaluation has succeeded since the start, or if the generator does not come back.
         """
-        known = {entry.task for entry in self.evaluations.entries if entry.step == step}
+        known = {entry.task for entry in self.context.evaluations.entries if entry.step == step}
         for task in self.eval_tasks:
             if task.name in known:
                 continue
             try:
                 await self._evaluate(task, step=step)
-                self.failures.succeeded(EVALUATION)
+                self.context.failures.succeeded(EVALUATION)
             except WorkerError as error:
-                is_due = self.failures.failed(EVALUATION, error)
-                if not (self.generation.is_alive and self.failures.streak(EVALUATION).has_succeeded):
+                is_due = self.context.failures.failed(EVALUATION, error)
+                if not (self.generation.is_alive and self.context.failures.streak(EVALUATION).has_succeeded):
                     raise
                 if is_due:
                     self.context.events.write("eval_failed", step=step, task=task.name, error=str(error))
@@ -107,7 +65,7 @@ class Evaluator:
             completion_limit=manifest.sampling.completion_limit,
         )
         entry = EvalStatus(step=step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
-        self.evaluations.add(entry)
+        self.context.evaluations.add(entry)
         duration_s = round(time.monotonic() - began_at, 3)
         self.context.events.write(
             "eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n, duration_s=duration_s
@@ -121,59 +79,3 @@ class Evaluator:
             entry.task,
             extra={"fields": msgspec.structs.asdict(entry)},
         )
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class OwnStats:
-    """Maker of the measurements. `sample` is called once for each directory period, `make` at any time."""
-
-    context: NodeContext
-    counters: NodeCounters
-    evaluations: EvaluationHistory
-    peers: PeerManager
-    _turn: int = field(default=0, init=False)
-    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_SAMPLES), init=False)
-
-    def sample(self, *, last_number: int) -> None:
-        """Note how many groups have been sent; the rate is an average since the oldest of the noted numbers."""
-        self._samples.append((time.monotonic(), last_number))
-        self._turn += 1
-
-    def make(self, *, last_number: int) -> PeerStats | None:
-        """Return the measurements; None if `swarm.publish_stats` is false. `last_number` counts the groups sent."""
-        if not self.context.settings.swarm.publish_stats:
-            return None
-        sources: Counter[str] = Counter()
-        for groups in self.counters.recent_sources:
-            sources.update(groups)
-        return PeerStats(
-            step=self.context.state.step,
-            groups_per_minute=self._groups_per_minute(last_number),
-            rejected_groups=sum(self.counters.refused.values()),
-            pass_rates=self._pass_rates(),
-            sources=tuple((peer_id, groups) for peer_id, groups in sources.most_common() if peer_id and groups > 0),
-            trained_groups=sum(sources.values()),
-            refused_senders=self._refused_senders(),
-        )
-
-    def _refused_senders(self) -> tuple[tuple[str, str, int], ...]:
-        """Return as many refused senders as a record holds, others in each turn."""
-        refused = self.peers.refused_senders()
-        first = self._turn * MAX_REFUSED_SENDERS % max(1, len(refused))
-        ordered = [*refused[first:], *refused[:first]][:MAX_REFUSED_SENDERS]
-        return tuple((sender.peer_id, _public(sender.reason), sender.num_groups) for sender in ordered)
-
-    def _groups_per_minute(self, last_number: int) -> float:
-        if not self._samples:
-            return 0.0
-        (first_s, first), now_s = self._samples[0], time.monotonic()
-        return MINUTE_S * (last_number - first) / (now_s - first_s) if now_s > first_s else 0.0
-
-    def _pass_rates(self) -> tuple[tuple[int, float], ...]:
-        entries = self.evaluations.entries
-        return tuple((entry.step, entry.pass_at_1) for entry in entries if entry.task == entries[0].task)
-
-
-def _public(reason: str) -> str:
-    """Return the reason for the record: a name that peers know, since a ban may have any reason."""
-    return reason if reason in REFUSALS else "banned"

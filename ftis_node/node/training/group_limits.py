@@ -1,4 +1,4 @@
-"""Limits on groups: slots of own groups, the token budget of a node, and the bounds of the replay buffer.
+"""Limits on own groups: slots, and the token budget of a node.
 
 The generate loop takes a slot before generation. It becomes free when the generator serves the weights of the step that
 used the group. So generation runs ahead of training by a bounded number of steps.
@@ -14,15 +14,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from ftis_node.config.limits import MAX_READY_BYTES, MAX_READY_GROUPS
-from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.eviction import Freshness
-from ftis_node.replay.lifecycle import Candidate, ReleaseReason
-from ftis_node.replay.reader import ReplayReader
 
 log = logging.getLogger(__name__)
 
@@ -150,49 +142,3 @@ class GenerateBudget:
                 )
             with waiting_for("nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"):
                 await self._changed.wait()
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class BufferLimits:
-    """Enforces the bounds of the settings section `[buffer]`, and each peer's share of the buffer."""
-
-    context: NodeContext
-    buffer: ReplayBuffer
-    reader: ReplayReader
-    disk: DiskThread
-    peers: PeerManager
-
-    async def enforce(self) -> None:
-        """Evict and prune if a bound is exceeded."""
-        _, foreign_ready = self.reader.ready_counts()
-        if foreign_ready > MAX_READY_GROUPS or self.reader.ready_foreign_bytes() > MAX_READY_BYTES:
-            await self.evict_foreign()
-        if self.reader.kept_bytes() > self.context.settings.buffer.max_disk_bytes:
-            await self.prune()
-
-    async def evict_foreign(self) -> None:
-        """Release foreign groups beyond the buffer's bounds, and those of a peer beyond its share."""
-        evict, keep = self.buffer.evict_foreign, {"keep": MAX_READY_GROUPS, "keep_bytes": MAX_READY_BYTES}
-        for group in await self.disk(evict, **keep, cap=self.peers.share_cap()):
-            self.context.events.write("released", group=group.id, reason=ReleaseReason.EVICTED)
-
-    async def release_stale(self) -> list[Candidate]:
-        """Release and return the READY groups that are too old, by the run's limits of age and version."""
-        step = self.context.manifest.step
-        freshness = Freshness(
-            now=time.time(),
-            max_age_s=step.max_age_s,
-            policy_version=self.context.state.policy_version,
-            max_version_lag=step.max_version_lag,
-            peer_id=self.context.peer_id,
-        )
-        stale = await self.disk(self.buffer.release_stale, freshness)
-        for group in stale:
-            self.context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
-        return stale
-
-    async def prune(self) -> None:
-        """Delete released groups beyond the disk bound, oldest first; keep the groups of steps after the checkpoint."""
-        max_disk_bytes = self.context.settings.buffer.max_disk_bytes
-        saved_step = self.context.state.saved_step
-        await self.disk(self.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=saved_step)

@@ -18,10 +18,10 @@ from functools import partial
 from typing import Protocol
 
 from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.training.group_limits import BufferLimits, SlotPool
+from ftis_node.node.storage.node_store import Store
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
     StepInputs,
@@ -31,12 +31,9 @@ from ftis_node.node.training.step_shares import (
     never_starts,
     substitute_foreign,
 )
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ChoiceRule, ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.arrivals import AwaitedSenders
-from ftis_node.swarm.demand import OwnDomain
 from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
@@ -57,7 +54,7 @@ class StepGate(Protocol):
         ...
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class TimedStepGate:
     """Gate that waits for all own groups, and for foreign ones of awaited senders up to the run's patience.
 
@@ -65,15 +62,13 @@ class TimedStepGate:
     """
 
     context: NodeContext
-    stored: asyncio.Event
-    step_shares: StepShares
-    limits: BufferLimits
-    slots: SlotPool
-    reader: ReplayReader
+    store: Store
     gossip: Gossip
-    arrivals: AwaitedSenders
     peers: PeerManager
-    about: NodeDescription
+    slots: SlotPool
+    step_shares: StepShares
+    arrivals: AwaitedSenders
+    stored: asyncio.Event
 
     def __post_init__(self) -> None:
         self._started_at = self._looked_at = time.monotonic()
@@ -133,12 +128,12 @@ class TimedStepGate:
         if not self._fills:
             return
         step = self.context.manifest.step
-        self._fill.note(self._needs.foreign, [sender for sender, _ in self.reader.ready_foreign()])
+        self._fill.note(self._needs.foreign, [sender for sender, _ in self.store.reader.ready_foreign()])
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
         self.slots.resize(own * (1 + step.max_async_level))
 
     async def _outlook(self) -> StepInputs:
-        own_ready, foreign_ready = self.reader.ready_counts()
+        own_ready, foreign_ready = self.store.reader.ready_counts()
         if not self.context.settings.generates or (self._needs.foreign and not self.step_shares.makes_more):
             self._needs = replace(self._needs, generated=0)
             own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
@@ -175,38 +170,35 @@ class TimedStepGate:
         """Return whether this node would accept groups of a peer: not banned, with a usable tokenizer and role."""
         record = self.peers.registry.record_of(peer_id)
         takes_text = self.context.manifest.step.other_tokenizers == "text"
-        is_fit = record is None or takes_text or record.tokenizer == self.about.tokenizer
+        is_fit = record is None or takes_text or record.tokenizer == self.context.about.tokenizer
         is_sender = record is None or record.role != "learner"
         return is_fit and is_sender and not self.peers.is_banned(peer_id)
 
     async def _release_unusable(self) -> None:
-        if await self.limits.release_stale():
-            self.slots.set_held(self.reader.own_held())
-        await self.limits.evict_foreign()
+        if await self.store.release_stale():
+            self.slots.set_held(self.store.reader.own_held())
+        await self.store.evict_foreign(self.peers.share_cap())
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class StepSelection:
     """Selects the groups of a step from the buffer: READY -> TAKEN, or RELEASED if the rule discards them."""
 
     context: NodeContext
-    buffer: ReplayBuffer
-    reader: ReplayReader
-    disk: DiskThread
+    store: Store
     peers: PeerManager
-    own_domain: OwnDomain | None
 
     async def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
         """Take up to `own` and `foreign` groups, by signer, for a step."""
         events, rule = self.context.events, self._rule(step)
-        groups, discarded = await self.disk(self.buffer.take, step, own=own, foreign=foreign, rule=rule)
+        groups, discarded = await self.store.disk(self.store.buffer.take, step, own=own, foreign=foreign, rule=rule)
         write_taken(events, groups, step=step)
         for passed_over in discarded:
             events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
         return groups
 
     def _rule(self, step: int) -> ChoiceRule:
-        section, domain = self.context.manifest.step, self.own_domain
+        section, domain = self.context.manifest.step, self.context.own_domain
         if section.group_selection == "sapo":
             return partial(choose_sapo, seed=step, domain=domain)
         neighbor = self.peers.share_cap().neighbor

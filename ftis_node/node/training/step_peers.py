@@ -78,7 +78,7 @@ class PeerWeights:
         return max(MIN_WEIGHT, min(1.0, mean.value / self._own.value))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class StepPeers:
     """Weights the groups of peers before a step, then credits or charges their senders.
 

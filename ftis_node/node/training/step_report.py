@@ -20,10 +20,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ftis_node.gossip import Gossip
 from ftis_node.learner.messages import StepReport
-from ftis_node.node.context import NodeContext, NodeCounters
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, dtype_of
 from ftis_node.telemetry.tracking import Tracking, numbers_of
@@ -72,15 +71,13 @@ def warning_of(report: StepReport, limits: MismatchLimits) -> str:
     )
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class StepReporter:
     """Records each step's report, and the transitions of the log-prob mismatch."""
 
     context: NodeContext
-    registry: PeerRegistry
-    counters: NodeCounters
+    peers: PeerManager
     generation: Generation
-    gossip: Gossip
     swarm: SwarmReporter
     tracking: Tracking
 
@@ -91,17 +88,17 @@ class StepReporter:
         """Record the report of a finished step in state, counters, event log and trackers."""
         state = self.context.state
         state.step, state.policy_version = report.step, report.policy_version
-        self.counters.last_report = report
+        self.peers.counters.last_report = report
         generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         self.context.events.write("step", **fields)
-        self.counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
+        self.peers.counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
         if not report.repeated:
-            self.counters.groups_trained_own += report.own_groups
-            self.counters.groups_trained_foreign += report.foreign_groups
+            self.peers.counters.groups_trained_own += report.own_groups
+            self.peers.counters.groups_trained_foreign += report.foreign_groups
         for taught in report.by_sender:
             if taught.sender and not taught.own:
-                self.registry.entry(taught.sender).note_training(taught)
+                self.peers.registry.entry(taught.sender).note_training(taught)
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, IN_WORDS.get(problem, problem))
         else:
@@ -120,7 +117,7 @@ class StepReporter:
     async def _track(self, report: StepReport) -> None:
         if not self.tracking:
             return
-        swarm = self.swarm.status(members=await self.gossip.members())
+        swarm = self.swarm.status(members=await self.swarm.gossip.members())
         report_fields = msgspec.to_builtins(report)
         del report_fields["step"]  # the axis
         numbers = numbers_of(report_fields, prefix="learner") | numbers_of(msgspec.to_builtins(swarm), prefix="swarm")
@@ -130,7 +127,7 @@ class StepReporter:
         """Write an event and a log line if the mismatch rose above its limits, or fell below them again."""
         if report.mismatch_kl is None:
             return
-        self.counters.mismatch_report = report
+        self.peers.counters.mismatch_report = report
         change = self._mismatch.note(report)
         if change is None:
             return

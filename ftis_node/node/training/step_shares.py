@@ -104,7 +104,7 @@ def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
     return not needs.foreign or (not outlook.awaits_sender and outlook.alone_s >= needs.foreign_wait_s)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class StepShares:
     """Computes the shares of a step from the manifest, adjusted if the node generates nothing or its budget is used."""
 
@@ -119,10 +119,10 @@ class StepShares:
         return self.context.settings.generates and not (self.budget.is_used_up and not self.slots.waiting)
 
     @property
-    def is_learned_out(self) -> bool:
-        """Return whether the budget of training tokens (`budget.learn_tokens`) is used up."""
-        limit = self.context.settings.budget.learn_tokens
-        return limit is not None and self.reader.trained_tokens() >= limit
+    def lacks_foreign(self) -> bool:
+        """Return whether fewer foreign groups are READY than the next step takes."""
+        _, foreign_ready = self.reader.ready_counts()
+        return foreign_ready < self.of_next_step()[1]
 
     def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
         """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""

@@ -25,9 +25,9 @@ async def chain(items: Sequence[Item]) -> None:
     """Handle each request, then render the views of the node."""
     async with fuzzed_node() as fuzzed:
         status = fuzzed.wiring.status_loop()
-        control = PeerControl(fuzzed.parts.peers, fuzzed.wiring.peer_table.rows)
+        control = PeerControl(fuzzed.parts.peers, fuzzed.wiring.swarm.rows)
         for one in HOSTILE:
-            fuzzed.parts.registry.seen(one.peer_id)
+            fuzzed.parts.peers.registry.seen(one.peer_id)
         for item in items:
             text = item.data.decode("utf-8", "surrogateescape")  # as aiohttp decodes headers
             if item.tag & 7 == HOST:

@@ -46,7 +46,7 @@ async def chain(items: Sequence[Item]) -> None:
             fuzzed.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, MADE_AT))
             fuzzed.wiring.announcements._pulls(one.peer_id)
         fuzzed.pull._portions(4)
-        open_peer_record(seal_peer_record(loop._own_record(), OWN))
+        open_peer_record(seal_peer_record(loop.own_record.make(), OWN))
 
 
 def seeds() -> list[bytes]:

@@ -56,7 +56,7 @@ def _fill(fuzzed: FuzzedNode) -> None:
         (Accepted(envelope, envelope.to_bytes(), group, (5, 6, 7)), True)
         for envelope, group in zip(ENVELOPES, GROUPS, strict=True)
     ]
-    fuzzed.parts.buffer.admit_many(accepted)
+    fuzzed.parts.store.buffer.admit_many(accepted)
     path = fuzzed.home.root / "weights.bin"
     path.write_bytes(FILE)
     loop = fuzzed.wiring.offer_loop

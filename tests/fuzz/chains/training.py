@@ -51,9 +51,9 @@ async def chain(items: Sequence[Item]) -> None:
         rule: Any = {"rule": lambda *some: choose_sapo(*some, seed=1)} if items and items[0].tag & SAPO else {}
         _render(fuzzed)
         await _serve(fuzzed)
-        groups = fuzzed.parts.buffer.take(1, own=0, foreign=len(items), **rule)[0]
+        groups = fuzzed.parts.store.buffer.take(1, own=0, foreign=len(items), **rule)[0]
         loop = fuzzed.wiring.train_loop(fuzzed.wiring.step_gate(), last_step=None)
-        batch = loop.peers.batch(groups)
+        batch = loop._step_peers.batch(groups)
         assert len(batch) == len(groups)
         assert not any(group.own for group in batch), "a group of a peer is marked as own"
         if batch:
@@ -86,7 +86,7 @@ def _set_required_fields(message: Any, number: int) -> None:
 
 
 def _render(fuzzed: FuzzedNode) -> None:
-    for group in fuzzed.parts.reader.list_groups(limit=50):
+    for group in fuzzed.parts.store.reader.list_groups(limit=50):
         history = read_group_history(fuzzed.home, group.id)
         assert history is not None
         lines = [*map(text_of, group_lines(history, with_tokens=True)), *group_screen(history)]
@@ -96,7 +96,7 @@ def _render(fuzzed: FuzzedNode) -> None:
         assert all(line.isprintable() for line in _table([group], now=0.0))
         json.dumps(asdict(group), allow_nan=False, default=bytes.hex)
     for one in HOSTILE:
-        fuzzed.parts.reader.groups_of(one.peer_id, limit=5)
+        fuzzed.parts.store.reader.groups_of(one.peer_id, limit=5)
     fuzzed.parts.peers.share_cap()
 
 

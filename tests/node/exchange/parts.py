@@ -14,13 +14,12 @@ import numpy as np
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.exchange.messages import OwnGroup
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
@@ -66,8 +65,8 @@ async def serving(node: NodeComponents, exchange: GroupExchange) -> AsyncIterato
     await status.refresh()
     api = LocalApi(
         status,
-        wiring.peer_table,
-        control=PeerControl(node.peers, wiring.peer_table.rows),
+        wiring.swarm,
+        control=PeerControl(node.peers, wiring.swarm.rows),
         token_file=node.home.control_token,
         add_exchange=routes.add_routes,
     )

@@ -15,8 +15,8 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.exchange.group_exchange import PASSING
 from ftis_node.node.exchange.messages import PublishedGroup
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import CompletionStatus, FinishReason
@@ -43,8 +43,8 @@ async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path: 
         assert await exchange.publish(own_group(node.tokenizer, [ANSWER, "1"], problem=PROBLEM)) == PublishedGroup(
             2, [1.0, 0.0]
         )
-        [first, _] = node.reader.own_ready()
-        [envelope] = node.reader.envelopes([first])
+        [first, _] = node.store.reader.own_ready()
+        [envelope] = node.store.reader.envelopes([first])
         group = unpack_group(open_envelope(envelope).body)
         assert (group.sender, group.number, group.rewards) == (ME.peer_id, 1, (1.0, 0.0))
         assert group.tokens.token_ids.tobytes() == offered.token_ids
@@ -96,7 +96,7 @@ async def test_a_group_that_peers_would_refuse_is_not_published(
         refused = await exchange.publish(type(offered)(**(fields | changes)))
         assert isinstance(refused, Refusal)
         assert refused.reason == reason
-        assert node.reader.own_ready() == []
+        assert node.store.reader.own_ready() == []
         assert node.slots.waiting == 0, "the slot is still in use"
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the number is used up"
 
@@ -109,7 +109,7 @@ async def test_a_trainer_may_render_the_problem_in_its_own_way(tmp_path: Path, o
         texts = [f"</think>{ANSWER}" if opening else ANSWER, "no"]
         offered = own_group(node.tokenizer, texts, prompt_ids=np.array(prompt_ids, "<i4").tobytes())
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0])
-        [envelope] = node.reader.envelopes(node.reader.own_ready())
+        [envelope] = node.store.reader.envelopes(node.store.reader.own_ready())
         group = unpack_group(open_envelope(envelope).body)
         item = node.task[PROBLEM]
         assert (group.problem_hash, group.opening) == (hash_messages(item.prompt), opening)
@@ -126,7 +126,7 @@ async def test_a_completion_ends_at_the_trainers_end_tokens(tmp_path: Path) -> N
         changes = {"token_ids": flat.tobytes(), "logprobs": logprobs.tobytes(), "lengths": [len(ids)] * 2}
         offered = own_group(node.tokenizer, ["", ""], **changes, end_ids=[end_id])
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 1.0])
-        [envelope] = node.reader.envelopes(node.reader.own_ready())
+        [envelope] = node.store.reader.envelopes(node.store.reader.own_ready())
         group = unpack_group(open_envelope(envelope).body)
         assert group.end_ids == (end_id,)
         assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
@@ -170,7 +170,7 @@ async def test_a_group_that_was_not_scored_in_time_is_refused_for_now(tmp_path: 
         refused = await exchange.publish(own_group(node.tokenizer, [ANSWER, "no"]))
         assert isinstance(refused, Refusal)
         assert refused.reason == "scoring_timeout" and refused.reason in PASSING
-        assert node.reader.own_ready() == [] and node.slots.waiting == 0
+        assert node.store.reader.own_ready() == [] and node.slots.waiting == 0
     await scorer.close()
 
 
@@ -189,31 +189,31 @@ async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(t
     async with exchanging(tmp_path) as (node, exchange):
         for sender in (ANN, BOB):
             for number in (1, 2):
-                assert node.buffer.admit(accepted(sender, number), own=False)
-        assert node.buffer.admit(accepted(ME, 1), own=True)
+                assert node.store.buffer.admit(accepted(sender, number), own=False)
+        assert node.store.buffer.admit(accepted(ME, 1), own=True)
         first, second, third = [await exchange.take(count) for count in (3, 3, 3)]
         assert [len(groups) for groups in (first, second, third)] == [3, 1, 0]
         taken = [*first, *second]
         assert {group.sender for group in first} == {ANN.peer_id, BOB.peer_id}
         assert len({group.id for group in taken}) == 4
-        assert node.reader.ready_counts() == (1, 0), "the own group is not there for peers"
-        assert node.reader.figures().released == {"trained": 4}
+        assert node.store.reader.ready_counts() == (1, 0), "the own group is not there for peers"
+        assert node.store.reader.figures().released == {"trained": 4}
         assert [conduct for _, conduct, _ in notes_of(node)] == [Behaviour.CONTRIBUTED] * 4
-        assert node.counters.groups_trained_foreign == 4
+        assert node.peers.counters.groups_trained_foreign == 4
         assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
 
 
 async def test_a_failed_take_loses_no_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full. The trainer did not get the groups, so the next take returns them again."""
     async with exchanging(tmp_path) as (node, exchange):
-        assert node.buffer.admit(accepted(ANN, 1), own=False)
+        assert node.store.buffer.admit(accepted(ANN, 1), own=False)
         with monkeypatch.context() as patch:
-            patch.setattr(node.buffer, "release_step", _fail_as_on_a_full_disk)
+            patch.setattr(node.store.buffer, "release_step", _fail_as_on_a_full_disk)
             with pytest.raises(sqlite3.OperationalError):
                 await exchange.take(1)
         assert [group.sender for group in await exchange.take(1)] == [ANN.peer_id]
         assert await exchange.take(1) == []
-        assert node.counters.groups_trained_foreign == 1
+        assert node.peers.counters.groups_trained_foreign == 1
 
 
 def _fail_as_on_a_full_disk(*_: object) -> int:
@@ -222,10 +222,10 @@ def _fail_as_on_a_full_disk(*_: object) -> int:
 
 async def test_a_take_that_a_crash_interrupted_counts_as_trained(tmp_path: Path) -> None:
     with components(tmp_path) as node:
-        assert node.buffer.admit(accepted(ANN, 1), own=False)
-        assert len(node.buffer.take(5, own=0, foreign=1).groups) == 1
+        assert node.store.buffer.admit(accepted(ANN, 1), own=False)
+        assert len(node.store.buffer.take(5, own=0, foreign=1).groups) == 1
     async with exchanging(tmp_path) as (node, exchange):
-        assert node.reader.figures().released == {"trained": 1}
+        assert node.store.reader.figures().released == {"trained": 1}
         assert await exchange.take(1) == []
 
 

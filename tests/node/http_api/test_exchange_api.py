@@ -13,10 +13,10 @@ import pytest
 from aiohttp import ClientSession
 
 from ftis_node.config.home import TOKEN_HEADER
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.exchange.messages import PublishedGroup, TakeAnswer, TakeRequest
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import MAX_PENDING, MAX_TAKE_BYTES, PROMPT_BYTES, ExchangeApi
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity
 from tests.node.exchange.parts import MANIFEST, exchanging, own_group, serving
 from tests.node.exchange.test_group_exchange import ANSWER
@@ -58,7 +58,7 @@ async def test_a_group_is_published_and_a_peers_group_is_taken(port: Port) -> No
     status, body = await port.post("/exchange/publish", packed(port.node))
     assert (status, msgspec.msgpack.decode(body, type=PublishedGroup)) == (200, PublishedGroup(1, [1.0, 0.0]))
     foreign = accepted(ANN, 1)
-    assert port.node.buffer.admit(foreign, own=False)
+    assert port.node.store.buffer.admit(foreign, own=False)
     status, body = await port.post("/exchange/take", msgspec.msgpack.encode(TakeRequest(2)))
     assert status == 200
     [group] = msgspec.msgpack.decode(body, type=TakeAnswer).groups
@@ -75,7 +75,7 @@ async def test_only_a_client_with_the_token_exchanges_groups(port: Port) -> None
             assert (status, msgspec.json.decode(response)["reason"]) == (403, "token")
         status, _ = await port.post(f"/exchange/{path}", body, Host="evil.example")
         assert status == 403, "a foreign host name was accepted with the token"
-    assert port.node.reader.own_ready() == []
+    assert port.node.store.reader.own_ready() == []
 
 
 MALFORMED: dict[str, bytes] = {

@@ -15,7 +15,7 @@ from bench.stubs.stub_node import StubNode
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.peers.serve import announcement_of
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
@@ -73,9 +73,9 @@ async def test_no_reply_makes_the_node_query_beyond_the_present(tmp_path: Path, 
         assert requests
         skew_s = MAX_CLOCK_SKEW_S
         assert max(request.since for request in requests) <= time.time() + skew_s
-        assert alice.parts.counters.refused["announcement_malformed"] == len(requests)
+        assert alice.parts.peers.counters.refused["announcement_malformed"] == len(requests)
         is_followed = ahead_s <= skew_s
-        assert alice.parts.counters.refused["announcement_clock_skew"] == (0 if is_followed else PAGE - 1)
+        assert alice.parts.peers.counters.refused["announcement_clock_skew"] == (0 if is_followed else PAGE - 1)
         assert len(wiring.announcements.queue) == (PAGE - 1 if is_followed else 0)
 
 
@@ -165,7 +165,7 @@ async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_pat
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         reset_at = int(time.time()) - 10
-        alice.parts.buffer._db.execute("INSERT INTO totals (name, value) VALUES ('reset_at', ?)", (reset_at,))
+        alice.parts.store.buffer._db.execute("INSERT INTO totals (name, value) VALUES ('reset_at', ?)", (reset_at,))
         wiring, requests = pulling(alice, [])
         await catch_up(wiring)
         assert requests and all(request.since >= reset_at for request in requests)
@@ -189,7 +189,7 @@ async def test_a_malformed_announcement_in_several_replies_is_charged_once(tmp_p
         for _ in range(8):
             await catch_up(wiring)
             wiring.backfill._pauses.succeeded(PEER)  # ends the pause after useless replies
-        assert alice.parts.counters.refused["announcement_malformed"] == 8
+        assert alice.parts.peers.counters.refused["announcement_malformed"] == 8
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
         other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
         await catch_up(other)
@@ -215,7 +215,7 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) ->
         handler._take(GossipMessage(PEER, batch.to_bytes()))
         assert len(handler.queue) == 3
         assert handler.tracker_of(PEER).highest == 3
-        assert alice.parts.counters.refused["announcement_flood"] == 1
+        assert alice.parts.peers.counters.refused["announcement_flood"] == 1
 
 
 async def test_only_usable_announcements_of_peers_that_are_not_banned_show_an_order(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def junk(alice: StubNode) -> Callable[[Any], Any]:
 
 def oldest(alice: StubNode) -> Callable[[Any], Any]:
     async def give(ids: Any) -> list[bytes]:
-        return [envelope for _, envelope in alice.parts.reader.all_groups()][:1]
+        return [envelope for _, envelope in alice.parts.store.reader.all_groups()][:1]
 
     return give
 
@@ -259,13 +259,13 @@ async def test_one_fault_of_a_new_peer_is_charged_once_per_group(
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
-        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
+        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.counters.refused[reason])
+        await eventually(lambda: bob.parts.peers.counters.refused[reason])
         num_sent = alice.gossip.counters.bodies_out
         await asyncio.sleep(REST_S)
-        assert bob.parts.counters.refused[reason] == 1
+        assert bob.parts.peers.counters.refused[reason] == 1
         assert alice.gossip.counters.bodies_out == num_sent
         assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {reason: 1}
 
@@ -279,13 +279,13 @@ async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_g
     swarm.loses = lambda sender, receiver, kind, message: sender == 1 and kind == "announced"
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         await asyncio.sleep(0.3)
-        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=3600)
+        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=3600)
         await swarm.publish(alice, 1)
-        (group_id,) = alice.parts.reader.own_ready()
-        kept = alice.parts.reader.held(group_id)
+        (group_id,) = alice.parts.store.reader.own_ready()
+        kept = alice.parts.store.reader.held(group_id)
         assert kept is not None
-        announcement = announcement_of(kept, alice.parts.about)
-        ((_, data),) = alice.parts.reader.all_groups()
+        announcement = announcement_of(kept, alice.parts.context.about)
+        ((_, data),) = alice.parts.store.reader.all_groups()
         valid = open_envelope(data)
         copy = Envelope(valid.id, valid.body, bytes(64)).to_bytes() if reason == "signature" else data
 
@@ -295,8 +295,8 @@ async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_g
         mallory.gossip.serve(give)
         claimed = announcement.to_bytes() if reason == "signature" else announced(7).to_bytes()
         await mallory.parts.gossip.announce(claimed)
-        await eventually(lambda: bob.parts.counters.refused[reason])
+        await eventually(lambda: bob.parts.peers.counters.refused[reason])
         swarm.loses = lambda *_: False
         await alice.parts.gossip.announce(announcement.to_bytes())
         await eventually(lambda: held(bob) == 1)
-        assert bob.parts.counters.refused[reason] == 1
+        assert bob.parts.peers.counters.refused[reason] == 1

@@ -15,10 +15,10 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply, TrainGroup
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeState
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.protocols import NullLearner
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.group import Completion
 from ftis_node.records.identity import Identity
@@ -76,19 +76,8 @@ class Rig:
 
     def loop(self, dice: random.Random | None = None) -> AuditLoop:
         node = self.node
-        return AuditLoop(
-            context=node.context,
-            about=node.about,
-            learner=node.learner,
-            buffer=node.buffer,
-            disk=node.disk,
-            peers=node.peers,
-            guard=node.gossip.guard,
-            failures=node.failures,
-            takes_turns=False,
-            end_ids=(),
-            dice=dice or random.SystemRandom(),
-        )
+        dice = dice or random.SystemRandom()
+        return AuditLoop(node.context, node.learner, node.store, node.peers, node.gossip.guard, (), dice=dice)
 
     async def run(self, *offered: Accepted, dice: random.Random | None = None) -> None:
         loop, before = self.loop(dice), self.num_audits
@@ -138,13 +127,13 @@ def accepted(*, model: str = MODEL, version: int = 0, completions: tuple[Complet
 async def test_a_false_claim_is_noted_and_counted_and_its_group_released(rig: MakeRig) -> None:
     made = rig(kl=0.2)
     false_claim = accepted()
-    assert made.node.buffer.admit(false_claim, own=False)
+    assert made.node.store.buffer.admit(false_claim, own=False)
     await made.run(false_claim)
     assert made.noted == [(ANN.peer_id, Behaviour.FALSE_CLAIM, "logprob_mismatch")]
-    assert made.node.reader.ready_counts() == (0, 0), "its group is still in the buffer"
+    assert made.node.store.reader.ready_counts() == (0, 0), "its group is still in the buffer"
     assert (
-        made.node.counters.refused["logprob_mismatch"]
-        == made.node.registry.peers[ANN.peer_id].refused["logprob_mismatch"]
+        made.node.peers.counters.refused["logprob_mismatch"]
+        == made.node.peers.registry.peers[ANN.peer_id].refused["logprob_mismatch"]
         == 1
     )
     assert made.events == ["audited", "released"]

@@ -58,20 +58,20 @@ async def test_a_new_peers_confirmation_stops_no_announcement_and_frees_no_slot(
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: receiver == 2 and kind == "announced" and message.attempt < 2
     async with swarm.node(1) as alice, confirming_peer(swarm, gives=gives):
-        counters, confirmations = alice.parts.counters, alice.parts.confirmations
+        counters, confirmations = alice.parts.peers.counters, alice.parts.peers.confirmations
         confirmations.pending = RetryQueue[bytes](first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
         await alice.wiring.deliver_loop._release()
         assert confirmations.num_confirmed == 0
-        assert len(alice.parts.reader.own_ready()) == 3, "a slot is free"
+        assert len(alice.parts.store.reader.own_ready()) == 3, "a slot is free"
         assert len(confirmations.pending) == 3, "not announced again"
-        assert alice.parts.registry.seen(identity_of(NEW_PEER).peer_id).confirmed == 0
+        assert alice.parts.peers.registry.seen(identity_of(NEW_PEER).peer_id).confirmed == 0
         async with swarm.node(2) as bob:
             await eventually(lambda: held(bob) == 3)
             await eventually(lambda: confirmations.num_confirmed == 3)
             await alice.wiring.deliver_loop._release()
-            assert len(alice.parts.reader.own_ready()) == 0, "not delivered"
+            assert len(alice.parts.store.reader.own_ready()) == 0, "not delivered"
             assert len(confirmations.pending) == 0
 
 
@@ -79,15 +79,15 @@ async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:
         await swarm.publish(alice, 2)
-        first, second = alice.parts.reader.own_ready()
+        first, second = alice.parts.store.reader.own_ready()
         new_peer = swarm.join(NEW_PEER)
         await new_peer.start()
         fetched = await new_peer.fetch(alice.parts.context.peer_id, [bytes(32), first])
         assert len(fetched.bodies) == 1
         assert await new_peer.confirm(alice.parts.context.peer_id, [first, second])
-        assert alice.parts.confirmations.num_confirmed == 1
-        await eventually(lambda: alice.parts.counters.confirmations_unproven == 1)
-        assert list(alice.parts.confirmations.confirmed_ids) == [first]
+        assert alice.parts.peers.confirmations.num_confirmed == 1
+        await eventually(lambda: alice.parts.peers.counters.confirmations_unproven == 1)
+        assert list(alice.parts.peers.confirmations.confirmed_ids) == [first]
         await new_peer.close()
 
 
@@ -96,9 +96,9 @@ async def test_a_group_that_is_confirmed_during_a_repeated_announcement_is_not_a
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:
-        confirmations, announced = alice.parts.confirmations, list[bytes]()
+        confirmations, announced = alice.parts.peers.confirmations, list[bytes]()
         await swarm.publish(alice, 2)
-        first, second = alice.parts.reader.own_ready()
+        first, second = alice.parts.store.reader.own_ready()
         confirmations.pending = RetryQueue[bytes](first_wait_s=1.0)
         for group_id in (first, second):
             confirmations.pending.put(group_id, now=-math.inf)
@@ -117,7 +117,7 @@ async def test_a_group_that_is_confirmed_during_a_repeated_announcement_is_not_a
 async def test_a_group_that_a_peer_confirms_again_counts_once_for_it(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:
-        confirmations, registry = alice.parts.confirmations, alice.parts.registry
+        confirmations, registry = alice.parts.peers.confirmations, alice.parts.peers.registry
         first, second = identity_of(2).peer_id, identity_of(3).peer_id
         assert [confirmations.confirm(peer, b"g" * 32) for peer in (first, first, second)] == [True, False, False]
         assert [registry.seen(peer).confirmed for peer in (first, second)] == [1, 1]
@@ -129,11 +129,11 @@ async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_pa
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:
         await swarm.publish(alice)
-        (group_id,) = alice.parts.reader.own_ready()
-        bodies = alice.parts.reader.envelopes([group_id])
+        (group_id,) = alice.parts.store.reader.own_ready()
+        bodies = alice.parts.store.reader.envelopes([group_id])
         async with confirming_peer(swarm, gives=bodies) as holder:
             await holder.confirm(alice.parts.context.peer_id, [group_id])
-            await eventually(lambda: alice.parts.confirmations.num_confirmed == 1)
+            await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 1)
 
 
 async def test_a_known_peers_confirmation_counts(tmp_path: Path) -> None:
@@ -144,5 +144,5 @@ async def test_a_known_peers_confirmation_counts(tmp_path: Path) -> None:
         while alice.parts.peers.is_new_peer(peer_id):
             alice.parts.peers.note(peer_id, Behaviour.ACCEPTED)
         async with confirming_peer(swarm) as known:
-            await known.confirm(alice.parts.context.peer_id, alice.parts.reader.own_ready())
-            assert alice.parts.confirmations.num_confirmed == 1
+            await known.confirm(alice.parts.context.peer_id, alice.parts.store.reader.own_ready())
+            assert alice.parts.peers.confirmations.num_confirmed == 1

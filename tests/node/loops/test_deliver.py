@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components, events_of
 from tests.replay.test_buffer import accepted
@@ -24,19 +24,19 @@ async def test_a_delivered_or_stale_group_frees_its_slot(tmp_path: Path, reason:
     with components(tmp_path, settings=settings, slots=SlotPool(1, held=1)) as node:
         age_s = node.context.manifest.step.max_age_s + 1 if reason == "stale" else 0
         group = accepted(ME, 1, created_at=time.time() - age_s)
-        assert node.buffer.admit(group, own=True)
+        assert node.store.buffer.admit(group, own=True)
         if reason == "delivered":
-            node.confirmations.confirm(PEER, group.envelope.id)
+            node.peers.confirmations.confirm(PEER, group.envelope.id)
         await Wiring(node).deliver_loop._release()
         assert [event["reason"] for event in events_of(node, "released")] == [reason]
-        assert node.reader.ready_counts() == (0, 0)
+        assert node.store.reader.ready_counts() == (0, 0)
         async with asyncio.timeout(5):
             await node.slots.charge()
 
 
 async def test_a_group_that_no_peer_has_yet_keeps_its_slot(tmp_path: Path) -> None:
     with components(tmp_path, slots=SlotPool(1, held=1)) as node:
-        assert node.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
+        assert node.store.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
         await Wiring(node).deliver_loop._release()
         assert events_of(node, "released") == []
         with pytest.raises(TimeoutError):

@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,18 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.context import NodeContext, NodeState
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loops.pull_slots import HeldBytes
 from ftis_node.node.loops.upkeep import DiskSpaceLoop
 from ftis_node.node.storage import disk_space as home_limit
-from ftis_node.node.storage.disk_space import DiskSpace, HomeLimit, HomeUse, measure_usage
+from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
+from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from tests.replay.test_buffer import ANN, ME, accepted
 
@@ -85,13 +87,15 @@ class FullHome:
         (home.logs / "learner.log.1").write_bytes(bytes(40 * KB))
         (home.logs / "learner.log").write_bytes(bytes(25 * KB))
         settings = NodeSettings(model="m", learner={"keep_checkpoints": 3})
-        self.space = DiskSpace()
-        manifest = load_manifest("arithmetic-ftis")
-        self.context = NodeContext(settings, manifest, Identity.generate(), self.events, NodeState())
+        manifest, about = load_manifest("arithmetic-ftis"), NodeDescription("node", "m", "")
+        self.context = NodeContext(settings, manifest, Identity.generate(), self.events, NodeState(), about)
+        reader = stack.enter_context(closing(ReplayReader(home.replay)))
+        self.store = Store(self.context, home, self.buffer, reader, self.disk)
+        self.space = self.store.space
 
     def loop(self) -> DiskSpaceLoop:
         """Return the loop over these components."""
-        return DiskSpaceLoop(context=self.context, home=self.home, space=self.space, buffer=self.buffer, disk=self.disk)
+        return DiskSpaceLoop(self.context, self.store)
 
     @property
     def used_bytes(self) -> int:

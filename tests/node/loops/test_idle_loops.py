@@ -20,13 +20,12 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FtisError, ModelError, TaskError, WorkerDiedError, WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.daemon import loops_of_role
 from ftis_node.node.loops.generate import GENERATION, MAX_ATTEMPTS
 from ftis_node.node.loops.train import TRAINING
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.evaluation import EVALUATION
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.tasks.base import TaskItem
@@ -119,7 +118,7 @@ async def drive(
     clock = LoopClock(patch)
     running = asyncio.create_task(loop, name="loop")
     for _ in range(ROUNDS):
-        await node.disk(feed)  # after the calls in the disk thread, which alone changes the buffer
+        await node.store.disk(feed)  # after the calls in the disk thread, which alone changes the buffer
         await clock.advance(ROUND_S)
         if running.done():
             return running.exception()
@@ -128,7 +127,7 @@ async def drive(
         if running.done():
             break
         await clock.advance(0)
-        await node.disk(lambda: None)
+        await node.store.disk(lambda: None)
     assert running.cancelled(), running
     return None
 
@@ -157,7 +156,7 @@ async def test_a_loop_without_input_waits(
 ) -> None:
     monkeypatch.setattr("ftis_node.node.loops.weight_offer.model_fingerprint", lambda source: "0" * 32)
     with node_of(tmp_path, role) as node:
-        node.failures.succeeded(GENERATION)
+        node.context.failures.succeeded(GENERATION)
         wiring = Wiring(node)
         loop = wiring.status_loop().run if name == "status" else loops_of_role(wiring)[name]
         assert await drive(node, loop(), monkeypatch) is None
@@ -177,7 +176,7 @@ class Failing:
 def _store_foreign(wiring: Wiring) -> None:
     """Store the foreign groups of a step, so that no failure is this node's own."""
     for number in islice(NUMBERS, 8):
-        wiring.node.buffer.admit(accepted(ANN, number), own=False)
+        wiring.node.store.buffer.admit(accepted(ANN, number), own=False)
 
 
 def _offer_own(wiring: Wiring) -> None:
@@ -220,10 +219,10 @@ async def test_a_loop_that_always_fails_shows_it_and_writes_few_events(
     monkeypatch.setattr("ftis_node.generation.evaluate.RETRY_PAUSE_S", 0.0)
     with node_of(tmp_path, case.role, **({"eval_tasks": (Task(),)} if name == "evaluation" else {})) as node:
         for work in (GENERATION, EVALUATION, TRAINING):
-            node.failures.succeeded(work)  # it has worked before, so the node goes on
+            node.context.failures.succeeded(work)  # it has worked before, so the node goes on
         wiring = Wiring(node)
         assert await drive(node, case.loop(wiring), monkeypatch, lambda: case.feed(wiring)) is None
-        streak = node.failures.streak(case.work)
+        streak = node.context.failures.streak(case.work)
         assert streak.num_in_row > 16, "the loop gave up in silence"
         assert len([event for event in events_of(node) if event["event"].endswith("_failed")]) <= MAX_EVENTS
         (shown,) = (await wiring.status_loop().refresh()).health.failing
@@ -247,7 +246,7 @@ async def test_generation_that_never_succeeds_ends_the_node_with_the_cause(
 
 async def test_a_prompt_that_always_fails_frees_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with node_of(tmp_path) as node:
-        node.failures.succeeded(GENERATION)
+        node.context.failures.succeeded(GENERATION)
         loop = Wiring(node).generate_loop
         assert await drive(node, loop.run(), monkeypatch) is None
         assert loop.position > node.slots.capacity, "the first prompts hold all slots"
@@ -294,7 +293,7 @@ async def test_own_groups_that_are_all_rejected_are_shown(tmp_path: Path, monkey
                 wiring.scored.put_nowait(group)
 
         assert await drive(node, publish_and_validate(), monkeypatch, feed) is None
-        (shown,) = node.failures.failing
+        (shown,) = node.context.failures.failing
         assert "validation of own groups failed" in shown and "run: " in shown
 
 

@@ -15,14 +15,13 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread, to_the_end
 from ftis_node.node.supervision.task_monitor import AT_WORK
 from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
@@ -95,7 +94,7 @@ async def test_groups_validated_during_a_commit_are_stored_by_the_next(tmp_path:
         assert disk.commits == [1, 2], "the group of the second commit does not count as a duplicate"
         assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True, True, True, False]
         assert verdicts[3].refusal.reason == "duplicate"
-        assert node.reader.ready_counts() == (0, 3)
+        assert node.store.reader.ready_counts() == (0, 3)
         assert intake.stored.is_set()
 
 
@@ -121,7 +120,7 @@ async def test_two_bodies_with_one_number_in_one_batch_are_refused_with_differen
         assert isinstance(second, Refused)
         assert isinstance(third, Refused)
         assert (second.refusal.reason, third.refusal.reason) == ("sequence_reused", "duplicate")
-        assert node.reader.ready_counts() == (0, 1)
+        assert node.store.reader.ready_counts() == (0, 1)
 
 
 @asynccontextmanager
@@ -158,10 +157,10 @@ async def test_a_peer_that_claims_weights_that_the_node_did_not_offer_is_refused
                     weights_of=ME.peer_id,
                 )
                 await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id)
-        assert node.reader.ready_counts() == (0, 0)
-        assert sorted(node.counters.refused) == ["banned", "weights_not_offered"]
+        assert node.store.reader.ready_counts() == (0, 0)
+        assert sorted(node.peers.counters.refused) == ["banned", "weights_not_offered"]
         # The score recovers with time, so the ban may need one more refusal.
-        assert node.counters.refused["weights_not_offered"] in (5, 6)
+        assert node.peers.counters.refused["weights_not_offered"] in (5, 6)
         assert node.peers.row(identity.peer_id)["standing"] == "banned"
 
 
@@ -193,8 +192,8 @@ async def test_a_group_being_stored_when_the_node_ends_is_counted(tmp_path: Path
         with pytest.raises(asyncio.CancelledError):
             await running
         assert isinstance(await submitted, Accepted)
-        assert node.reader.ready_counts() == (0, 1)
-        assert node.counters.groups_received == 1
+        assert node.store.reader.ready_counts() == (0, 1)
+        assert node.peers.counters.groups_received == 1
         assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
 
 
@@ -299,7 +298,7 @@ async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_sende
             assert reasons == ["scoring_timeout", *["scoring_quota"] * 3], (
                 "the first group did not use up its sender's allowance"
             )
-            assert node.reader.ready_counts() == (0, 20)
+            assert node.store.reader.ready_counts() == (0, 20)
             assert node.peers.row(new_peer.peer_id)["score"] < -0.9
             assert node.peers.row(identity.peer_id)["standing"] == "good"
 
@@ -345,4 +344,4 @@ async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, ide
         verdicts = [task.result() for task in both]
         assert sum(isinstance(verdict, Accepted) for verdict in verdicts) == 1
         assert [v.refusal.reason for v in verdicts if isinstance(v, Refused)] == ["duplicate"]
-        assert node.reader.ready_counts() == (0, 1)
+        assert node.store.reader.ready_counts() == (0, 1)

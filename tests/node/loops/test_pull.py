@@ -41,7 +41,7 @@ async def test_all_groups_are_pulled_and_confirmed_in_a_small_swarm(tmp_path: Pa
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 20)
         await eventually(lambda: held(bob) == 20)
-        await eventually(lambda: alice.parts.confirmations.num_confirmed == 20)
+        await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 20)
         assert alice.gossip.counters.bodies_out == 20
 
 
@@ -63,7 +63,7 @@ async def test_simultaneous_confirmations_are_sent_together(
         bob.gossip.confirm = confirm_and_record  # type: ignore[method-assign]
         for _ in range(20):
             await swarm.publish(alice)
-        await eventually(lambda: alice.parts.confirmations.num_confirmed == 20)
+        await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 20)
         assert sum(sent) == 20
         assert sent[:burst] == [1] * burst, "the first were delayed"
         assert len(sent) <= 5 + burst, "the others were not gathered"
@@ -77,12 +77,12 @@ async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves
     async with swarm.node(1, shutdown_serve_s=60) as alice, swarm.node(2) as bob:
         alice.gossip.reads_batches = bob.gossip.reads_batches = True
         await swarm.publish(alice)
-        await eventually(lambda: alice.parts.confirmations.num_confirmed == 1)
+        await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 1)
         for _ in range(2):
             await alice.publish(stub_group(alice.parts.context.identity, swarm.manifest, RNG, num_tokens=4))
-        assert alice.parts.counters.groups_sent == 1, "two groups do not wait for the end of the window"
+        assert alice.parts.peers.counters.groups_sent == 1, "two groups do not wait for the end of the window"
         await serve_last_groups(alice.wiring)
-        assert alice.parts.confirmations.num_confirmed == alice.parts.counters.groups_sent == held(bob) == 3
+        assert alice.parts.peers.confirmations.num_confirmed == alice.parts.peers.counters.groups_sent == held(bob) == 3
 
 
 @pytest.mark.parametrize("all_read_batches", [True, False])
@@ -116,7 +116,7 @@ async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_
             await eventually(lambda: held(bob) == 3)
         async with swarm.node(3) as carol:
             await eventually(lambda: held(carol) == 3)
-            await eventually(lambda: carol.parts.counters.groups_repaired == 3)
+            await eventually(lambda: carol.parts.peers.counters.groups_repaired == 3)
             assert bob.gossip.counters.bodies_out == 3
 
 
@@ -143,22 +143,22 @@ async def test_a_gap_between_numbers_is_requested(tmp_path: Path) -> None:
     swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         # Groups from before bob joined are requested by time, not by number.
-        await eventually(lambda: bob.parts.registry.peers)
+        await eventually(lambda: bob.parts.peers.registry.peers)
         await asyncio.sleep(0.2)
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
-        await eventually(lambda: bob.parts.counters.groups_repaired == 1)
+        await eventually(lambda: bob.parts.peers.counters.groups_repaired == 1)
 
 
 async def test_a_missing_tail_is_found_by_the_directory(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number > 1
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        await eventually(lambda: bob.parts.registry.peers)
+        await eventually(lambda: bob.parts.peers.registry.peers)
         await asyncio.sleep(0.2)
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
-        await eventually(lambda: bob.parts.counters.groups_repaired == 2)
+        await eventually(lambda: bob.parts.peers.counters.groups_repaired == 2)
 
 
 async def test_only_numbers_above_the_last_are_requested_from_a_silent_member(
@@ -189,7 +189,7 @@ async def test_a_lost_tail_is_requested_while_earlier_groups_of_its_sender_still
     swarm, held_at_request = LightSwarm(tmp_path, manifest_of(foreign_groups=64)), []
     async with swarm.node(1, directory_period_s=150) as alice:
         async with swarm.node(2, directory_period_s=150, pulls_in_flight=1) as bob:
-            await eventually(lambda: bob.parts.registry.peers)
+            await eventually(lambda: bob.parts.peers.registry.peers)
             fetch = bob.gossip.fetch
 
             def decide(sender: int, receiver: int, kind: str, message: Any) -> bool:
@@ -236,7 +236,7 @@ async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_me
         await eventually(lambda: held(bob) == 2)
         await eventually(lambda: held(carol) == 2)
         assert bob.gossip.counters.bodies_out == 2
-        assert carol.parts.registry.seen(identity_of(1).peer_id).failed_pulls > 0
+        assert carol.parts.peers.registry.seen(identity_of(1).peer_id).failed_pulls > 0
 
 
 async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(
@@ -259,7 +259,7 @@ async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(
         await swarm.publish(alice, 8)
         await eventually(lambda: held(bob) == 8)
         assert broken
-        assert bob.parts.registry.seen(identity_of(1).peer_id).failed_pulls == len(broken)
+        assert bob.parts.peers.registry.seen(identity_of(1).peer_id).failed_pulls == len(broken)
 
 
 async def test_an_unconfirmed_group_is_announced_again(tmp_path: Path) -> None:
@@ -268,11 +268,11 @@ async def test_an_unconfirmed_group_is_announced_again(tmp_path: Path) -> None:
         kind == REQUESTED or (kind == ANNOUNCED and message.attempt == 0)
     )
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
-        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.2)
+        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=0.2)
         await swarm.publish(alice, 2)
         await eventually(lambda: held(bob) == 2)
-        await eventually(lambda: alice.parts.confirmations.num_confirmed == 2)
-        assert len(alice.parts.confirmations.pending) == 0
+        await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 2)
+        assert len(alice.parts.peers.confirmations.pending) == 0
 
 
 async def test_a_stored_group_that_is_announced_again_is_confirmed_again(tmp_path: Path) -> None:
@@ -288,13 +288,13 @@ async def test_a_stored_group_that_is_announced_again_is_confirmed_again(tmp_pat
         async with swarm.node(1) as alice:
             await swarm.publish(alice, 3)
             await eventually(lambda: held(bob) == 3)
-            assert alice.parts.confirmations.num_confirmed == 0
+            assert alice.parts.peers.confirmations.num_confirmed == 0
         bob.gossip.confirm = confirm  # type: ignore[method-assign]
         async with swarm.node(1) as alice:
-            await eventually(lambda: alice.parts.confirmations.num_confirmed == 3)
-            assert alice.parts.counters.groups_sent == 3, "announced again after the restart, so counted as sent"
-            assert len(alice.parts.confirmations.pending) == 0
-        assert bob.parts.registry.seen(alice_id).accepted == 3
+            await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 3)
+            assert alice.parts.peers.counters.groups_sent == 3, "announced again after the restart, so counted as sent"
+            assert len(alice.parts.peers.confirmations.pending) == 0
+        assert bob.parts.peers.registry.seen(alice_id).accepted == 3
 
 
 async def test_only_a_repeated_announcement_is_confirmed_again(tmp_path: Path) -> None:
@@ -302,10 +302,10 @@ async def test_only_a_repeated_announcement_is_confirmed_again(tmp_path: Path) -
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.gossip.counters.confirmed_out == 1)
-        (group_id,) = alice.parts.reader.own_ready()
-        kept = alice.parts.reader.held(group_id)
+        (group_id,) = alice.parts.store.reader.own_ready()
+        kept = alice.parts.store.reader.held(group_id)
         assert kept is not None
-        announcement = announcement_of(kept, alice.parts.about)
+        announcement = announcement_of(kept, alice.parts.context.about)
         await alice.gossip.announce(announcement.to_bytes(), shard=alice.parts.context.shard)
         await asyncio.sleep(0.3)
         assert bob.gossip.counters.confirmed_out == 1, (
@@ -320,27 +320,27 @@ async def test_an_unrequested_body_is_refused(tmp_path: Path) -> None:
     async with swarm.node(1) as alice, swarm.node(2) as bob:
 
         async def serve_oldest(ids: Any) -> list[bytes]:
-            rows = alice.parts.reader.all_groups()
+            rows = alice.parts.store.reader.all_groups()
             return [envelope for _, envelope in rows][: len(ids)]
 
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
         alice.gossip.serve(serve_oldest)
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.counters.refused["unsolicited"])
+        await eventually(lambda: bob.parts.peers.counters.refused["unsolicited"])
         assert held(bob) == 1
-        assert bob.parts.registry.seen(identity_of(1).peer_id).refused["unsolicited"] >= 1
+        assert bob.parts.peers.registry.seen(identity_of(1).peer_id).refused["unsolicited"] >= 1
 
 
 async def test_a_group_that_validation_refused_is_not_pulled_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
+        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
         bob.parts.new_peers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.counters.refused["reward_mismatch"])
+        await eventually(lambda: bob.parts.peers.counters.refused["reward_mismatch"])
         await asyncio.sleep(0.6)  # announced again meanwhile
-        assert bob.parts.counters.refused["reward_mismatch"] == 1
+        assert bob.parts.peers.counters.refused["reward_mismatch"] == 1
         assert alice.gossip.counters.bodies_out == 1
 
 
@@ -354,9 +354,9 @@ async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path
         nodes = [await stack.enter_async_context(swarm.node(number, pull_policy="needed")) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
-            node.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=0.3)
+            node.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=0.3)
             await swarm.publish(node, 2)
-        await eventually(lambda: sum(node.parts.confirmations.num_confirmed for node in nodes) == 16)
+        await eventually(lambda: sum(node.parts.peers.confirmations.num_confirmed for node in nodes) == 16)
         await asyncio.sleep(0.5)
         pulled = [held(node) for node in nodes]
         assert max(pulled) < 14, "a node has all groups"
@@ -383,7 +383,7 @@ async def test_new_and_failed_peers_leave_slots_to_others(tmp_path: Path) -> Non
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1, pulls_in_flight=4) as alice:
         pull = alice.wiring.pull
-        alice.parts.registry.seen("proven").accepted = 1
+        alice.parts.peers.registry.seen("proven").accepted = 1
         pull._slots._asking.update(["new1", "new2"])
         assert not pull._slots.may_ask("new1"), "a second request to a new peer"
         assert pull._slots.may_ask("new3")

@@ -15,7 +15,7 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.loops import backfill
 from ftis_node.node.loops.backfill import SHARDS_INTERVAL_S
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.swarm import demand
 from ftis_node.swarm.topology import shard_of
@@ -38,7 +38,7 @@ async def one_shard_node(
     settings = NodeSettings(model="m", swarm=swarm)
     monkeypatch.setattr(backfill, "ANNOUNCEMENTS_PER_S", 1.0)
     with components(tmp_path, settings=settings, manifest=parse_manifest(text, source="test")) as node:
-        node.registry.seen(PEER)
+        node.peers.registry.seen(PEER)
         wiring, clock = Wiring(node), LoopClock(monkeypatch)
         await node.gossip.start()
         task = asyncio.create_task(wiring.shards_loop.run())

@@ -31,7 +31,7 @@ from ftis_node.node.daemon import run_node
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import NodeInputs, ProcessNodeFactory
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import Wiring
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model

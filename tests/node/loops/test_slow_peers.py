@@ -80,7 +80,7 @@ async def test_a_silent_member_is_queried_again_and_again_beside_many_slow_ones(
 
     swarm.loses = decide
     async with swarm.node(1, directory_period_s=150), swarm.node(2, directory_period_s=150) as bob:
-        await eventually(lambda: bob.parts.registry.peers)
+        await eventually(lambda: bob.parts.peers.registry.peers)
         replies = add_slow_members(bob, monkeypatch, SLOW)
         await eventually(lambda: min(replies[peer_id] for peer_id in SLOW) >= 1)
         num_before, queried["alice"] = replies.total(), 0
@@ -94,7 +94,7 @@ async def test_gaps_of_a_slow_sender_do_not_delay_the_gap_of_another(
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150) as bob:
-        await eventually(lambda: bob.parts.registry.peers)
+        await eventually(lambda: bob.parts.peers.registry.peers)
         await asyncio.sleep(0.2)
         replies = add_slow_members(bob, monkeypatch, SLOW[:1])
         await eventually(lambda: replies.total() == 1 and SLOW[0] not in bob.wiring.backfill._slots)
@@ -120,7 +120,7 @@ async def test_slow_new_members_do_not_delay_the_catch_up_with_another(
         monkeypatch.setattr(LoopbackGossip, "members", only_present)
         async with swarm.node(2, directory_period_s=150) as bob:
             replies = add_slow_members(bob, monkeypatch, slow)
-            await eventually(lambda: all(peer_id in bob.parts.registry.peers for peer_id in slow))
+            await eventually(lambda: all(peer_id in bob.parts.peers.registry.peers for peer_id in slow))
             present.append(alice.gossip.peer_id)
             await eventually(lambda: held(bob) == 3)
             assert replies.total() < len(slow), "the slow ones were queried first"
@@ -131,7 +131,7 @@ async def test_an_error_about_one_member_ends_no_query_to_another(
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150) as bob:
-        await eventually(lambda: bob.parts.registry.peers)
+        await eventually(lambda: bob.parts.peers.registry.peers)
         faulty = SLOW[0]
         replies = add_slow_members(bob, monkeypatch, [faulty])
         request = bob.gossip.request_backfill
@@ -154,7 +154,7 @@ async def test_the_groups_of_a_slow_new_member_are_pulled(tmp_path: Path, monkey
     """The node needs no foreign groups, so it queries no silent member. No group is announced again."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1, directory_period_s=150) as alice:
-        alice.parts.confirmations.pending = RetryQueue[bytes](first_wait_s=3600.0)
+        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=3600.0)
         await swarm.publish(alice, 3)
         request = LoopbackGossip.request_backfill
 
@@ -178,7 +178,7 @@ async def test_a_sender_that_does_not_reply_to_a_confirmation_holds_no_slot_of_t
         await swarm.publish(alice, 1)
         await eventually(lambda: stuck in sent)
         await swarm.publish(carol, 1)
-        await eventually(lambda: carol.parts.confirmations.num_confirmed == 1)
+        await eventually(lambda: carol.parts.peers.confirmations.num_confirmed == 1)
         assert held(bob) == 2
 
 
@@ -221,11 +221,11 @@ async def test_records_that_hang_in_the_directory_delay_neither_others_nor_the_o
 
         monkeypatch.setattr(bob.gossip, "get_record", get_or_hang)
         monkeypatch.setattr(bob.gossip, "publish_record", publish)
-        await eventually(lambda: all(peer_id in bob.parts.registry.peers for peer_id in SLOW))
+        await eventually(lambda: all(peer_id in bob.parts.peers.registry.peers for peer_id in SLOW))
         num_before = len(published)
         await eventually(lambda: len(published) >= num_before + 5)
         await swarm.publish(alice, 1)
-        record_of = bob.parts.registry.record_of
+        record_of = bob.parts.peers.registry.record_of
         await eventually(lambda: (record := record_of(identity_of(1).peer_id)) is not None and record.last_number == 1)
 
 
@@ -235,7 +235,7 @@ async def test_a_record_is_read_at_any_position_among_many_that_hang(
     swarm, alice_id = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), identity_of(1).peer_id
     async with swarm.node(1), swarm.node(2, directory_period_s=150) as bob:
         get_record = bob.gossip.get_record
-        await eventually(lambda: bob.parts.registry.peers)
+        await eventually(lambda: bob.parts.peers.registry.peers)
         await asyncio.sleep(0.1)
 
         async def get_or_hang(peer_id: str) -> bytes | None:
@@ -244,11 +244,11 @@ async def test_a_record_is_read_at_any_position_among_many_that_hang(
         monkeypatch.setattr(bob.gossip, "get_record", get_or_hang)
         loop = bob.wiring.directory_loop
         order = [*SLOW[:8], alice_id, *SLOW[8:]]
-        bob.parts.registry.seen(alice_id).record, loop._late = None, dict.fromkeys(order)
+        bob.parts.peers.registry.seen(alice_id).record, loop._late = None, dict.fromkeys(order)
         for _ in range(2):
             loop._members = set(order)
             await loop._read_records(limit_s=0.05)
-        assert bob.parts.registry.record_of(alice_id) is not None
+        assert bob.parts.peers.registry.record_of(alice_id) is not None
 
 
 def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:

@@ -10,13 +10,12 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.node import daemon
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.startup_summary import read_last_status
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import delay_forced_end, until_signalled
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from tests.node.nodes import components

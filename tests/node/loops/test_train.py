@@ -13,13 +13,12 @@ import msgspec
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeState
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_peers import train_group
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -72,7 +71,11 @@ async def test_a_sender_that_understates_is_charged_and_an_honest_one_credited(t
         await loop._train(groups)
         assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FALSE_CLAIM)]
         assert len(events_of(node, "understated")) == 1
-        assert node.counters.refused == node.registry.seen(MALLORY.peer_id).refused == {"understated_logprobs": 1}
+        assert (
+            node.peers.counters.refused
+            == node.peers.registry.seen(MALLORY.peer_id).refused
+            == {"understated_logprobs": 1}
+        )
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
 
 
@@ -92,7 +95,7 @@ async def test_a_false_claim_in_a_step_that_is_reported_again_is_charged_once(tm
     report = StepReport(step=1, policy_version=1, num_updates=1, understated=(group.id.hex(),), repeated=True)
     with loop_with(tmp_path, report) as (loop, node):
         await loop._train([group])
-        assert (notes_of(node), events_of(node, "understated"), dict(node.counters.refused)) == ([], [], {})
+        assert (notes_of(node), events_of(node, "understated"), dict(node.peers.counters.refused)) == ([], [], {})
 
 
 async def test_a_step_without_an_update_credits_no_sender(tmp_path: Path) -> None:
@@ -124,22 +127,22 @@ async def test_a_step_event_has_the_statistics_of_each_sender(tmp_path: Path) ->
     other_stats = SenderStats("", False, groups=9)
     report = StepReport(step=1, policy_version=1, num_updates=1, by_sender=(own_stats, peer_stats, other_stats))
     with loop_with(tmp_path, report) as (loop, node):
-        node.registry.seen(MALLORY.peer_id)
-        seen_at = node.registry.entry(HONEST.peer_id).last_seen
+        node.peers.registry.seen(MALLORY.peer_id)
+        seen_at = node.peers.registry.entry(HONEST.peer_id).last_seen
         for _ in range(RECENT_STEPS + 5):
             await loop.reporter.note(report)
         steps = events_of(node, "step")
         assert [each["sender"] for each in steps[0]["by_sender"]] == ["me", HONEST.peer_id, ""]
         assert steps[0]["by_sender"][1]["negative_log_ratios"] == list(bins)
-        assert set(node.registry.peers) == {HONEST.peer_id, MALLORY.peer_id}
-        assert node.registry.entry(HONEST.peer_id).last_seen == seen_at, (
+        assert set(node.peers.registry.peers) == {HONEST.peer_id, MALLORY.peer_id}
+        assert node.peers.registry.entry(HONEST.peer_id).last_seen == seen_at, (
             "training on a group changes when its sender was last seen"
         )
-        row = node.registry.peers[HONEST.peer_id].as_dict()["teaching"]
+        row = node.peers.registry.peers[HONEST.peer_id].as_dict()["teaching"]
         assert (row["steps"], row["groups"], row["completions"]) == (RECENT_STEPS, 2 * RECENT_STEPS, 8 * RECENT_STEPS)
         assert (row["kept"], row["kept_negatives"], row["signal"], row["ess"]) == (0.75, 0.5, 0.5, 0.5)
         assert row["teaches"] == 0.25
-        assert node.registry.peers[MALLORY.peer_id].as_dict()["teaching"] is None
+        assert node.peers.registry.peers[MALLORY.peer_id].as_dict()["teaching"] is None
 
 
 async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(
         groups = [foreign(HONEST, 1), foreign(MALLORY, 2)]
         weights = []
         for _ in range(4):
-            weights.append([each.weight for each in loop.peers.batch(groups)])
+            weights.append([each.weight for each in loop._step_peers.batch(groups)])
             await loop._train(groups)
         assert weights == [[1.0, 1.0], [1.0, 1.0], [1.0, 0.02], [1.0, 0.02]]
         assert len(events_of(node, "peer_weights")) == 4
@@ -162,7 +165,7 @@ async def test_without_the_setting_all_groups_weigh_the_same(tmp_path: Path) -> 
     with loop_with(tmp_path, report) as (loop, node):
         for _ in range(4):
             await loop._train([foreign(MALLORY, 2)])
-        assert [each.weight for each in loop.peers.batch([foreign(MALLORY, 2)])] == [1.0]
+        assert [each.weight for each in loop._step_peers.batch([foreign(MALLORY, 2)])] == [1.0]
         assert events_of(node, "peer_weights") == []
 
 

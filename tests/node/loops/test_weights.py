@@ -24,14 +24,13 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops import weight_follow as weights_follow
 from ftis_node.node.loops import weight_offer as weights_offer
 from ftis_node.node.loops.weight_download import MAX_WRONG_CHUNKS, Download, OfferWithdrawnError
 from ftis_node.node.loops.weight_offer import newest_offered
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
 from ftis_node.records.weights import (
@@ -64,6 +63,7 @@ def _same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both nodes start from the same model. No test reads its files."""
     for module in (weights_follow, weights_offer):
         monkeypatch.setattr(module, "model_fingerprint", lambda source: "12" * 16)
+    monkeypatch.setattr(weights_follow, "parameter_count", lambda source: PARAMETERS)
 
 
 class _Engine(NullGeneration):
@@ -152,7 +152,7 @@ class _Pair:
 
     @property
     def refused(self) -> dict[str, int]:
-        return dict(self.generator.counters.weights_refused)
+        return dict(self.generator.peers.counters.weights_refused)
 
 
 @asynccontextmanager
@@ -316,7 +316,7 @@ async def test_an_invalid_offer_is_refused_without_a_request_for_the_file(
         running.cancel()
         assert pair.refused == {reason: 1}
         assert {request.part for request in pair.requests} == {WeightsPart.OFFER}
-        assert pair.generator.registry.seen(LEARNER.peer_id).refused == {f"weights_{reason}": 1}
+        assert pair.generator.peers.registry.seen(LEARNER.peer_id).refused == {f"weights_{reason}": 1}
         assert pair.served == []
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.peers.manager import MAX_TEXT, REASON
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.events import read_events
@@ -35,7 +35,7 @@ def fail(node: NodeComponents, peer_id: str, error: Exception) -> None:
 
 def test_a_fault_is_counted_with_the_peer_and_the_place(node: NodeComponents) -> None:
     fail(node, PEER, OverflowError("too large"))
-    assert node.counters.refused[REASON] == node.registry.peers[PEER].refused[REASON] == 1
+    assert node.peers.counters.refused[REASON] == node.peers.registry.peers[PEER].refused[REASON] == 1
     (event,) = read_events(node.home.events, name="peer_fault")
     assert (event["peer"], event["place"], event["error"]) == (PEER, "store", "OverflowError: too large")
 
@@ -56,7 +56,7 @@ def test_a_trusted_peer_is_paused_and_never_banned(node: NodeComponents, *, by_o
         fail(node, peer_id, ValueError("invalid"))
     assert not node.peers.is_banned(peer_id)
     assert not node.gossip.guard.may_work(peer_id)
-    assert node.registry.peers[peer_id].refused[REASON] == 2 * FAULTS_TO_A_BAN
+    assert node.peers.registry.peers[peer_id].refused[REASON] == 2 * FAULTS_TO_A_BAN
 
 
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
@@ -65,8 +65,8 @@ def test_an_invalid_peer_id_is_not_stored(node: NodeComponents, peer_id: str, ca
     fail(node, peer_id, ValueError("invalid"))
     (line,) = caplog.messages
     assert line.isprintable() and len(line) < 200
-    assert node.counters.refused[REASON] == 1
-    assert not node.registry.peers
+    assert node.peers.counters.refused[REASON] == 1
+    assert not node.peers.registry.peers
     assert node.peers.known() == [FRIEND]
     node.peers.save()
     (event,) = read_events(node.home.events, name="peer_fault")

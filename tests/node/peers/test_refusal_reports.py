@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ftis_node.cli.status_screen import screen
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import open_peer_record, seal_peer_record
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.refusals import RefusedSender
@@ -61,7 +61,7 @@ async def test_groups_of_another_tokenizer_are_refused_without_a_pull(tmp_path: 
     async with AsyncExitStack() as stack:
         one, other = [await stack.enter_async_context(swarm.node(number)) for number in (1, 2)]
         announcements: Any = one.wiring.announcements
-        announcements.about = replace(one.parts.about, tokenizer="ab" * 16)
+        announcements.about = replace(one.parts.context.about, tokenizer="ab" * 16)
         await swarm.publish(other, 4)
         await eventually(lambda: one.wiring.refusals.refused())
         assert one.wiring.refusals.refused()[0].reason == "tokenizer"
@@ -90,7 +90,7 @@ async def test_an_operators_ban_is_published_as_a_ban_and_not_logged(
         wiring = Wiring(node)
         await wiring.refusals.update()
         assert not caplog.records
-        stats: Any = wiring.directory_loop.stats.make(last_number=0)
+        stats: Any = wiring.directory_loop.own_record.make().stats
         assert stats.refused_senders == ((SECOND.peer_id, "banned", 3),)
 
 
@@ -100,10 +100,10 @@ def test_each_refused_sender_gets_its_turn_in_the_record(tmp_path: Path) -> None
         for peer_id in crowd:
             for _ in range(3):
                 node.peers.note_unused(peer_id, "tokenizer")
-        stats, named = Wiring(node).directory_loop.stats, set()
+        record, named = Wiring(node).directory_loop.own_record, set()
         for _ in range(20):
-            stats.sample(last_number=0)
-            made = stats.make(last_number=0)
+            record.sample()
+            made = record.make().stats
             assert made is not None
             named |= {peer_id for peer_id, _, _ in made.refused_senders}
         assert named == set(crowd)
@@ -128,13 +128,13 @@ async def test_a_claim_is_forgotten_with_the_record_that_no_longer_has_it(tmp_pa
         await node.gossip.start()
         wiring = Wiring(node)
         stats = PeerStats(refused_senders=((node.context.peer_id, "x" * 32, 2**60),))
-        record = wiring.directory_loop._own_record()
+        record = wiring.directory_loop.own_record.make()
         sealed = seal_peer_record(replace(record, peer_id=SECOND.peer_id, stats=stats), SECOND)
-        node.registry.seen(SECOND.peer_id).record = open_peer_record(sealed)
+        node.peers.registry.seen(SECOND.peer_id).record = open_peer_record(sealed)
         reports = wiring.refusals
         assert reports._claims_of([SECOND.peer_id]) == {SECOND.peer_id: ("x" * 32, 2**60)}
         reports._refusing = [RefusedSender(SECOND.peer_id, "x" * 32, 2**60, 0.0)]
         assert reports.refused_by()[0].meaning == "this version does not know the reason"
-        node.registry.seen(SECOND.peer_id).record = replace(open_peer_record(sealed), stats=None)
+        node.peers.registry.seen(SECOND.peer_id).record = replace(open_peer_record(sealed), stats=None)
         assert reports._claims_of([SECOND.peer_id]) == {}
         await asyncio.sleep(0)

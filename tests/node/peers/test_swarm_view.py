@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
@@ -35,21 +35,21 @@ def _trained_node(folder: Path, settings: NodeSettings | None = None) -> Iterato
     """Yield a node that trained on 3 own groups and 1 foreign group, and evaluated twice."""
     with components(folder, settings=settings) as node:
         node.context.state.step = 4
-        node.counters.recent_sources.append({node.context.peer_id: 3, PEER: 1, "": 0})
-        node.counters.refused["reward"] = 2
+        node.peers.counters.recent_sources.append({node.context.peer_id: 3, PEER: 1, "": 0})
+        node.peers.counters.refused["reward"] = 2
         for step, rate in ((0, 0.25), (4, 0.5)):
-            node.evaluations.add(EvalStatus(step=step, task="arithmetic", pass_at_1=rate, n=8))
+            node.context.evaluations.add(EvalStatus(step=step, task="arithmetic", pass_at_1=rate, n=8))
         yield Wiring(node)
 
 
 async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
         node = wiring.node
-        node.registry.own_record = wiring.directory_loop._own_record()
-        node.registry.seen(PEER).record = _record()
-        node.registry.seen(Identity.generate().peer_id)  # a peer without a record
-        control = PeerControl(node.peers, wiring.peer_table.rows)
-        api = LocalApi(wiring.status_loop(), wiring.peer_table, control=control, token_file=node.home.control_token)
+        node.peers.registry.own_record = wiring.directory_loop.own_record.make()
+        node.peers.registry.seen(PEER).record = _record()
+        node.peers.registry.seen(Identity.generate().peer_id)  # a peer without a record
+        control = PeerControl(node.peers, wiring.swarm.rows)
+        api = LocalApi(wiring.status_loop(), wiring.swarm, control=control, token_file=node.home.control_token)
         async with api.serve(port=0) as url, ClientSession() as client, client.get(f"{url}/swarm") as response:
             [document] = await response.json()
         view, own_id = SwarmView.from_dict(document), node.context.peer_id
@@ -62,12 +62,13 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
 
 def test_the_rate_of_groups_is_measured_between_two_records(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
-        stats = wiring.directory_loop.stats
-        assert (record := stats.make(last_number=7)) is not None and record.groups_per_minute == 0.0
-        stats.sample(last_number=7)
+        record, buffer = wiring.directory_loop.own_record, wiring.store.buffer
+        assert (stats := record.make().stats) is not None and stats.groups_per_minute == 0.0
+        record.sample()
         time.sleep(0.05)
-        assert (record := stats.make(last_number=9)) is not None
-        assert 0 < record.groups_per_minute <= 60 * 2 / 0.05
+        buffer.raise_last_number(buffer.last_number() + 2)
+        assert (stats := record.make().stats) is not None
+        assert 0 < stats.groups_per_minute <= 60 * 2 / 0.05
 
 
 async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path) -> None:
@@ -77,23 +78,21 @@ async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path)
             watching = tasks.create_task(loop._watch_members())
             for step in (5, 6):
                 state.step = step
-                await eventually(
-                    lambda step=step: [peer.step for peer in wiring.peer_table.swarm().peers[:1]] == [step]
-                )
+                await eventually(lambda step=step: [peer.step for peer in wiring.swarm.view().peers[:1]] == [step])
             watching.cancel()
 
 
 def test_a_node_may_publish_no_measurements(tmp_path: Path) -> None:
     private = SwarmSection(publish_stats=False)
     with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=private)) as wiring:
-        assert wiring.directory_loop._own_record().stats is None
+        assert wiring.directory_loop.own_record.make().stats is None
 
 
 def test_the_saved_status_has_the_view(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
         node = wiring.node
         loop = wiring.directory_loop
-        node.registry.own_record = loop._own_record()
+        node.peers.registry.own_record = loop.own_record.make()
         status = wiring.status_loop()
         status.save()
         [saved] = json.loads(node.home.status.read_text())["swarm_view"]

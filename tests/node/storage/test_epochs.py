@@ -129,7 +129,7 @@ def test_the_larger_epoch_of_buffer_and_marker_counts(tmp_path: Path, monkeypatc
 async def test_an_epoch_without_a_free_number_is_followed_by_the_next(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        buffer, last = alice.parts.buffer, epoch_base(MAX_EPOCH - 2) + MAX_COUNTER
+        buffer, last = alice.parts.store.buffer, epoch_base(MAX_EPOCH - 2) + MAX_COUNTER
         alice.wiring.publish_loop.last_number = last - 1
         await swarm.publish(alice, 2)
         assert buffer.last_number() == epoch_base(MAX_EPOCH - 1) + 1

@@ -14,11 +14,10 @@ import pytest
 
 from ftis_node.errors import DiskFullError
 from ftis_node.learner.messages import StepReport, TrainReply
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.storage.disk_space import DiskSpace, HomeUse
 from ftis_node.node.supervision.background import DiskThread
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.reputation import Behaviour
 from tests.loop_clock import LoopClock
@@ -90,13 +89,13 @@ async def test_a_commit_waits_for_space_and_loses_no_group(tmp_path: Path, stops
         groups = [accepted(ANN, number, created_at=time.time()) for number in range(1, 40)]
         running = asyncio.create_task(intake.run())
         arrivals = [_arrival(group) for group in groups]
-        with full(node.buffer._db):
+        with full(node.store.buffer._db):
             for arrival, group in zip(arrivals, groups, strict=True):
                 intake._judged.put_nowait((arrival, group))
-            await eventually(lambda: node.space.why_full)
+            await eventually(lambda: node.store.space.why_full)
             assert not [arrival for arrival in arrivals if arrival.verdict.done()], "acknowledged before it was stored"
             if stops:
-                await node.space.end()
+                await node.store.space.end()
                 running.cancel()
                 await asyncio.wait({running}, timeout=30)
                 assert running.cancelled()
@@ -104,8 +103,8 @@ async def test_a_commit_waits_for_space_and_loses_no_group(tmp_path: Path, stops
         await asyncio.gather(*(arrival.verdict for arrival in arrivals))
         running.cancel()
         await asyncio.wait({running})
-        assert node.reader.figures().groups_foreign == len(groups)
-        assert not node.space.why_full
+        assert node.store.reader.figures().groups_foreign == len(groups)
+        assert not node.store.space.why_full
 
 
 def _arrival(group: Any) -> Any:
@@ -116,7 +115,7 @@ def _arrival(group: Any) -> Any:
 
 async def test_a_transaction_that_a_full_disk_refuses_leaves_the_next_one_usable(tmp_path: Path) -> None:
     with components(tmp_path) as node:
-        buffer, groups = node.buffer, [(accepted(ANN, number), False) for number in range(1, 40)]
+        buffer, groups = node.store.buffer, [(accepted(ANN, number), False) for number in range(1, 40)]
         with full(buffer._db), pytest.raises(sqlite3.OperationalError, match="full"):
             buffer.admit_many(groups)
         assert buffer.admit_many(groups) == [True] * len(groups)
@@ -154,11 +153,11 @@ async def test_a_step_whose_weights_find_no_space_is_completed_later(
         wiring = Wiring(node)
         loop = wiring.train_loop(wiring.step_gate(), last_step=None)
         training = asyncio.create_task(loop._train([foreign(HONEST, 1)]))
-        await eventually(lambda: node.space.why_full)
-        assert node.space.why_full == "weights 1 cannot be written: [Errno 28] No space left on device"
+        await eventually(lambda: node.store.space.why_full)
+        assert node.store.space.why_full == "weights 1 cannot be written: [Errno 28] No space left on device"
         await training
-        assert node.context.state.step == 1 and not node.space.why_full
-        assert node.counters.groups_trained_foreign == 1, "the step counts as a repeated one"
+        assert node.context.state.step == 1 and not node.store.space.why_full
+        assert node.peers.counters.groups_trained_foreign == 1, "the step counts as a repeated one"
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
 
 

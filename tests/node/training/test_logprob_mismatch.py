@@ -14,13 +14,13 @@ from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.audit import CheckLoop, sampled_by
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_report import (
     LIMITS,
     MismatchLimits,
     MismatchWatch,
     warning_of,
 )
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.validation import Accepted
 from tests.conftest import make_group
@@ -65,7 +65,7 @@ async def test_a_reporter_warns_once_and_keeps_the_last_measurement(
             await reporter.note(report)
         written = [event["event"] for event in events_of(node)]
         assert written == ["step", "step", "mismatch", "step", "step"]
-        assert node.counters.mismatch_report is high
+        assert node.peers.counters.mismatch_report is high
     assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
 
 
@@ -100,14 +100,7 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path: Path, identi
     stored: asyncio.Queue[Accepted] = asyncio.Queue()
     learner = _Learner(fails=fails)
     with components(tmp_path, learner=learner) as node:
-        loop = CheckLoop(
-            context=node.context,
-            next_own=stored.get,
-            learner=learner,
-            guard=node.gossip.guard,
-            failures=node.failures,
-            end_ids=node.tokenizer.end_ids,
-        )
+        loop = CheckLoop(node.context, stored.get, learner, node.gossip.guard, node.tokenizer.end_ids)
         running = asyncio.create_task(loop.run())
         for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
             node.context.state.policy_version = learners

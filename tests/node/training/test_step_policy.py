@@ -14,9 +14,7 @@ import pytest
 from bench.stubs.stub_node import FINGERPRINT
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.node.components import NodeComponents
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import RECHECK_INTERVAL_S
@@ -28,6 +26,7 @@ from ftis_node.node.training.step_shares import (
     shares_of_step,
     substitute_foreign,
 )
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components
@@ -217,7 +216,7 @@ async def _node(
 def _store(node: NodeComponents, identity: Identity, *numbers: int) -> None:
     for number in numbers:
         group = accepted(identity, number, created_at=time.time())
-        assert node.buffer.admit(group, own=identity is ME)
+        assert node.store.buffer.admit(group, own=identity is ME)
 
 
 async def test_with_backfill_the_next_step_replaces_missing_foreign_groups(tmp_path: Path) -> None:
@@ -266,7 +265,7 @@ def _ban(node: NodeComponents, wiring: Wiring) -> None:
 
 def _has_record(tokenizer: str, role: str) -> Callable[[NodeComponents, Wiring], None]:
     def note(node: NodeComponents, wiring: Wiring) -> None:
-        node.registry.seen(ANN.peer_id).record = PeerRecord(
+        node.peers.registry.seen(ANN.peer_id).record = PeerRecord(
             run_id=node.context.manifest.run_id, peer_id=ANN.peer_id, name="", model="", parameters=0,
             tokenizer=tokenizer, role=role, last_number=0, policy_version=0, tokens_per_s=0.0, created_at=0.0,
             software="",

@@ -160,7 +160,7 @@ async def run_whole_node(
             with pytest.raises(KeyError):
                 await scorer.resolve(parts.eval_tasks[0][0].ref)
         await run_node(parts, steps=node_settings.budget.learn_steps)
-        from ftis_node.node.startup.wiring import Wiring
+        from ftis_node.node.wiring import Wiring
 
         return await Wiring(parts).status_loop().refresh()
 

@@ -35,8 +35,8 @@ from ftis_node.node.protocols import Learning, NullGeneration, NullLearner
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import NodeInputs, ProcessNodeFactory, generation_boot
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import first_of_ours
+from ftis_node.node.wiring import Wiring
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.telemetry.events import EventLog
 from ftis_node.workers.liveness import RestartPolicy

@@ -1,0 +1,93 @@
+"""This node's record in the directory: what it is, and how its training goes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from ftis_node import __version__
+from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.protocols import Generation, Learning
+from ftis_node.node.storage.node_store import Store
+from ftis_node.records.bounds import MAX_REFUSED_SENDERS
+from ftis_node.records.envelope import PeerRecord
+from ftis_node.records.peer_messages import PeerStats
+from ftis_node.swarm.reasons import REFUSALS
+
+NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages
+MINUTE_S = 60.0
+
+
+@dataclass(eq=False, repr=False)
+class OwnRecord:
+    """Maker of the record. `sample` is called once for each directory period, `make` at any time."""
+
+    context: NodeContext
+    store: Store
+    peers: PeerManager
+    generation: Generation
+    learner: Learning
+    _turn: int = field(default=0, init=False)
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_SAMPLES), init=False)
+
+    def sample(self) -> None:
+        """Note how many groups have been sent; the rate is an average since the oldest of the noted numbers."""
+        self._samples.append((time.monotonic(), self.store.buffer.last_number()))
+        self._turn += 1
+
+    def make(self) -> PeerRecord:
+        about, learner, last_number = self.context.about, self.learner.state, self.store.buffer.last_number()
+        return PeerRecord(
+            run_id=self.context.manifest.run_id,
+            peer_id=self.context.peer_id,
+            name=about.name,
+            model=about.model,
+            parameters=learner.parameters if learner else 0,
+            tokenizer=about.tokenizer,
+            role=self.context.settings.role,
+            last_number=last_number,
+            policy_version=self.generation.policy_version,
+            tokens_per_s=self.generation.tokens_per_s,
+            created_at=time.time(),
+            software=__version__,
+            read_shards=self.context.state.read_shards,
+            domain=about.domain,
+            stats=self._stats(last_number) if self.context.settings.swarm.publish_stats else None,
+            releases=about.releases,
+        )
+
+    def _stats(self, last_number: int) -> PeerStats:
+        counters = self.peers.counters
+        sources: Counter[str] = Counter()
+        for groups in counters.recent_sources:
+            sources.update(groups)
+        evaluations = self.context.evaluations.entries
+        return PeerStats(
+            step=self.context.state.step,
+            groups_per_minute=self._groups_per_minute(last_number),
+            rejected_groups=sum(counters.refused.values()),
+            pass_rates=tuple((one.step, one.pass_at_1) for one in evaluations if one.task == evaluations[0].task),
+            sources=tuple((peer_id, groups) for peer_id, groups in sources.most_common() if peer_id and groups > 0),
+            trained_groups=sum(sources.values()),
+            refused_senders=self._refused_senders(),
+        )
+
+    def _refused_senders(self) -> tuple[tuple[str, str, int], ...]:
+        """Return as many refused senders as a record holds, others in each turn."""
+        refused = self.peers.refused_senders()
+        first = self._turn * MAX_REFUSED_SENDERS % max(1, len(refused))
+        ordered = [*refused[first:], *refused[:first]][:MAX_REFUSED_SENDERS]
+        return tuple((sender.peer_id, _public(sender.reason), sender.num_groups) for sender in ordered)
+
+    def _groups_per_minute(self, last_number: int) -> float:
+        if not self._samples:
+            return 0.0
+        (first_s, first), now_s = self._samples[0], time.monotonic()
+        return MINUTE_S * (last_number - first) / (now_s - first_s) if now_s > first_s else 0.0
+
+
+def _public(reason: str) -> str:
+    """Return the reason for the record: a name that peers know, since a ban may have any reason."""
+    return reason if reason in REFUSALS else "banned"

@@ -1,0 +1,74 @@
+"""The store of a node: its home with the replay buffer, the thread that writes there, and the bounds of the buffer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from ftis_node.config.home import Home
+from ftis_node.config.limits import MAX_READY_BYTES, MAX_READY_GROUPS
+from ftis_node.node.context import NodeContext
+from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.background import DiskThread
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.eviction import Freshness
+from ftis_node.replay.lifecycle import Candidate, ReleaseReason
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.rate_limits import ShareCap
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The replay buffer with its reader. Each release of groups is in the event log.
+
+    `disk` runs the calls of `buffer` in order. `reader` reads from the event loop.
+    """
+
+    context: NodeContext
+    home: Home
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    space: DiskSpace = field(default_factory=DiskSpace)
+
+    async def enforce_bounds(self, cap: ShareCap) -> None:
+        """Evict and prune if a bound of the buffer is exceeded."""
+        _, foreign_ready = self.reader.ready_counts()
+        if foreign_ready > MAX_READY_GROUPS or self.reader.ready_foreign_bytes() > MAX_READY_BYTES:
+            await self.evict_foreign(cap)
+        if self.reader.kept_bytes() > self.context.settings.buffer.max_disk_bytes:
+            await self.prune()
+
+    async def evict_foreign(self, cap: ShareCap) -> None:
+        """Release foreign groups beyond the buffer's bounds, and those of a peer beyond its share."""
+        evict, keep = self.buffer.evict_foreign, {"keep": MAX_READY_GROUPS, "keep_bytes": MAX_READY_BYTES}
+        for group in await self.disk(evict, **keep, cap=cap):
+            self._write_released(group.id, ReleaseReason.EVICTED)
+
+    async def release_stale(self) -> list[Candidate]:
+        """Release and return the READY groups that are too old, by the run's limits of age and version."""
+        step = self.context.manifest.step
+        freshness = Freshness(
+            now=time.time(),
+            max_age_s=step.max_age_s,
+            policy_version=self.context.state.policy_version,
+            max_version_lag=step.max_version_lag,
+            peer_id=self.context.peer_id,
+        )
+        stale = await self.disk(self.buffer.release_stale, freshness)
+        for group in stale:
+            self._write_released(group.id, ReleaseReason.STALE)
+        return stale
+
+    async def release_ready(self, group_id: bytes, reason: ReleaseReason) -> None:
+        """Release a group unused, if it is READY."""
+        if await self.disk(self.buffer.release_ready, group_id, reason):
+            self._write_released(group_id, reason)
+
+    async def prune(self) -> None:
+        """Delete released groups beyond the disk bound, oldest first; keep the groups of steps after the checkpoint."""
+        max_disk_bytes, saved_step = self.context.settings.buffer.max_disk_bytes, self.context.state.saved_step
+        await self.disk(self.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=saved_step)
+
+    def _write_released(self, group_id: bytes, reason: ReleaseReason) -> None:
+        self.context.events.write("released", group=group_id, reason=reason)

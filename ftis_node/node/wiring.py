@@ -1,0 +1,311 @@
+"""Composition of a node: the parts that `startup/assemble.py` opens, and the loops and components made of them.
+
+Only the composition root (this file, `startup/`, `daemon.py`, experiments and tests) holds these two classes. A
+component gets each part that it uses as a separate argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+from ftis_node.config.home import Home
+from ftis_node.gossip import Gossip
+from ftis_node.memory.placement import WorkerPlacement
+from ftis_node.models import ModelSource, PromptTokenizer
+from ftis_node.node.context import NodeContext
+from ftis_node.node.exchange.group_exchange import GroupExchange
+from ftis_node.node.loops.announcements import AnnouncementHandler
+from ftis_node.node.loops.audit import AuditLoop, CheckLoop
+from ftis_node.node.loops.backfill import BackfillLoop, ShardsLoop
+from ftis_node.node.loops.confirmations import DeliverLoop
+from ftis_node.node.loops.directory import DirectoryLoop
+from ftis_node.node.loops.generate import GenerateLoop
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.publish import PublishLoop, ReannounceLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.status import StatusLoop
+from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
+from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
+from ftis_node.node.loops.weight_follow import FollowLoop
+from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.own_record import OwnRecord
+from ftis_node.node.peers.refusal_reports import RefusalReporter
+from ftis_node.node.peers.serve import PeerRequestHandler
+from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.protocols import Generation, Learning
+from ftis_node.node.storage.node_store import Store
+from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.step_gate import StepGate, TimedStepGate
+from ftis_node.node.training.step_report import StepReporter
+from ftis_node.node.training.step_shares import StepShares
+from ftis_node.records.group import Group
+from ftis_node.swarm.arrivals import AwaitedSenders
+from ftis_node.tasks.base import Task
+from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.telemetry.tracking import Tracking
+
+
+@dataclass(frozen=True, slots=True)
+class NodeComponents:
+    """The parts of a node that have files, processes or connections, and what its settings chose.
+
+    `task` is the run's task, with the problems of all nodes. `domain` has the problems that this node generates for. It
+    is the same object as `task` if the node has no separate domain.
+    """
+
+    context: NodeContext
+    store: Store
+    source: ModelSource
+    tokenizer: PromptTokenizer
+    task: Task
+    domain: Task
+    eval_tasks: tuple[Task, ...]
+    scorer: IsolatedScorer
+    new_peers_scorer: IsolatedScorer
+    generation: Generation
+    learner: Learning
+    gossip: Gossip
+    slots: SlotPool
+    peers: PeerManager
+    arrangement: WorkerPlacement = WorkerPlacement()
+    budget: GenerateBudget = field(default_factory=GenerateBudget)
+    tracking: Tracking = field(default_factory=Tracking)
+
+    @property
+    def home(self) -> Home:
+        return self.store.home
+
+
+class Wiring:
+    """Maker of the loops and components of one node. It makes each of its attributes once, at the first use."""
+
+    def __init__(self, node: NodeComponents) -> None:
+        self.node = node
+        self.context, self.store, self.gossip, self.peers = node.context, node.store, node.gossip, node.peers
+
+    def serve_peers(self) -> None:
+        """Answer the requests of peers from now on."""
+        served = self.served
+        self.gossip.serve(
+            served.lookup,
+            on_confirm=served.confirmed,
+            answer=served.answer,
+            lookup_text=served.encode_as_text,
+            is_refused=self.peers.is_banned,
+            on_sent=served.sent,
+            on_refusal=served.announcement_refused,
+        )
+
+    @cached_property
+    def served(self) -> PeerRequestHandler:
+        return PeerRequestHandler(self.context, self.store, self.node.tokenizer, self.peers)
+
+    @cached_property
+    def swarm(self) -> SwarmReporter:
+        return SwarmReporter(self.context, self.gossip, self.peers, self.refusals)
+
+    @cached_property
+    def refusals(self) -> RefusalReporter:
+        return RefusalReporter(self.context, self.gossip, self.peers)
+
+    @cached_property
+    def step_shares(self) -> StepShares:
+        return StepShares(self.context, self.node.budget, self.node.slots, self.store.reader)
+
+    @cached_property
+    def arrivals(self) -> AwaitedSenders:
+        return AwaitedSenders(patience_s=self.context.manifest.step.foreign_wait_s, now=time.monotonic())
+
+    @cached_property
+    def scored(self) -> asyncio.Queue[Group]:
+        """Return the queue from the generate loop to the publish loop."""
+        return asyncio.Queue(self.node.slots.capacity)
+
+    @cached_property
+    def generate_loop(self) -> GenerateLoop:
+        node = self.node
+        return GenerateLoop(
+            self.context,
+            self.store,
+            self.scored,
+            node.domain,
+            node.tokenizer,
+            node.scorer,
+            node.generation,
+            node.slots,
+            node.budget,
+        )
+
+    @cached_property
+    def publish_loop(self) -> PublishLoop:
+        return PublishLoop(self.context, self.store, self.scored, self.intake, self.gossip, self.node.slots, self.peers)
+
+    @cached_property
+    def reannounce_loop(self) -> ReannounceLoop:
+        return ReannounceLoop(self.context, self.gossip, self.store.reader, self.peers)
+
+    @cached_property
+    def deliver_loop(self) -> DeliverLoop:
+        return DeliverLoop(self.context, self.store, self.node.slots, self.peers)
+
+    @cached_property
+    def announcements(self) -> AnnouncementHandler:
+        return AnnouncementHandler(self.context, self.gossip, self.store.reader, self.peers)
+
+    @cached_property
+    def backfill(self) -> BackfillLoop:
+        return BackfillLoop(self.context, self.announcements, self.gossip, self.peers, self.step_shares)
+
+    @cached_property
+    def shards_loop(self) -> ShardsLoop:
+        return ShardsLoop(self.context, self.gossip, self.peers, self.announcements, self.backfill)
+
+    @cached_property
+    def pull(self) -> PullLoop:
+        return PullLoop(
+            self.context,
+            self.store,
+            self.intake,
+            self.announcements,
+            self.backfill,
+            self.gossip,
+            self.peers,
+            self.step_shares,
+        )
+
+    @cached_property
+    def intake(self) -> IntakeLoop:
+        node, settings = self.node, self.context.settings
+        may_audit = settings.learns and not node.arrangement.takes_turns  # with turns, the learner has no GPU memory
+        return IntakeLoop(
+            self.context,
+            self.store,
+            self.peers,
+            self.gossip.guard,
+            node.tokenizer,
+            node.scorer,
+            node.new_peers_scorer,
+            self.arrivals,
+            newest_offered=partial(newest_offered, self.context, node.learner),
+            on_foreign=self.audit_loop.offer if may_audit else None,
+        )
+
+    @cached_property
+    def check_loop(self) -> CheckLoop:
+        node = self.node
+        return CheckLoop(self.context, self.intake.next_own, node.learner, self.gossip.guard, node.tokenizer.end_ids)
+
+    @cached_property
+    def audit_loop(self) -> AuditLoop:
+        node = self.node
+        return AuditLoop(self.context, node.learner, self.store, self.peers, self.gossip.guard, node.tokenizer.end_ids)
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        node = self.node
+        return Evaluator(self.context, node.generation, node.eval_tasks, node.tokenizer, node.scorer, node.tracking)
+
+    @cached_property
+    def reporter(self) -> StepReporter:
+        return StepReporter(self.context, self.peers, self.node.generation, self.swarm, self.node.tracking)
+
+    def step_gate(self) -> TimedStepGate:
+        return TimedStepGate(
+            self.context,
+            self.store,
+            self.gossip,
+            self.peers,
+            self.node.slots,
+            self.step_shares,
+            self.arrivals,
+            self.intake.stored,
+        )
+
+    def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
+        """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
+        node = self.node
+        return TrainLoop(
+            self.context,
+            self.store,
+            gate,
+            node.learner,
+            node.generation,
+            deliver or partial(update_engine, context=self.context, generation=node.generation),
+            node.slots,
+            self.peers,
+            node.tokenizer.end_ids,
+            self.reporter,
+            self.evaluator,
+            takes_turns=node.arrangement.takes_turns,
+            last_step=last_step,
+        )
+
+    @cached_property
+    def offer_loop(self) -> OfferLoop:
+        return OfferLoop(self.context, self.node.source, self.store.disk, self.peers)
+
+    @cached_property
+    def follow_loop(self) -> FollowLoop:
+        node = self.node
+        return FollowLoop(
+            self.context,
+            self.store,
+            node.source,
+            node.tokenizer,
+            self.gossip,
+            node.generation,
+            self.evaluator,
+            self.peers,
+        )
+
+    @cached_property
+    def exchange(self) -> GroupExchange:
+        node = self.node
+        return GroupExchange(
+            self.context,
+            self.store,
+            node.task,
+            node.tokenizer,
+            node.scorer,
+            node.slots,
+            self.peers,
+            publish_scored=self.publish_loop.publish,
+        )
+
+    @cached_property
+    def directory_loop(self) -> DirectoryLoop:
+        """Return the loop. A generator pulls no groups, so it needs none of an earlier time either."""
+        node = self.node
+        record = OwnRecord(self.context, self.store, self.peers, node.generation, node.learner)
+        backfill = None if self.context.settings.role == "generator" else self.backfill
+        return DirectoryLoop(self.context, self.gossip, self.peers, record, backfill)
+
+    @cached_property
+    def peers_loop(self) -> PeersLoop:
+        on_wake = self.directory_loop.renew
+        return PeersLoop(self.context, self.store, self.gossip, self.peers, self.refusals, on_wake)
+
+    @cached_property
+    def disk_space_loop(self) -> DiskSpaceLoop:
+        return DiskSpaceLoop(self.context, self.store)
+
+    def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
+        node = self.node
+        return StatusLoop(
+            self.context,
+            self.store,
+            node.generation,
+            node.learner,
+            self.gossip,
+            self.swarm,
+            node.slots,
+            watchdog or Watchdog(),
+            Counter() if http_refused is None else http_refused,
+        )
