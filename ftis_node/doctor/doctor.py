@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,7 @@ GRACE_S = 5.0
 NVIDIA_DEVICE = Path("/dev/nvidia0")
 NETWORK_FAILED, MACHINE_FAILED = 4, 3
 QUIET_S = 2.0  # seconds until progress names the open checks
-PROGRESS_EVERY_S = 5.0
-REPEAT_PROGRESS_S = 30.0  # the same checks are named again after this time
+POLL_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +55,21 @@ def run_checks(
     found: dict[str, list[CheckResult]] = {}
     for check in checks:
         threading.Thread(target=_run, args=(check, answers), name=f"check-{check.name}", daemon=True).start()
-    next_word_at = began_at + QUIET_S
-    last_text, repeat_at = "", began_at
+    last_text = ""
     while open_checks:
-        next_cut_at = began_at + min(check.limit_s for check in open_checks.values())
-        try:
-            name, findings = answers.get(timeout=max(0.0, min(next_cut_at, next_word_at) - time.monotonic()))
-        except queue.Empty:
-            pass
-        else:
+        with suppress(queue.Empty):
+            name, findings = answers.get(timeout=POLL_EVERY_S)
             if open_checks.pop(name, None):
                 found[name] = findings
-        now = time.monotonic()
-        for check in [check for check in open_checks.values() if began_at + check.limit_s <= now]:
+        elapsed_s = time.monotonic() - began_at
+        for check in [check for check in open_checks.values() if check.limit_s <= elapsed_s]:
             del open_checks[check.name]
             text = f"{check.title}: no answer within {check.limit_s:g} s, stopped"
             found[check.name] = [CheckResult("check.cut", "warn", text, "run doctor again")]
-        if open_checks and now >= next_word_at:
-            next_word_at = now + PROGRESS_EVERY_S
-            text = f"still checking: {', '.join(check.title for check in open_checks.values())}"
-            if text != last_text or now >= repeat_at:
-                last_text, repeat_at = text, now + REPEAT_PROGRESS_S
-                on_progress(text)
+        text = f"still checking: {', '.join(check.title for check in open_checks.values())}"
+        if open_checks and elapsed_s >= QUIET_S and text != last_text:
+            last_text = text
+            on_progress(text)
     return [finding for check in checks for finding in found[check.name]]
 
 

@@ -32,7 +32,6 @@ from ftis_node.memory.choice import (
 )
 from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, MemoryPlan, plan
-from ftis_node.memory.suggestions import MemorySuggestion
 from ftis_node.models import (
     ModelShape,
     ModelSource,
@@ -50,7 +49,7 @@ from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.telemetry.terminal_text import GIB, in_gib, printable
 
 OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
-DETAILS = ("memory.part", "memory.change")  # shown with --verbose only
+DETAILS = ("memory.part",)  # shown with --verbose only
 PLACES = {
     "cpu": "no GPU: both workers in host memory",
     "shared": "both workers stay on one GPU",
@@ -107,7 +106,7 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
             made = plan(shape, replace(machine, devices_bytes=()), choice.settings, manifest)
         else:
             made = chosen.made
-        advice = "" if made.fits else _advice(made)
+        advice = "" if made.fits else made.advice
         if not made.fits and settings.lora is None and question.begun is None and choice.options:
             advice = smaller_model(choice, manifest, shape, machine)
     except FtisError as error:
@@ -121,19 +120,19 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
 
 
 def _report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[CheckResult]:
-    """Yield a plan as results: the verdict, its parts, the cache's share, and the changes."""
+    """Yield a plan as results: the verdict, its parts, and the cache's share."""
     verdict = f"{title}: {in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
     yield CheckResult("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
     for name, num_bytes in made.parts.items():
         if num_bytes:
             yield CheckResult("memory.part", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
     if made.gpu_memory_utilization is not None:
-        yield CheckResult("memory.part", "ok", _speed(made))
+        speed = f"{made.activations}; the output head takes {made.head_chunk_tokens} tokens at once"
+        yield CheckResult("memory.part", "ok", speed)
         yield CheckResult("memory.part", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
         yield CheckResult(
             "memory.part", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes
         )
-    yield from map(_change, made.changes)
 
 
 def _place(made: MemoryPlan, machine: Machine, settings: NodeSettings) -> str:
@@ -154,36 +153,11 @@ def _names(gpus: tuple[int, ...]) -> str:
     return " and ".join(", ".join(map(str, gpus)).rsplit(", ", 1))
 
 
-def _speed(made: MemoryPlan) -> str:
-    """Return how the learner uses the memory that is left."""
-    if not made.recompute_activations:
-        activations = "activations are kept, nothing is recomputed"
-    elif made.keeping_bytes is None:
-        activations = "activations are recomputed"
-    else:
-        activations = f"activations are recomputed: with them kept, the peak is {in_gib(made.keeping_bytes)}"
-    return f"{activations}; the output head takes {made.head_chunk_tokens} tokens at once"
-
-
 def _option(option: TrainingOption, *, is_taken: bool) -> CheckResult:
     """Return a row of the table under `OPTIONS_HEAD`."""
     note = " (join takes this)" if is_taken else f" (first {option.missing})" if option.missing and option.fits else ""
     row = f"{in_gib(option.made.needed_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
     return CheckResult("memory.option", "ok", row, num_bytes=option.made.needed_bytes)
-
-
-def _advice(made: MemoryPlan) -> str:
-    for change in made.changes:
-        if change.fits:
-            return f"{change.name} would suffice; --verbose lists every change"
-    return "use a smaller model or a larger device: no change suffices (--verbose lists them)"
-
-
-def _change(change: MemorySuggestion) -> CheckResult:
-    verdict = f"would fit ({change.placement})" if change.fits else "would not fit"
-    return CheckResult(
-        "memory.change", "warn", f"{change.name}: {in_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
-    )
 
 
 def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:

@@ -150,7 +150,8 @@ def choose(
         reason = AS_BEGUN
     else:
         reason = _beside_full(options[0].made, shape)
-    return TrainingChoice(chosen.settings, f"{chosen.name}{reason}{_activations(chosen)}", options)
+    activations = f"; {chosen.made.activations}" if chosen.fits else ""
+    return TrainingChoice(chosen.settings, f"{chosen.name}{reason}{activations}", options)
 
 
 def compare(
@@ -280,17 +281,6 @@ def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
     needed, card, usable = map(_gib, (full.needed_bytes, full.usable_bytes / USABLE_SHARE, full.usable_bytes))
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
     return f": full training of {parameters} needs {needed} GiB, this card has {card} ({usable} usable)"
-
-
-def _activations(option: TrainingOption) -> str:
-    """Return whether activations are kept or recomputed, and why."""
-    if not option.fits:
-        return ""
-    if not option.made.recompute_activations:
-        return "; activations are kept"
-    if (needed := option.made.keeping_bytes) is None:
-        return "; activations are recomputed, as set"
-    return f"; activations are recomputed (keeping them needs {_gib(needed)} GiB)"
 
 
 def training_label(settings: NodeSettings) -> str:

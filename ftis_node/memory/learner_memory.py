@@ -186,7 +186,7 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
 
     A row of several texts keeps more, which is not counted: a copy of the attention's output. For each text after the
     first it also keeps q, k, v, output and log-sum of the shared prompt. For Qwen2.5-3B at the limits of the preset
-    gsm8k-ftis that is a fifth. `TIGHT_SHARE` leaves memory free, and a step that does not fit is retried with less.
+    gsm8k-ftis that is a fifth. `SPEED_SHARE` leaves memory free, and a step that does not fit is retried with less.
     """
     hidden, query, key, wide = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
     rank = workload.lora_rank or 0

@@ -254,18 +254,10 @@ def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
         return f"{made.placement}: {needed} of {usable} at the peak, by the plan"
     model = settings.model
     if not on_gpu:
-        log.warning("memory may be short: %s seems to need %s, %s are free; %s", model, needed, usable, _advice(made))
+        log.warning("memory may be short: %s seems to need %s, %s are free; %s", model, needed, usable, made.advice)
         return f"{needed} needed, {usable} free"
-    line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable; {_advice(made)}"
+    line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable; {made.advice}"
     if settings.memory.check == "refuse":
         raise MachineError(f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" starts it anyway)')
     log.warning("%s", line)
     return f"{needed} needed, {usable} usable"
-
-
-def _advice(made: MemoryPlan) -> str:
-    """Return the first change that makes the model fit, as advice."""
-    for change in made.changes:
-        if change.fits:
-            return f"{change.name} would do"
-    return "use a smaller model or a larger device"

@@ -4,7 +4,7 @@
     shared        both stay on one GPU; the generator takes a fixed share of it
     time_shared   they take turns on one GPU: the generator gives its memory back while the learner steps
     dedicated     two GPUs or more: the generator on the first, the learner on the next, or on as many as it asks for
-    does_not_fit  `changes` says what would
+    does_not_fit  `advice` says what would
 
 A GPU is shared if half of the desired cache fits. A generator with a smaller cache decodes few completions side by
 side, and taking turns is faster. Below one group's cache no placement works. While the generator is awake, the
@@ -34,15 +34,16 @@ from ftis_node.memory.learner_memory import (
     Workload,
     learner_memory,
 )
-from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
+from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape
+from ftis_node.telemetry.terminal_text import in_gib
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
 
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
 USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part
 SPLIT_CACHE_SHARE = 0.5  # of the desired cache; with less the two take turns
 WEIGHT_SYNC = "weight sync"
-TIGHT_SHARE = 0.9  # of the usable memory: above it the plan suggests changes although the model fits
+SPEED_SHARE = 0.9  # of the usable memory, up to which options for speed may raise the peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class MemoryPlan:
     workspace, as vLLM counts it; None if no GPU is planned for. `learner_share` is the part of the GPU that is left
     to the learner's tensors in `shared`, else None. `parts` names every part, in bytes. The weight sync comes after a
     step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU. `keeping_bytes` is
-    the peak with kept activations, None if the setting decides.
+    the peak with kept activations, None if the setting decides. `change` is a change of settings with which a model
+    that does not fit would fit, "" if there is none.
     """
 
     placement: Placement
@@ -64,7 +66,7 @@ class MemoryPlan:
     gpu_memory_utilization: float | None
     parts: dict[str, int]
     host_bytes: int
-    changes: tuple[MemorySuggestion, ...] = ()
+    change: str = ""
     learner_share: float | None = None
     recompute_activations: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
@@ -77,9 +79,18 @@ class MemoryPlan:
         return self.peak_bytes if self.without_speed_bytes is None else self.without_speed_bytes
 
     @property
-    def is_tight(self) -> bool:
-        """Whether the model does not fit, or fits with less than a tenth to spare."""
-        return not self.fits or self.peak_bytes > TIGHT_SHARE * self.usable_bytes
+    def advice(self) -> str:
+        """What to do if the model does not fit."""
+        return f"{self.change} would suffice" if self.change else "use a smaller model or a larger device"
+
+    @property
+    def activations(self) -> str:
+        """Whether activations are kept or recomputed, and why."""
+        if not self.recompute_activations:
+            return "activations are kept"
+        if self.keeping_bytes is None:
+            return "activations are recomputed, as set"
+        return f"activations are recomputed (keeping them needs {in_gib(self.keeping_bytes)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +116,20 @@ def plan(
         machine = replace(machine, devices_bytes=())
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
     made = _place(shape, machine, workload)
-    if workload.on_gpu and made.fits:
-        made = _with_speed(made, workload, partial(_place, shape, machine), settings)
-    if not made.is_tight:
-        return made
+    if made.fits:
+        return _with_speed(made, workload, partial(_place, shape, machine), settings) if workload.on_gpu else made
 
-    def outcome(found: MemoryPlan) -> MemorySuggestion:
-        return MemorySuggestion("", found.placement, found.peak_bytes, found.fits)
+    def excess(changed: Workload) -> int:
+        found = _place(shape, machine, changed)
+        return found.peak_bytes - found.usable_bytes
 
-    changes = suggest_changes(workload, outcome(made), lambda changed: outcome(_place(shape, machine, changed)))
-    return replace(made, changes=tuple(changes))
+    return replace(made, change=suggest_change(workload, excess))
 
 
 def _with_speed(
     made: MemoryPlan, workload: Workload, place: Callable[[Workload], MemoryPlan], settings: NodeSettings
 ) -> MemoryPlan:
-    """Return the fastest learner that fits: `made` itself, or one that raises the peak up to TIGHT_SHARE."""
+    """Return the fastest learner that fits: `made` itself, or one that raises the peak up to SPEED_SHARE."""
     chunks = (GPU_HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS // 2, HEAD_CHUNK_TOKENS)
     keeping_bytes = None
     variants = [replace(workload, head_chunk_tokens=chunk) for chunk in chunks]
@@ -129,7 +138,7 @@ def _with_speed(
         keeping_bytes = place(kept[-1]).peak_bytes
         variants = [*kept, *variants]
     for faster in map(place, variants):
-        is_roomy = faster.peak_bytes <= max(made.peak_bytes, TIGHT_SHARE * faster.usable_bytes)
+        is_roomy = faster.peak_bytes <= max(made.peak_bytes, SPEED_SHARE * faster.usable_bytes)
         is_same = (faster.placement, faster.kv_cache_bytes) == (made.placement, made.kv_cache_bytes)
         if faster.fits and is_same and is_roomy:
             return replace(faster, keeping_bytes=keeping_bytes, without_speed_bytes=made.peak_bytes)

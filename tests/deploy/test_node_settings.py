@@ -41,7 +41,7 @@ def test_the_model_fits_the_card_as_its_header_states(path: Path) -> None:
     made = planned(path, SMALLEST_GIB[size])
     header = path.read_text().split("\nmodel =")[0]
     summary = f"plan: {made.placement}, {made.peak_bytes / GIB:.1f} of {made.usable_bytes / GIB:.1f} GiB"
-    assert made.fits, made.changes
+    assert made.fits, made.advice
     assert f"{summary}, host memory {made.host_bytes / GIB:.1f} GiB" in header
     assert f"--model {load_node_settings(path).model} --gpu-memory {SMALLEST_GIB[size]:g}`" in header
 

@@ -73,7 +73,6 @@ def test_an_open_check_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_open_checks_are_reported_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.doctor.doctor.QUIET_S", 0.05)
-    monkeypatch.setattr("ftis_node.doctor.doctor.PROGRESS_EVERY_S", 0.05)
     first_ends, second_ends = threading.Event(), threading.Event()
     checks = [
         DoctorCheck("ram", "memory", 60.0, lambda: iter([first_ends.wait(60)])),  # type: ignore[arg-type, return-value]

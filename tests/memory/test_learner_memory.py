@@ -231,10 +231,9 @@ def test_weights_gradients_and_moments_equal_the_tensors(dtype: str, lora: bool)
     assert memory.moments == sum(value.nbytes for value in moments)
 
 
-@pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen2.5-3B", "Qwen2.5-7B"])
-def test_the_plan_of_published_models_and_adapters_equals_their_tensors(name: str) -> None:
+def test_the_plan_of_a_published_model_and_its_adapter_equals_their_tensors() -> None:
     """The tensors are made on the meta device and take no memory."""
-    shape = published_qwen25()[name]
+    shape = published_qwen25()["Qwen2.5-7B"]
     config = Qwen2Config(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -291,17 +290,18 @@ def test_the_activations_of_a_layer_equal_the_formula(dtype: str, lora: bool) ->
     assert of_a_layer(96) - of_a_layer(32) == 64 * layer_bytes_per_token(step.shape, step.workload(100))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
+@pytest.mark.parametrize(
+    ("dtype", "lora", "recompute"),
+    [("float32", False, False), ("float32", True, True), ("bfloat16", True, False), ("bfloat16", False, True)],
+)
 def test_the_peak_of_a_step_is_near_the_allocated_memory(dtype: str, lora: bool, recompute: bool) -> None:
-    _compare_peak(Step(dtype, lora, recompute=recompute, hidden_size=256), 1024)
+    _compare_peak(Step(dtype, lora, recompute=recompute, hidden_size=256), 512)
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_the_peak_is_near_with_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, lora: bool) -> None:
+def test_the_peak_is_near_with_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """In real models the output head sets the peak of a short row."""
-    monkeypatch.setattr(tiny_models, "EMBEDDING_ROWS", 16384)
-    _compare_peak(Step("bfloat16", lora, recompute=True, hidden_size=256), 256)
+    monkeypatch.setattr(tiny_models, "EMBEDDING_ROWS", 8192)
+    _compare_peak(Step("bfloat16", False, recompute=True, hidden_size=128), 128)
 
 
 def _compare_peak(step: Step, num_tokens: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ftis_node.memory.placement import (
     place_workers_on,
 )
 from ftis_node.memory.plan import USABLE_SHARE
-from ftis_node.memory.suggestions import MemorySuggestion
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.startup import factories as makers
 from ftis_node.node.startup.factories import generation_boot, learner_boot
@@ -116,7 +114,7 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line() -> None:
     line = str(refused.value)
     made = planned(THREE_B, 24)
     assert f"{made.peak_bytes / GIB:.2f} GiB needed, {made.usable_bytes / GIB:.2f} GiB usable" in line
-    assert "--lora (rank 128) would do" in line
+    assert "--lora (rank 128) would suffice" in line
     assert refused.value.exit_code == 3
     assert "\n" not in line
 
@@ -196,11 +194,3 @@ def test_the_learner_boot_contains_the_plans_recomputation_and_chunk(
     assert learner_boot(
         vllm_settings(), RUN, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
     ).recompute_activations, "without a plan activations are recomputed"
-
-
-def test_the_advice_is_the_first_change_that_fits() -> None:
-    changes = (
-        MemorySuggestion("learner.optimizer_states = 8bit", "does_not_fit", peak_bytes=1, fits=False),
-        MemorySuggestion("dtype = bfloat16", "shared", peak_bytes=1, fits=True),
-    )
-    assert placement._advice(replace(planned(THREE_B, 24), changes=changes)) == "dtype = bfloat16 would do"

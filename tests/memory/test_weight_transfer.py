@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.plan import plan
 from ftis_node.memory.weight_transfer import is_wsl, transfer_of
 from ftis_node.node.storage.disk_space import num_versions
-from ftis_node.workers.shared_weights import Transfer
 from tests.memory.planning import RUN, THREE_B, machine
-
-ONE_GPU = {"on_gpu": True, "shares_gpu": True, "serves_adapters": False}
-NOWHERE = Path("/nowhere")
-
-
-@pytest.mark.parametrize(
-    ("changes", "transport"),
-    [
-        ({}, "ipc"),
-        ({"memory": {"weight_sync": "pinned"}}, "pinned"),
-        ({"memory": {"weight_sync": "file"}}, "file"),
-        ({"shares_gpu": False}, "pinned"),
-        ({"learner": {"processes": 2}}, "pinned"),
-        ({"lora": True}, "pinned"),
-    ],
-)
-def test_the_transport_follows_from_the_settings(changes: dict[str, Any], transport: Transfer) -> None:
-    where = {name: changes.get(name, value) for name, value in ONE_GPU.items()}
-    set_to = {name: value for name, value in changes.items() if name not in ONE_GPU}
-    assert transfer_of(NodeSettings.model_validate({"model": "m"} | set_to), **where, kernel=NOWHERE) == transport
-
-
-def test_the_transport_is_a_file_on_a_cpu_and_for_served_adapters() -> None:
-    for shares, lora, ranks in product((True, False), (True, False), (1, 2)):
-        settings = NodeSettings.model_validate({"model": "m", "lora": lora, "learner": {"processes": ranks}})
-        for on_gpu in (True, False):
-            transport = transfer_of(settings, on_gpu=on_gpu, shares_gpu=shares, serves_adapters=on_gpu, kernel=NOWHERE)
-            assert transport == "file"
 
 
 def test_wsl_is_recognized_by_the_kernel_release(tmp_path: Path) -> None:

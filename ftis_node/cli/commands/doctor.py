@@ -65,9 +65,7 @@ StatusPortOption = Annotated[
 OnlyOption = Annotated[
     list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
 ]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each suggested change.")
-]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Also show each part of the memory plan.")]
 
 
 def doctor(
