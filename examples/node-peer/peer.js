@@ -34,6 +34,7 @@ const LIES = {
 /** Return the ids in a request of `fetch` or `confirm`, as hex. */
 const idsIn = (payload) => payload.toString('hex').match(/.{64}/g) ?? []
 const report = (event, fields) => console.log(JSON.stringify({ event, ...fields }))
+const reportRejected = (peer, error) => report('rejected', { peer: String(peer), reason: error.reason ?? error.message })
 
 class Peer {
   constructor ({ node, identity, run, manifest, tokenizer, lie }) {
@@ -61,15 +62,19 @@ class Peer {
     const { pubsub } = this.node.services
     let last = Promise.resolve() // one pull at a time
     pubsub.addEventListener('message', ({ detail: { from, data } }) => {
-      last = last.then(() => this.pull(from, data)).catch((error) =>
-        report('rejected', { peer: String(from), reason: error.reason ?? error.message }))
+      last = last.then(() => this.pullAll(from, data)).catch((error) => reportRejected(from, error))
     })
     for (let shard = 0; shard < this.manifest.wire.announcement_shards; shard++) pubsub.subscribe(this.topicOf(shard))
   }
 
-  /** Fetch the group of an announcement from its announcer, check it, and confirm it. */
-  async pull (from, data) {
-    const { id } = rollout.readAnnouncement(data)
+  /** Pull all groups of an announcement. */
+  async pullAll (from, data) {
+    const { id, moreIds } = rollout.readAnnouncement(data)
+    for (const one of [id, ...moreIds]) await this.pull(from, one).catch((error) => reportRejected(from, error))
+  }
+
+  /** Fetch a group from its announcer, check it, and confirm it. */
+  async pull (from, id) {
     for (const envelope of await request(this.node, from, this.protocolOf('fetch'), id)) {
       const group = rollout.openEnvelope(envelope, Buffer.from(this.run, 'hex'))
       if (!group.id.equals(id)) throw new rollout.Rejected('unsolicited', 'another group')

@@ -136,10 +136,6 @@ class Gossip(ABC):
         """
 
     @abstractmethod
-    async def all_read_batches(self) -> bool:
-        """Return whether an announcement may hold several groups: every known member is connected and says so."""
-
-    @abstractmethod
     async def read_shards(self, shards: Collection[int]) -> None:
         """Read exactly these shards from now on. Subscribe to new ones before leaving old ones."""
 

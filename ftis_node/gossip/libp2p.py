@@ -165,9 +165,6 @@ class Libp2pGossip(Gossip):
     async def known_members(self) -> list[str]:
         return self._membership.known_members()
 
-    async def all_read_batches(self) -> bool:
-        return self._session is not None and self._membership.all_read_batches()
-
     async def shard_members(self) -> list[str]:
         return self._membership.shard_members
 

@@ -77,7 +77,6 @@ class LoopbackGossip(Gossip):
         self._num_shards = num_shards
         self._shards = frozenset(range(num_shards))
         self._is_up = False
-        self.reads_batches = False  # in memory a batch saves nothing
 
     @property
     def clock_skew_s(self) -> float:
@@ -159,10 +158,6 @@ class LoopbackGossip(Gossip):
 
     async def known_members(self) -> list[str]:
         return await self.members()
-
-    async def all_read_batches(self) -> bool:
-        others = self._others()
-        return bool(others) and all(other.reads_batches for other in others)
 
     async def shard_members(self) -> list[str]:
         own = shard_of(self.peer_id, self._num_shards)

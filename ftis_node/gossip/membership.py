@@ -130,7 +130,6 @@ class Membership:
         self._hurry = asyncio.Event()  # set: begin the next round now
         self._facts = ConnectionFacts(num_given=len(self._dialer.given))
         self._probe = MemberProbe(_probe_none)
-        self._batches = MemberProbe(_probe_none)  # its "members" are those that read batches
         self.addresses: list[str] = []
 
     @property
@@ -153,27 +152,18 @@ class Membership:
         listed = [peer_id for peer_id, seen_at in self._seen_at.items() if seen_at > seen_after]
         return list(dict.fromkeys([*self._probe.members, *listed]))
 
-    def all_read_batches(self) -> bool:
-        """Return whether there are members, all are connected, and each reads announcements of several groups."""
-        known = self.known_members()
-        return bool(known) and set(known) <= set(self._batches.members)
-
     def state(self) -> SwarmState:
         now = asyncio.get_running_loop().time()
         return self._facts.describe(next_try_in_s=self._next_round_at - now)
 
     async def keep(self, session: Session) -> None:
         """Run all loops for one p2pd session. Raises OSError or EOFError in a group when the session ends."""
-
-        def probe(service: RpcService) -> MemberProbe:
-            timeout_s = self._settings.dial_timeout_s
-            return MemberProbe(
-                lambda peer_id: session.serves(peer_id, self._run_id, service, timeout_s=timeout_s),
-                guard=self._guard,
-                first_pause_s=self._settings.poll_s,
-            )
-
-        self._probe, self._batches = probe(RpcService.HELLO), probe(RpcService.BATCHES)
+        timeout_s = self._settings.dial_timeout_s
+        self._probe = MemberProbe(
+            lambda peer_id: session.serves(peer_id, self._run_id, RpcService.HELLO, timeout_s=timeout_s),
+            guard=self._guard,
+            first_pause_s=self._settings.poll_s,
+        )
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(session, group), name="gossip-watch")
@@ -184,7 +174,6 @@ class Membership:
     async def _watch(self, session: Session, group: asyncio.TaskGroup) -> None:
         while True:
             self._probe.update(await self.poll(session), group)
-            self._batches.update(self._probe.members, group)
             await asyncio.sleep(self._settings.poll_s)
 
     async def poll(self, session: Session) -> set[str]:
@@ -209,7 +198,6 @@ class Membership:
         while True:
             self._hurry.clear()
             self._probe.recheck()
-            self._batches.recheck()  # a member may have been out of reach for a moment
             await self._round(session)
             self._has_looked = True
             await self.poll(session)

@@ -25,7 +25,7 @@ Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 
 
 # In units of usual requests. Honest peers send these rarely, and a query costs several look-ups.
-COSTS = {RpcService.HELLO: 10.0, RpcService.BATCHES: 10.0, RpcService.ASK: 10.0}
+COSTS = {RpcService.HELLO: 10.0, RpcService.ASK: 10.0}
 
 
 class OverBudget(RecordError):
@@ -97,7 +97,6 @@ class Services:
         """Return the handler of each service. A handler takes a peer id and a request, and yields items."""
         return {
             RpcService.HELLO: self._hello,
-            RpcService.BATCHES: self._hello,
             RpcService.FETCH: lambda peer_id, request: self._bodies(peer_id, request, self.lookup),
             RpcService.FETCH_TEXT: lambda peer_id, request: self._bodies(peer_id, request, self.lookup_text),
             RpcService.CONFIRM: self._confirmation,

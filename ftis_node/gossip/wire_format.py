@@ -26,7 +26,6 @@ class RpcService(StrEnum):
     """The requests that a member may send to another."""
 
     HELLO = "hello"  # empty request; one empty item: this peer is a member of the run
-    BATCHES = "batches"  # as hello: this peer also reads announcements of several groups
     FETCH = "fetch"  # ids; returns bodies
     FETCH_TEXT = "fetch_text"  # ids of bodies that the peer created; returns them re-encoded as text
     CONFIRM = "confirm"  # ids; one empty item acknowledges

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.asyncio
 
 
 async def _until_probed(node: Libp2pGossip, server: Libp2pGossip) -> None:
-    """Wait until the node has the server's answer about batches. A later probe would count as a request."""
-    await eventually(lambda: server.peer_id in node._membership._batches.members)
+    """Wait until the node has the server's answer to its probe. A later probe would count as a request."""
+    await eventually(lambda: server.peer_id in node._membership.members)
 
 
 @asynccontextmanager

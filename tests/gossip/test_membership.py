@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
-from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -77,15 +76,12 @@ class FakeDirectory:
 class FakeSession:
     """A session in which all peers except `GIVEN` are members of the run."""
 
-    def __init__(self, control: FakeControl, directory: FakeDirectory, *, old: AbstractSet[str] = frozenset()) -> None:
+    def __init__(self, control: FakeControl, directory: FakeDirectory) -> None:
         self.client = control
         self.directory = directory
         self.queried: list[str] = []
-        self.old = old  # members that do not read batches
 
     async def serves(self, peer_id: str, run_id: str, service: RpcService, *, timeout_s: float) -> bool | None:
-        if service is RpcService.BATCHES:
-            return peer_id not in self.old
         self.queried.append(peer_id)
         if run_id != "r" or self.queried.count(peer_id) < 2:
             return None  # no answer yet
@@ -99,7 +95,6 @@ async def running_membership(
     directory: FakeDirectory,
     *,
     num_shards: int = 1,
-    old: AbstractSet[str] = frozenset(),
     **changes: Any,
 ) -> AsyncIterator[Membership]:
     """Yield a membership that polls until the context ends."""
@@ -108,7 +103,7 @@ async def running_membership(
         settings(folder, **values), run_id="r", peer_id=OWN, rng=random.Random(1), num_shards=num_shards
     )
     membership.read_shards = frozenset([shard_of(OWN, num_shards)])
-    session: Any = FakeSession(control, directory, old=old)
+    session: Any = FakeSession(control, directory)
     await membership.poll(session)
     keeping = asyncio.create_task(membership.keep(session))
     try:
@@ -145,33 +140,6 @@ async def test_the_number_of_known_members_is_bounded(tmp_path: Path) -> None:
     async with running_membership(tmp_path, control, directory, num_target_members=MAX_KNOWN + 50) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
     assert len(control.dialed) - 1 == MAX_KNOWN
-
-
-async def test_batches_are_sent_only_if_every_known_member_is_connected_and_reads_them(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
-    async with running_membership(tmp_path, control, directory, check_s=0.05) as membership:
-        assert not membership.all_read_batches(), "no member is known"
-        await eventually(membership.all_read_batches)
-        directory.entries[PEERS[3]] = directory.entries[PEERS[0]]  # listed but unreachable
-        await eventually(lambda: PEERS[3] in membership.known_members())
-        assert not membership.all_read_batches()
-
-
-async def test_one_member_that_does_not_read_batches_prevents_them(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
-    async with running_membership(tmp_path, control, directory, old=frozenset([PEERS[1]])) as membership:
-        await eventually(lambda: len(membership.members) == 3 and len(membership._batches.members) == 2)
-        await asyncio.sleep(0.1)
-        assert not membership.all_read_batches()
-
-
-async def test_a_member_that_did_not_read_batches_is_queried_again(tmp_path: Path) -> None:
-    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
-    old = {PEERS[1]}
-    async with running_membership(tmp_path, control, directory, check_s=0.05, old=old) as membership:
-        await eventually(lambda: len(membership.members) == 3 and len(membership._batches.members) == 2)
-        old.clear()
-        await eventually(membership.all_read_batches)
 
 
 async def test_a_node_that_loses_its_last_member_dials_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip import Gossip
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-from ftis_node.node.loops import directory, pull
+from ftis_node.node.loops import directory, publish, pull
 from ftis_node.records.codec import hash_messages
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import PromptRef
@@ -44,10 +44,13 @@ def held(node: StubNode) -> int:
 
 
 class LightSwarm:
-    """A swarm of light nodes with numbers; `loses` drops a message by sender, receiver, kind and content."""
+    """A swarm of light nodes with numbers; `loses` drops a message by sender, receiver, kind and content.
 
-    def __init__(self, folder: Path, manifest: RunManifest) -> None:
-        self._folder = folder
+    Small groups wait up to `window_s` for others of the same announcement.
+    """
+
+    def __init__(self, folder: Path, manifest: RunManifest, *, window_s: float = 0.0) -> None:
+        self._folder, self._window_s = folder, window_s
         self.manifest = manifest
         self.loses: Callable[[int, int, str, Any], bool] = lambda *_: False
         self._swarm = LoopbackSwarm(loses=self._decide)
@@ -76,12 +79,13 @@ class LightSwarm:
         with (
             patch.object(directory, "RECORD_PERIOD_S", directory_period_s),
             patch.object(pull, "PULLS_IN_FLIGHT", pulls_in_flight),
+            patch.object(publish, "WINDOW_S", self._window_s),
         ):
             node = StubNode(
                 home, identity_of(number), gossip or self.join(number),
                 manifest=self.manifest, settings=settings, on_event=lambda name, fields: None, domain=domain,
             )  # fmt: skip
-            _ = node.wiring.pull, node.wiring.directory_loop  # they read the constants
+            _ = node.wiring.pull, node.wiring.directory_loop, node.wiring.publish_loop  # they read the constants
         await node.start()
         try:
             yield node

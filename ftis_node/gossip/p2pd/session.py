@@ -107,7 +107,7 @@ class Session:
             return items.end(outcome_of(error))
 
     async def serves(self, peer_id: str, run_name: str, service: RpcService, *, timeout_s: float) -> bool | None:
-        """Return whether a connected peer serves HELLO or BATCHES of the run with this wire name.
+        """Return whether a connected peer serves `service`, such as HELLO, of the run with this wire name.
 
         None if the answer leaves that open.
         """

@@ -5,8 +5,7 @@ consecutive within an epoch, and only groups that pass validation get one. So a 
 lost. An epoch without a free number is followed by the next one.
 
 A small group's announcement, pull and confirmation cost more than its body. So the following
-small groups wait for the end of a short window, and one message announces them all. An idle node announces at once, and
-so does one with a member that reads no batches.
+small groups wait for the end of a short window, and one message announces them all. An idle node announces at once.
 
 The re-announce loop: repeats announcements of unconfirmed own groups, with growing pauses, while they are fresh.
 
@@ -164,17 +163,17 @@ class PublishLoop:
         self.last_number = group.number
         self.slots.fill()
         self._gathered.append(announce_group(envelope, group, envelope_bytes=len(data)))
-        if await self._may_wait(len(data)):
+        if self._may_wait(len(data)):
             self._has_gathered.set()
         else:
             await self._announce()
         return verdict
 
-    async def _may_wait(self, num_bytes: int) -> bool:
+    def _may_wait(self, num_bytes: int) -> bool:
         """Return whether the gathered groups may wait for others: small, not a full message, and one went just now."""
         is_full = num_bytes > SMALL_BYTES or len(self._gathered) > MAX_MORE_GROUPS
         is_idle = not self._window.wait_s(ALL, now=time.monotonic())
-        return not is_full and not is_idle and await self.gossip.all_read_batches()
+        return not is_full and not is_idle
 
     async def _announce_gathered(self) -> None:
         while True:
@@ -185,11 +184,10 @@ class PublishLoop:
             await self._announce()
 
     async def _announce(self) -> None:
-        """Announce the gathered groups, each alone if some member reads no batches."""
+        """Announce the gathered groups in as few messages as possible."""
         gathered, self._gathered = self._gathered, []
         self._window.sent(ALL, now=time.monotonic())
-        may_batch = len(gathered) > 1 and await self.gossip.all_read_batches()
-        for announcement in join_announcements(gathered) if may_batch else gathered:
+        for announcement in join_announcements(gathered):
             if not await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 continue
             for one in (announcement, *announcement.more):

@@ -41,7 +41,7 @@ from ftis_node.workers.weight_store import PROBE_LENGTH
 log = logging.getLogger(__name__)
 # How far the learner may score a completion above its sender. Honest log-probs exceed t nats with probability e^-t.
 MAX_LOGPROB_GAP_NATS = 16.0
-MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask`, `hello` or `batches` counts as ten
+MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask` or `hello` counts as ten
 REQUEST_TIMEOUT_S = 3600.0  # of one group; a hung engine is found by its stall time
 # A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
 GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)

@@ -69,13 +69,9 @@ async def test_simultaneous_confirmations_are_sent_together(
         assert len(sent) <= 5 + burst, "the others were not gathered"
 
 
-async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publish, "WINDOW_S", WINDOW_S)
-    swarm = LightSwarm(tmp_path, manifest_of())
+async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(), window_s=WINDOW_S)
     async with swarm.node(1, shutdown_serve_s=60) as alice, swarm.node(2) as bob:
-        alice.gossip.reads_batches = bob.gossip.reads_batches = True
         await swarm.publish(alice)
         await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 1)
         for _ in range(2):
@@ -85,25 +81,18 @@ async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves
         assert alice.parts.peers.confirmations.num_confirmed == alice.parts.peers.counters.groups_sent == held(bob) == 3
 
 
-@pytest.mark.parametrize("all_read_batches", [True, False])
-async def test_simultaneous_announcements_are_sent_together_if_all_members_read_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_read_batches: bool
-) -> None:
-    monkeypatch.setattr(publish, "WINDOW_S", WINDOW_S)
-    swarm = LightSwarm(tmp_path, manifest_of())
+async def test_simultaneous_announcements_are_sent_together(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(), window_s=WINDOW_S)
     async with swarm.node(1) as alice, swarm.node(2) as bob, swarm.node(3) as carol:
-        bob.gossip.reads_batches, carol.gossip.reads_batches = True, all_read_batches
         await swarm.publish(alice, 20)
         await eventually(lambda: held(bob) == held(carol) == 20)
-        num_messages = alice.gossip.counters.announcements_sent
-        assert num_messages <= 6 if all_read_batches else num_messages == 20
+        assert alice.gossip.counters.announcements_sent <= 6
 
 
 async def test_large_groups_are_announced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "SMALL_BYTES", 100)
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice, swarm.node(2) as bob:
-        bob.gossip.reads_batches = True
+    swarm = LightSwarm(tmp_path, manifest_of(), window_s=WINDOW_S)
+    async with swarm.node(1) as alice, swarm.node(2):
         await swarm.publish(alice, 4)
         assert alice.gossip.counters.announcements_sent == 4
 
