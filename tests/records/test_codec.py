@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,33 +13,9 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import announce_group, open_announcement, open_envelope, seal_group
-from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.group import Group, SamplingSettings
 from ftis_node.records.identity import Identity
 from tests.conftest import make_completion, make_group
-
-QWEN_VOCABULARY = 151_665
-
-
-def _qwen_like(identity: Identity, *, num_completions: int = 12, num_tokens: int = 300):
-    rng = np.random.default_rng(0)
-    completions = tuple(
-        Completion(
-            token_ids=rng.integers(0, QWEN_VOCABULARY, num_tokens, dtype=np.int32),
-            logprobs=-rng.exponential(0.5, num_tokens).astype(np.float32),
-            finish_reason=FinishReason.LENGTH,
-            reward=float(rng.integers(0, 2)),
-            policy_version=1000,
-            policy_version_newest=1000 + number % 2,
-        )
-        for number in range(num_completions)
-    )
-    return make_group(
-        identity,
-        completions=completions,
-        model="Qwen/Qwen2.5-Coder-3B-Instruct",
-        prompt_ref=PromptRef("rg:letter_counting", "train", 2**31),
-        number=100_000,
-    )
 
 
 def test_every_field_is_read_unchanged(identity: Identity) -> None:
@@ -65,7 +40,7 @@ def _versions(group: Group) -> list[tuple[int, int]]:
     return [(completion.policy_version, completion.policy_version_newest) for completion in group.completions]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 2**63 - 1 - 2**32),
     st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31 - 1)), min_size=1, max_size=6),
@@ -104,14 +79,8 @@ def test_a_newest_version_below_the_oldest_or_too_far_above_is_not_packed(identi
             pack_group(make_group(identity, versions=versions))
 
 
-def test_an_envelope_of_12_x_300_tokens_takes_at_most_8_25_bytes_per_token(identity: Identity) -> None:
-    group = _qwen_like(identity)
-    data = seal_group(group, identity).to_bytes()
-    assert len(data) / group.num_tokens <= 8.25
-
-
 def test_an_announcement_is_small_and_read_unchanged(identity: Identity) -> None:
-    group = _qwen_like(identity)
+    group = make_group(identity, number=100_000)
     envelope = seal_group(group, identity)
     announcement = announce_group(envelope, group, envelope_bytes=len(envelope.to_bytes()))
     data = announcement.to_bytes()
@@ -141,8 +110,6 @@ def _set_versions(body: pb.Body, *, span: int, offsets: list[int], spans: list[i
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda b: setattr(b, "schema", 2), "version"),
-        (lambda b: setattr(b, "codec", 7), "codec"),
         (lambda b: setattr(b, "run", b"short"), "malformed"),
         (lambda b: setattr(b, "sender", b"x" * 38), "malformed"),  # of the right length, but no peer id
         (lambda b: setattr(b, "sender", b"x" * 37), "malformed"),
@@ -190,7 +157,7 @@ def test_an_unknown_field_is_ignored(identity: Identity) -> None:
     assert unpack_group(body + unknown_field_500).number == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_changed_byte_invalidates_the_signature(data: st.DataObject) -> None:
     identity = Identity.from_seed(bytes(32))

@@ -1,4 +1,7 @@
-"""Validation of groups in tokens: each rule refuses with its reason, and a valid group is accepted."""
+"""Validation of groups in tokens: a valid group is accepted, and each rule refuses with its reason.
+
+`tests/conformance/messages.json` has further groups, at least one for each rule.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 import pytest
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.records.codec import hash_prompt, pack_group
-from ftis_node.records.envelope import Envelope, seal_group
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.envelope import seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.records.token_batch import TokenBatch
@@ -122,10 +125,7 @@ def _with_logprob(value: float):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"run_id": "00" * 16}, "run"),
         ({"number": 0}, "sequence_reused"),
-        ({"tokenizer": "ee" * 16}, "tokenizer"),
-        ({"completions": (make_completion(10, 11, EOS, reward=1.0),)}, "group_size"),
         ({"sampling": SamplingSettings(temperature=0.9)}, "sampling"),
         ({"sampling": SamplingSettings(top_p=0.9)}, "sampling"),
         ({"sampling": SamplingSettings(top_k=5)}, "sampling"),
@@ -134,24 +134,9 @@ def _with_logprob(value: float):
         ({"sampling": SamplingSettings(temperature=float("inf"))}, "sampling"),
         ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(100, 13))}, "token_out_of_range"),
         ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(-1, 13))}, "token_out_of_range"),
-        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(*range(10, 17)))}, "length"),
         ({"completions": _with_logprob(float("nan"))}, "logprobs"),
         ({"completions": _with_logprob(float("-inf"))}, "logprobs"),
         ({"completions": _with_logprob(0.5)}, "logprobs"),
-        ({"completions": (make_completion(10, EOS, 11, reward=1.0), make_completion(12, 13))}, "finish_reason"),
-        (
-            {"completions": (replace(make_completion(10, 11), finish_reason=FinishReason.STOP), make_completion(1, 1))},
-            "finish_reason",
-        ),
-        (
-            {
-                "completions": (
-                    replace(make_completion(1, EOS), finish_reason=FinishReason.LENGTH),
-                    make_completion(1, 1),
-                )
-            },
-            "finish_reason",
-        ),
         (  # as many end-of-sequence ids as stops, but in the wrong place
             {
                 "completions": (
@@ -170,14 +155,8 @@ def _with_logprob(value: float):
             },
             "finish_reason",
         ),
-        ({"completions": (make_completion(10, 11, EOS, reward=1.5), make_completion(12, 13))}, "reward_range"),
-        ({"completions": (make_completion(10, 11, EOS, reward=float("nan")), make_completion(12, 13))}, "reward_range"),
-        ({"prompt_ref": PromptRef("arithmetic", "train", 1000)}, "prompt_mismatch"),
-        ({"prompt_ref": PromptRef("unknown", "train", 1)}, "prompt_mismatch"),
         ({"problem_hash": bytes(16)}, "prompt_mismatch"),
-        ({"opening": "<answer>"}, "opening"),
         ({"end_ids": (EOS, 100)}, "token_out_of_range"),
-        ({"end_ids": (EOS, 13)}, "finish_reason"),
         ({"end_ids": ()}, "finish_reason"),
         (
             {"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13, reward=1.0))},
@@ -221,14 +200,6 @@ async def test_the_length_limit_depends_on_the_prompt(identity: Identity) -> Non
     context = _context(tokenizer=LongPrompt())
     verdict = await validate(seal_group(group, identity).to_bytes(), context)
     assert reason_of(verdict) == "length"
-
-
-async def test_a_signature_of_another_peer_is_refused(identity: Identity) -> None:
-    body = pack_group(_ours(identity))
-    forger = Identity.generate()
-    forged = Envelope(id=b"", body=body, signature=forger.sign(b"ftis-node/envelope/1\n", body))
-    verdict = await validate(forged.to_bytes(), _context())
-    assert reason_of(verdict) == "signature"
 
 
 async def test_a_known_group_or_a_used_number_is_refused(identity: Identity) -> None:
