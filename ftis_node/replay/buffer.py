@@ -123,7 +123,7 @@ class ReplayBuffer:
         the two is from a backup), the checkpoint decides, because it has the weights.
         """
         with transaction(self._db):
-            strayed = 0 if last_groups is None else self._apply_checkpoint(step, last_groups)
+            num_restored = 0 if last_groups is None else self._apply_checkpoint(step, last_groups)
             self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step <= ?",
                 (State.RELEASED, ReleaseReason.TRAINED, State.TAKEN, step),
@@ -132,7 +132,7 @@ class ReplayBuffer:
                 "UPDATE groups SET state = ?, reason = NULL, step = NULL WHERE step > ? AND (state = ? OR reason = ?)",
                 (State.READY, step, State.TAKEN, ReleaseReason.TRAINED),
             )
-        return undone.rowcount + strayed
+        return undone.rowcount + num_restored
 
     def _apply_checkpoint(self, step: int, ids: Sequence[bytes]) -> int:
         """Make `ids` the only groups that `step` trained on. Return the number of others, which become READY again.
@@ -144,17 +144,17 @@ class ReplayBuffer:
             "SELECT id FROM groups WHERE step = ? AND (state = ? OR reason = ?)",
             (step, State.TAKEN, ReleaseReason.TRAINED),
         )
-        strayed = {row["id"] for row in rows} - set(ids)
+        untrained = {row["id"] for row in rows} - set(ids)
         self._db.executemany(
             "UPDATE groups SET state = ?, reason = NULL, step = NULL WHERE id = ?",
-            [(State.READY, group_id) for group_id in strayed],
+            [(State.READY, group_id) for group_id in untrained],
         )
         self._db.executemany(
             "UPDATE groups SET state = ?, reason = ?, step = min(coalesce(step, ?), ?)"
             " WHERE id = ? AND (state != ? OR reason IN (?, ?))",
             [(*trained, step, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged later
         )
-        return len(strayed)
+        return len(untrained)
 
     def note_failed(self, step: int) -> None:
         """Count a failure of the learner for each group of `step`; they stay TAKEN until `reconcile`.
@@ -194,16 +194,16 @@ class ReplayBuffer:
         """
         with transaction(self._db):
             kept = self._kept_bytes()
-            doomed = []
+            deleted = []
             for row in self._oldest_released(saved_step) if kept > max_disk_bytes else ():
                 if kept <= max_disk_bytes:
                     break
-                doomed.append(row)
+                deleted.append(row)
                 kept -= row["num_bytes"]
-            for row in doomed:
+            for row in deleted:
                 self._forget(row)
             side_tables.trim(self._db)
-        return len(doomed)
+        return len(deleted)
 
     def shrink(self) -> None:
         """Return free pages of the file, and the space of the write-ahead log, to the disk."""

@@ -103,7 +103,6 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _closed_on_error(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Close the connection if the block raises; explain an error of SQLite."""
     try:
         yield
     except sqlite3.DatabaseError as error:

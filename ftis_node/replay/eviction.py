@@ -35,7 +35,6 @@ def choose_evicted(
 
 
 def _beyond_bytes(by_neighbor: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
-    """Remove and return groups until the rest fits in `keep_bytes`: the oldest of the neighbor with the most bytes."""
     sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbor.items()}
     total, evicted = sum(sizes.values()), []
     while keep_bytes is not None and total > keep_bytes:
@@ -47,7 +46,6 @@ def _beyond_bytes(by_neighbor: dict[str, list[Candidate]], keep_bytes: int | Non
 
 
 def _beyond_problems(held: list[Candidate]) -> list[Candidate]:
-    """Remove and return the groups beyond `MAX_PER_PROBLEM`; the newest come first in `held`."""
     counts, removed = Counter[tuple[str, bytes]](), []
     for candidate in list(held):
         key = candidate.sender, candidate.problem

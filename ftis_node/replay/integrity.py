@@ -119,7 +119,6 @@ def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambd
 
 
 def _wrong_header(connection: sqlite3.Connection, path: Path) -> str:
-    """Return the value in the header that no node writes; "" if there is none."""
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
     if not FORMATS.issuperset(header[18:20]):
@@ -195,7 +194,6 @@ def readable_rows(connection: sqlite3.Connection, table: str) -> Iterator[sqlite
 
 
 def _save(path: Path, new: Path, copy: Callable[[sqlite3.Connection, Path], int]) -> int:
-    """Copy the readable rows at `path` to a new file at `new`, all or nothing. Return their number."""
     partial = path.with_name(f"{path.name}.partial")
     for left in path.parent.glob(f"{partial.name}*"):
         left.unlink()

@@ -169,7 +169,6 @@ def choose_foreign(
 
 
 def _one_per_problem(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the newest group of each sender and problem, in the given order."""
     newest: dict[tuple[str, bytes], Candidate] = {}
     for candidate in candidates:
         key = candidate.sender, candidate.problem
@@ -193,7 +192,6 @@ def _in_turn_by_problem(queues: Sequence[Sequence[Candidate]]) -> list[Candidate
 
 
 def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
-    """Merge the queues, one group of each in turn."""
     return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
 
 

@@ -26,7 +26,7 @@ from ftis_node.telemetry.history import read_head
 MAX_POSITION = 10**9  # of the prompt order: a larger one is damage
 COLUMNS = {  # of the current schema, by table
     "groups": {*NOTED, "arrival", "state", "reason", "step", "envelope", "checksum", "failed_steps", "num_bytes"},
-    "forgotten": {"sender", "first", "last", "touched"},
+    "forgotten": {"sender", "number", "touched"},
     "totals": {"name", "value"},
 }
 

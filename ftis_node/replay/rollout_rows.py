@@ -107,7 +107,6 @@ def write_parquet(rows: Iterable[Row], out: Path, *, with_texts: bool, is_flat: 
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield the rows in lists; a list ends with the row that reaches a limit."""
     batch: list[Row] = []
     num_tokens = 0
     for row in rows:

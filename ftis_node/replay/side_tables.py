@@ -12,10 +12,9 @@ LAST_NUMBER, PROMPT_POSITION, RESET_AT = "last_number", "prompt_position", "rese
 FORGOTTEN_SCHEMA = """
 CREATE TABLE IF NOT EXISTS forgotten (
     sender  TEXT NOT NULL,
-    first   INTEGER NOT NULL,
-    last    INTEGER NOT NULL,
+    number  INTEGER NOT NULL,
     touched INTEGER NOT NULL,
-    PRIMARY KEY (sender, first)
+    PRIMARY KEY (sender, number)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS forgotten_by_touch ON forgotten (touched);
 """
@@ -24,23 +23,21 @@ MAX_FORGOTTEN = 65_536  # about 10 MB on disk
 
 def is_forgotten(db: sqlite3.Connection, sender: str, number: int) -> bool:
     """Return whether a pruned group of the sender had this number."""
-    query = "SELECT last FROM forgotten WHERE sender = ? AND first <= ? ORDER BY first DESC LIMIT 1"
-    row = db.execute(query, (sender, number)).fetchone()
-    return row is not None and bool(row[0] >= number)
+    query = "SELECT 1 FROM forgotten WHERE sender = ? AND number = ?"
+    return db.execute(query, (sender, number)).fetchone() is not None
 
 
 def forget(db: sqlite3.Connection, sender: str, number: int, *, touch: int) -> None:
     """Record that the sender's group with this number is pruned; `touch` orders the calls. Use a transaction."""
-    if not is_forgotten(db, sender, number):
-        db.execute("INSERT INTO forgotten VALUES (?, ?, ?, ?)", (sender, number, number, touch))
+    db.execute("INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?)", (sender, number, touch))
 
 
 def trim(db: sqlite3.Connection) -> None:
     """Delete the rows beyond `MAX_FORGOTTEN`, the least recently touched first. Use a transaction."""
     excess = db.execute("SELECT count(*) FROM forgotten").fetchone()[0] - MAX_FORGOTTEN
     if excess > 0:
-        oldest = db.execute("SELECT sender, first FROM forgotten ORDER BY touched LIMIT ?", (excess,)).fetchall()
-        db.executemany("DELETE FROM forgotten WHERE sender = ? AND first = ?", map(tuple, oldest))
+        oldest = "SELECT sender, number FROM forgotten ORDER BY touched LIMIT ?"
+        db.execute(f"DELETE FROM forgotten WHERE (sender, number) IN ({oldest})", (excess,))
 
 
 def read_total(db: sqlite3.Connection, name: str) -> int:

@@ -15,7 +15,7 @@ from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.replay.rollout_rows import flat_rows, group_rows, write_jsonl, write_msgpack, write_parquet
+from ftis_node.replay.rollout_rows import flat_rows, group_rows, write_jsonl, write_parquet
 from tests.conftest import PROMPT_IDS, make_completion, make_group
 
 NUM_GROUPS = 128
@@ -25,8 +25,6 @@ MAX_TRACED_BYTES = 16 << 20
 MAX_ARROW_BYTES = 8 << 20
 WRITERS = {
     "jsonl": write_jsonl,
-    "msgpack": write_msgpack,
-    "parquet": partial(write_parquet, with_texts=False, is_flat=False),
     "parquet-flat": partial(write_parquet, with_texts=False, is_flat=True),
 }
 

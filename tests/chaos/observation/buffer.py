@@ -61,8 +61,8 @@ def _read(connection: sqlite3.Connection) -> Buffer:
     rows = connection.execute("SELECT hex(id), own, sender, number, state, reason, step FROM groups ORDER BY arrival")
     groups = tuple(Row(name.lower(), bool(own), *rest) for name, own, *rest in rows)
     pruned: dict[str, tuple[tuple[int, int], ...]] = {}
-    for sender, first, last in connection.execute("SELECT sender, first, last FROM forgotten"):
-        pruned[sender] = (*pruned.get(sender, ()), (first, last))
+    for sender, number in connection.execute("SELECT sender, number FROM forgotten"):
+        pruned[sender] = (*pruned.get(sender, ()), (number, number))
     totals = dict(connection.execute("SELECT name, value FROM totals"))
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     return Buffer(groups, pruned, totals.get("last_number", 0), "" if verdict == "ok" else str(verdict))
