@@ -2,7 +2,7 @@
 
     announcement --receive--> SequenceTracker, PullQueue --act: pull_demand, next_request--> transfers --> buffer
     buffer       --step-->    the groups of a step
-    own group -> RetryQueue --tick--> announced again
+    own group -> BackoffTable --tick--> announced again
     gaps         --tick-->    queries
 
 It reads the directory every 30 s of virtual time.
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
-from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.demand import PullDemand, pull_demand
 from ftis_node.swarm.rate_limits import ShareCap, TokenBucket
 from ftis_node.swarm.reputation import Behaviour
@@ -38,7 +38,7 @@ class SimulatedNode(RequestingPeer):
         settings = world.settings
         self.view = world.random.randrange(NUM_VIEWS)  # view of its shard's members
         self.trackers: dict[str, SequenceTracker] = {}
-        self.unconfirmed = RetryQueue[bytes](first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
+        self.unconfirmed = BackoffTable[bytes](doubling(settings.first_wait_s), capacity=1024)
         self.shard_reader = ShardReader(self)
         self.ready: dict[bytes, Candidate] = {}  # remote groups in the buffer
         self.held: dict[bytes, AnnouncedGroup] = {}  # pulled and still fresh
@@ -74,7 +74,7 @@ class SimulatedNode(RequestingPeer):
     def publish(self, *, is_valid: bool) -> AnnouncedGroup:
         """Announce a group and wait for its confirmation."""
         group = super().publish(is_valid=is_valid)
-        self.unconfirmed.put(group.id, now=self.world.events.now)
+        self.unconfirmed.failed(group.id, now=self.world.events.now)
         return group
 
     def confirmed(self, group_ids: Sequence[bytes]) -> None:
@@ -165,7 +165,10 @@ class SimulatedNode(RequestingPeer):
             return
         now = self.world.events.now
         for group_id, attempt in self.unconfirmed.due(now=now):
-            self.unconfirmed.put(group_id, attempt=attempt + 1, now=now)
+            if attempt < self.world.settings.max_attempts:
+                self.unconfirmed.failed(group_id, now=now)
+            else:
+                self.unconfirmed.discard(group_id)
             if group_id in self.own:
                 self.world.announce(self.own[group_id], attempt=attempt)
         for sender in self.senders_with_gaps:

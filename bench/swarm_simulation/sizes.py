@@ -7,8 +7,8 @@ import tracemalloc
 from collections.abc import Callable
 from functools import cache
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.replay.lifecycle import Candidate
-from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.rate_limits import Quotas, TokenBucket
 from ftis_node.swarm.reputation import Behaviour, Reputation
@@ -65,10 +65,10 @@ def _wants() -> PullQueue:
     return queue
 
 
-def _unconfirmed() -> RetryQueue[bytes]:
-    unconfirmed = RetryQueue[bytes](first_wait_s=1.0)
+def _unconfirmed() -> BackoffTable[bytes]:
+    unconfirmed = BackoffTable[bytes](doubling(1.0))
     for number in range(NUM_MADE):
-        unconfirmed.put(_id(number), now=1.0 + number)
+        unconfirmed.failed(_id(number), now=1.0 + number)
     return unconfirmed
 
 

@@ -15,17 +15,19 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftis_node.backoff import ExponentialBackoff
+from ftis_node.backoff import BackoffTable
 from ftis_node.gossip.multiaddr import PeerAddress, Reachability, reachability_of
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.relay_limit import RelayLimit, fetch_limit
 from ftis_node.gossip.p2pd.session import Session, open_session
 from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 logger = logging.getLogger(__name__)
 MAX_LOST_MEMBERS = 64
+MAX_REDIALS = 60  # of a lost member, within about 15 minutes
 NUM_PEERS_MET = 8  # connected peers to contact in the directory in one round; they lead to others
 PROBE_TIMEOUT_S = 8.0
 
@@ -66,15 +68,25 @@ class Dialer:
         self, session: Session, members: Callable[[], Collection[str]], known: Mapping[str, list[str]]
     ) -> None:
         """Redial lost members until canceled, at the addresses in `known` or those that p2pd remembers."""
-        settings = self._settings
-        schedule = ReconnectSchedule(
-            settings.redial, forget_after_s=settings.redial_for_s, capacity=MAX_LOST_MEMBERS, rng=self._rng
-        )
+        lost = BackoffTable[str](self._settings.redial, capacity=MAX_LOST_MEMBERS, rng=self._rng)
+        met = LruDict[str, None](MAX_LOST_MEMBERS)  # the members met last
         clock = asyncio.get_running_loop().time
         while True:
-            schedule.update(members=members(), connected=await connected_ids(session), now=clock())
-            await self.dial(session, {peer_id: known.get(peer_id, []) for peer_id in schedule.due(clock())})
-            await asyncio.sleep(settings.poll_s)
+            met.update(dict.fromkeys(members()))
+            connected, now = await connected_ids(session), clock()
+            for peer_id in met:
+                if peer_id in connected:
+                    lost.discard(peer_id)
+                elif peer_id not in lost:
+                    lost.failed(peer_id, now=now)
+            due = lost.due(now=now)
+            for peer_id, num_dials in due:
+                lost.failed(peer_id, now=now)
+                if num_dials >= MAX_REDIALS:
+                    lost.discard(peer_id)
+                    met.pop(peer_id, None)
+            await self.dial(session, {peer_id: known.get(peer_id, []) for peer_id, _ in due})
+            await asyncio.sleep(self._settings.poll_s)
 
     async def dial(self, session: Session, peers: Mapping[str, list[str]]) -> list[str]:
         """Dial peers concurrently; return an error or "" for each. Peers paused after a fault are skipped."""
@@ -94,53 +106,6 @@ class Dialer:
 
 async def connected_ids(session: Session) -> set[str]:
     return {peer.peer_id for peer in await session.client.connected_peers()}
-
-
-@dataclass(slots=True)
-class _Absence:
-    since: float
-    next_at: float
-    num_dials: int = 0
-
-
-class ReconnectSchedule:
-    """Reconnect schedule with exponential back-off for at most `capacity` members. Times: monotonic, in seconds."""
-
-    def __init__(self, retry: ExponentialBackoff, *, forget_after_s: float, capacity: int, rng: random.Random) -> None:
-        """A member that stays away for `forget_after_s` is forgotten."""
-        self._retry = retry
-        self._forget_after_s = forget_after_s
-        self._capacity = capacity
-        self._absences: dict[str, _Absence | None] = {}  # by member, None while connected; least recently met first
-        self._rng = rng
-
-    def update(self, *, members: Collection[str], connected: Collection[str], now: float) -> None:
-        for peer_id in members:
-            self._absences[peer_id] = self._absences.pop(peer_id, None)
-        for peer_id in list(self._absences)[: -self._capacity]:
-            del self._absences[peer_id]
-        for peer_id, absence in list(self._absences.items()):
-            if peer_id in connected:
-                self._absences[peer_id] = None
-            elif absence is None:
-                self._absences[peer_id] = _Absence(since=now, next_at=now + self._delay_s(1))
-            elif now - absence.since > self._forget_after_s:
-                del self._absences[peer_id]
-
-    def due(self, now: float) -> list[str]:
-        """Return the peers to dial now, and schedule the next dial of each."""
-        due = [
-            (peer_id, absence)
-            for peer_id, absence in self._absences.items()
-            if absence is not None and absence.next_at <= now
-        ]
-        for _, absence in due:
-            absence.num_dials += 1
-            absence.next_at = now + self._delay_s(absence.num_dials + 1)
-        return [peer_id for peer_id, _ in due]
-
-    def _delay_s(self, num_tries: int) -> float:
-        return self._retry.delay_s(num_tries, draw=self._rng.random())
 
 
 @dataclass(frozen=True, slots=True)

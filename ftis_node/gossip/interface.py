@@ -252,7 +252,6 @@ class Gossip(ABC):
         return fetched
 
     def _refuse_announcement(self, peer_id: str, error: RecordError) -> None:
-        """Count a rejected announcement; call `on_refusal` if it was too large."""
         self.counters.announcements_refused += 1
         if self._on_refusal is not None and error.reason == "size":
             self._on_refusal(peer_id, error)

@@ -183,7 +183,6 @@ class Libp2pGossip(Gossip):
         )
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
-        """Run one p2pd session: read the run's topics and keep this node connected to members."""
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 self._subscriptions.follow(lambda shard: session.client.subscribe(topic(self._run_name, shard))),

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip.dialer import Dialer, connected_ids
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.validators import sample_by_block
@@ -24,7 +25,7 @@ from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.gossip.types import ConnectionFacts, SwarmState
 from ftis_node.gossip.wire_format import RpcService
-from ftis_node.swarm.peer_guard import PeerBackoff, PeerGuard, Place
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, buckets_of, choose_dials, shard_of, shards_in_need
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class MemberProbe:
         self._is_member: dict[str, bool] = {}  # connected peers that answered
         self._asking: set[str] = set()
         self._clock = clock
-        self._silent = PeerBackoff(first_s=first_pause_s)  # connected peers that gave no answer
+        self._silent = BackoffTable[str](doubling(first_pause_s))  # connected peers that gave no answer
 
     @property
     def members(self) -> list[str]:
@@ -76,7 +77,7 @@ class MemberProbe:
         for peer_id in sorted(unknown, key=self._silent.has_failed):
             if len(self._asking) >= MAX_HELLOS_IN_FLIGHT // (2 if self._silent.has_failed(peer_id) else 1):
                 break
-            if not (self._guard.may_work(peer_id) and self._silent.may_ask(peer_id, now=self._clock())):
+            if not (self._guard.may_work(peer_id) and self._silent.is_due(peer_id, now=self._clock())):
                 continue
             self._asking.add(peer_id)
             group.create_task(self._ask_one(peer_id), name=f"gossip-hello {peer_id[-6:]}")
@@ -95,7 +96,7 @@ class MemberProbe:
         if is_member is None:
             self._silent.failed(peer_id, now=self._clock())
         else:
-            self._silent.succeeded(peer_id)
+            self._silent.discard(peer_id)
             self._is_member[peer_id] = is_member
 
 
@@ -225,7 +226,6 @@ class Membership:
         await self._dial_members(session)
 
     async def _learn_members(self, session: Session) -> None:
-        """Read buckets until enough members are known. In a large run this takes a few beyond the own shard."""
         first, others = self._buckets_to_read()
         listed: dict[str, None] = {}
         num_found = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
@@ -19,6 +18,7 @@ from ftis_node.gossip.types import (
     ServeWeights,
 )
 from ftis_node.gossip.wire_format import RpcService, unpack_ids
+from ftis_node.swarm.peer_slots import PeerSlots
 from ftis_node.swarm.rate_limits import UploadBudget
 
 Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
@@ -32,24 +32,12 @@ class OverBudget(RecordError):
     """A request exceeds a limit; `reason` names the limit."""
 
 
-@contextmanager
-def counted(streams: Counter[str], peer_id: str) -> Iterator[None]:
-    """Count a stream of a peer inside the block."""
-    streams[peer_id] += 1
-    try:
-        yield
-    finally:
-        streams[peer_id] -= 1
-        if not streams[peer_id]:
-            del streams[peer_id]
-
-
 class AdmissionControl:
     """Admission control shared by all streams of a node. Outlives p2pd sessions, so a restart resets no budget."""
 
     def __init__(self, limits: GossipLimits) -> None:
         self._limits = limits
-        self._streams: Counter[str] = Counter()  # served now, by peer
+        self._streams = PeerSlots()  # served now
         self._budget = UploadBudget(
             max_bytes_per_s=limits.max_upload_bytes_per_s, max_requests_per_minute=limits.max_requests_per_minute
         )
@@ -61,10 +49,12 @@ class AdmissionControl:
         if not self._budget.takes_request(peer_id, service, cost=COSTS.get(service, 1.0), now=_now()):
             raise OverBudget("over_requests", f"too many requests from {peer_id} for {service}")
         max_streams, max_of_peer = self._limits.max_streams, self._limits.max_streams_per_peer
-        if self._streams.total() >= max_streams or self._streams[peer_id] >= max_of_peer:
+        if not self._streams.take(peer_id, most=max_streams, per_peer=max_of_peer):
             raise OverBudget("busy", "all stream slots are taken")
-        with counted(self._streams, peer_id):
+        try:
             yield
+        finally:
+            self._streams.release(peer_id)
 
     async def before_item(self, peer_id: str, num_bytes: int) -> None:
         """Wait until an item may be sent. Raises OverBudget if that would take long."""

@@ -49,7 +49,6 @@ class NetworkSettings:
     retry: ExponentialBackoff = field(default_factory=ExponentialBackoff)
     # Of lost members.
     redial: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(first_s=2.0, ceiling_s=15.0))
-    redial_for_s: float = 900.0
     # Of the network process.
     restart: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(first_s=0.5, ceiling_s=30.0))
 

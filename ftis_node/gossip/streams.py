@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from contextlib import aclosing
 from pathlib import Path
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
-from ftis_node.gossip.services import OverBudget, counted
+from ftis_node.gossip.services import OverBudget
 from ftis_node.gossip.types import ID_BYTES
 from ftis_node.gossip.wire_format import Frame, read_frame, service_of, write_frame
 from ftis_node.records.identity import ed25519_peer_id
 from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.peer_slots import PeerSlots
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,9 @@ class StreamServer:
         self._admission = config.admission
         self._cipher = config.cipher
         self._guard = config.guard
-        self._open: Counter[str] = Counter()  # streams by peer
+        self._open = PeerSlots()
+        self._max_open = FLOOD_FACTOR * config.limits.max_streams
+        self._max_of_peer = FLOOD_FACTOR * config.limits.max_streams_per_peer
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -52,7 +54,7 @@ class StreamServer:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._serving) >= FLOOD_FACTOR * self._limits.max_streams:
+        if len(self._serving) >= self._max_open:
             self._counters.serve_errors["flood"] += 1
             writer.transport.abort()
             return
@@ -62,7 +64,6 @@ class StreamServer:
         task.add_done_callback(lambda _: writer.transport.abort())  # even if the task was canceled before it started
 
     async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a stream. An error is counted and ends only this stream."""
         try:
             async with asyncio.timeout(self._limits.fetch_timeout_s):
                 await self._serve(reader, writer)
@@ -88,14 +89,16 @@ class StreamServer:
             self._counters.non_ed25519["stream"] += 1
         elif self._admission.is_refused(peer_id):
             self._counters.serve_errors["refused"] += 1
-        elif self._open[peer_id] >= FLOOD_FACTOR * self._limits.max_streams_per_peer:
+        elif not self._open.take(peer_id, most=self._max_open, per_peer=self._max_of_peer):
             self._counters.serve_errors["flood"] += 1
         else:
-            with counted(self._open, peer_id):
+            try:
                 with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
                     await self._serve_peer(peer_id, info.proto, reader, writer)
                 if work.failed:
                     self._counters.serve_errors["fault"] += 1
+            finally:
+                self._open.release(peer_id)
 
     async def _serve_peer(
         self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

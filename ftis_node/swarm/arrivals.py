@@ -130,7 +130,6 @@ class AwaitedSenders:
         return record is None or (record.last_at is None and record.waited_s < self._patience_s)
 
     def _rate_of(self, record: SenderArrivals, now: float) -> float:
-        """Return a sender's recent groups per second; 0 before the second group."""
         if record.last_at is None or not self._half_life_s:
             return 0.0
         recent = record.recent * self._decay(now - record.last_at)

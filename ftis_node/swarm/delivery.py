@@ -8,48 +8,10 @@ so a confirmation alone proves nothing. A query verifies each confirmation of a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
-from typing import Generic, TypeVar
 
-from ftis_node.backoff import ExponentialBackoff
-from ftis_node.swarm.lru import LruDict
-
-ItemT = TypeVar("ItemT")
 MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
 MAX_UNVERIFIED = 256  # in another one: claims of peers to hold a group
 MAX_TO_CONFIRM = 1 << 14  # in a third one: groups of a peer to confirm to it
-
-
-class RetryQueue(Generic[ItemT]):
-    """Items to try again, each after a pause that doubles; above `capacity` the oldest is dropped.
-
-    `now` is a monotonic clock in seconds.
-    """
-
-    def __init__(self, *, first_wait_s: float, max_attempts: int = 4, capacity: int = 1024) -> None:
-        self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
-        self._max_attempts = max_attempts
-        self._waiting = LruDict[ItemT, tuple[float, int]](capacity)  # time of the next attempt, and its number
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, item: ItemT, *, attempt: int = 1, now: float) -> bool:
-        """Queue an item for an attempt, the first after `first_wait_s`; return False if it had its last one."""
-        if attempt > self._max_attempts:
-            return False
-        self._waiting[item] = now + self._backoff.delay_s(attempt), attempt
-        return True
-
-    def discard(self, item: ItemT) -> None:
-        self._waiting.pop(item, None)
-
-    def due(self, *, now: float) -> list[tuple[ItemT, int]]:
-        """Remove and return the items to try now, each with the number of the attempt."""
-        due = [(item, attempt) for item, (at, attempt) in self._waiting.items() if at <= now]
-        for item, _ in due:
-            del self._waiting[item]
-        return due
 
 
 class IdsByPeer:

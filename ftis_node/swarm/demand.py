@@ -117,13 +117,13 @@ def pull_demand(rule: PullRule, *, num_members: int, per_step: int, num_ready: i
 
 
 class DomainPortion(NamedTuple):
-    """Part of the announced groups: `num` of the own domain (`near`), of others, or (None) of any; `num` None: all."""
+    """Part of the announced groups: `num` in the own domain, outside it, or (None) anywhere; `num` None: all."""
 
     num: int | None
-    near: bool | None
+    in_domain: bool | None
 
 
-ANY = DomainPortion(num=None, near=None)
+ANY = DomainPortion(num=None, in_domain=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,18 @@ class OwnDomain:
         return bool(parts) and parts <= self.tasks
 
 
-def portions(share: float, *, stock: int, need: int | None, num_near: int, num_far: int) -> tuple[DomainPortion, ...]:
-    """Return the order of pulls for a stock of `stock` groups; `num_near` and `num_far` are stored or in flight.
+def portions(
+    share: float, *, stock: int, need: int | None, num_inside: int, num_outside: int
+) -> tuple[DomainPortion, ...]:
+    """Return the order of pulls for a stock of `stock` groups; `num_inside` and `num_outside` are stored or in flight.
 
     `need` is the number to pull in all; None: everything. Each side is pulled up to its part of the stock even if the
     other side has filled the gap. So at most twice the stock waits. The last portion is always for any side and bounded
     by `need` alone.
     """
-    want_near = round(share * stock)
-    lack_near, lack_far = max(0, want_near - num_near), max(0, stock - want_near - num_far)
+    want_inside = round(share * stock)
+    lack_inside, lack_outside = max(0, want_inside - num_inside), max(0, stock - want_inside - num_outside)
     if need is None:  # everything, beginning with the side that is further below its part
-        return DomainPortion(None, near=num_near <= share * (num_near + num_far)), ANY
-    sides = DomainPortion(lack_near, near=True), DomainPortion(lack_far, near=False)
+        return DomainPortion(None, in_domain=num_inside <= share * (num_inside + num_outside)), ANY
+    sides = DomainPortion(lack_inside, in_domain=True), DomainPortion(lack_outside, in_domain=False)
     return (*(sides if share >= 0.5 else sides[::-1]), ANY)

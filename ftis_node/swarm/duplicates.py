@@ -187,6 +187,5 @@ class DuplicateDetector:
         self._drop(kept, sum(one.origin.group_id == group_id for one in kept))
 
     def _drop(self, kept: list[_Kept], count: int) -> None:
-        """Drop the first `count` completions of a problem."""
         self.num_tokens -= sum(len(one.text.completion.ids) for one in kept[: max(0, count)])
         del kept[: max(0, count)]

@@ -91,7 +91,6 @@ def short(row: SwarmRow) -> str:
 
 
 def _matrix(view: SwarmView, names: Mapping[str, str]) -> list[str]:
-    """Return one row per peer that publishes its sources, with a column for each peer and one for all others."""
     learners = [row for row in view.peers if row.learns_from][:MAX_MATRIX]
     if not learners:
         return ["who learns from whom: no peer has published a step yet"]

@@ -22,20 +22,17 @@ import sqlite3
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
-from ftis_node.backoff import ExponentialBackoff
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.errors import DamagedError, MachineError, WorkerError
-from ftis_node.swarm.lru import LruDict
 
 OnFault = Callable[[str, "Place", Exception], None]
 
 
-MAX_FACTOR = 64
-MAX_PEERS = 4096
 log = logging.getLogger(__name__)
 
 UNPROVEN = ""  # instead of a peer id if the origin of a value is not authenticated; no peer is charged
@@ -45,48 +42,6 @@ MAX_LOGGED_ID = 64  # characters; a peer may have chosen the id
 OWN_ERRORS = (MachineError, DamagedError, WorkerError, sqlite3.OperationalError)
 OWN_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})  # of the disk
 SCARCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-
-class _Pause(NamedTuple):
-    until: float
-    num_failures: int
-
-
-class PeerBackoff:
-    """Exponential back-off for each peer, at most 4096 peers. `now` is a monotonic clock in seconds.
-
-    Without it a few peers that never answer would occupy all request slots until the time-out.
-    """
-
-    def __init__(self, *, first_s: float) -> None:
-        """`first_s` is the pause after the first failure; each further failure doubles it, up to 64 times."""
-        self._backoff = ExponentialBackoff(first_s=first_s, ceiling_s=MAX_FACTOR * first_s)
-        self._pauses = LruDict[str, _Pause](MAX_PEERS)
-
-    def may_ask(self, peer_id: str, *, now: float) -> bool:
-        """Return whether the peer may get a request, because its pause is over."""
-        return self._pauses.get(peer_id, _Pause(now, 0)).until <= now
-
-    def has_failed(self, peer_id: str) -> bool:
-        return self._pauses.get(peer_id, _Pause(0.0, 0)).num_failures > 0
-
-    def rest(self, peer_id: str, seconds: float, *, now: float) -> None:
-        """Pause the peer because it answered BUSY. This does not count as a failure."""
-        known = self._pauses.get(peer_id, _Pause(0.0, 0))
-        self._pauses[peer_id] = known._replace(until=max(known.until, now + seconds))
-
-    def failed(self, peer_id: str, *, now: float) -> None:
-        """Count a failed request and pause the peer."""
-        num_failures = self._pauses.get(peer_id, _Pause(0.0, 0)).num_failures + 1
-        self._pauses[peer_id] = _Pause(now + self._backoff.delay_s(num_failures), num_failures)
-
-    def succeeded(self, peer_id: str) -> None:
-        self._pauses.pop(peer_id, None)
-
-    def keep(self, peer_ids: Container[str]) -> None:
-        """Forget the failures of all peers that are not in `peer_ids`."""
-        for peer_id in [peer_id for peer_id in self._pauses if peer_id not in peer_ids]:
-            del self._pauses[peer_id]
 
 
 class Place(StrEnum):
@@ -145,7 +100,7 @@ class PeerGuard:
         self.on_fault = on_fault
         self.num_faults: Counter[Place] = Counter()
         self._clock = clock
-        self._pauses = PeerBackoff(first_s=FIRST_PAUSE_S)
+        self._pauses = BackoffTable[str](doubling(FIRST_PAUSE_S))
         self._logged: set[str] = set()
 
     def work_for(self, peer_id: str, place: Place, *, passes: tuple[type[Exception], ...] = ()) -> PeerWork:
@@ -154,7 +109,7 @@ class PeerGuard:
 
     def may_work(self, peer_id: str) -> bool:
         """Return whether the pause after the peer's last fault is over."""
-        return self._pauses.may_ask(peer_id, now=self._clock())
+        return self._pauses.is_due(peer_id, now=self._clock())
 
     def note(self, peer_id: str, place: Place, error: Exception) -> None:
         """Count, log and charge one fault of a peer."""

@@ -260,9 +260,9 @@ class PullQueue:
         while queue and left:
             _, source = heapq.heappop(queue)
             oldest = sorted(self._waiting[source].values(), key=lambda known: known.item.is_assigned)
-            doomed = oldest[: min(left, -(-len(oldest) // 2))]
-            left -= len(doomed)
-            for known in doomed:
+            evicted = oldest[: min(left, -(-len(oldest) // 2))]
+            left -= len(evicted)
+            for known in evicted:
                 self._drop(known.item.id)
             if waiting := self._waiting.get(source):
                 heapq.heappush(queue, (self._num_assigned.get(source, 0) - len(waiting), source))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from ftis_node.records.addresses import block_of
 from ftis_node.swarm.lru import LruDict
@@ -27,42 +26,6 @@ SHARE_FACTOR = 1.5  # tolerance above the mean
 MAX_REMEMBERED = 4096  # buckets; the least recently used is dropped
 MINUTE_S = 60.0
 
-KeyT = TypeVar("KeyT")
-
-
-class SendWindow:
-    """Rate limiter by the generic cell rate algorithm, for each destination. `now`: monotonic, in seconds.
-
-    `burst` messages go at once, then one in each window. Each message has a fixed cost, and under load one holds what
-    several would (Nagle's rule, RFC 896).
-    """
-
-    def __init__(self, *, window_s: float, burst: int = 1, capacity: int = 256) -> None:
-        """Above `capacity` destinations the one used longest ago is dropped, so it counts as idle."""
-        self._window_s = window_s
-        self._burst_s = (burst - 1) * window_s
-        self._free_at = LruDict[str, float](capacity)  # the windows of the messages so far end then
-
-    def wait_s(self, destination: str, *, now: float) -> float:
-        """Return how long to gather before the next message to `destination`; 0 if it is idle."""
-        return max(0.0, self._free_at.get(destination, now) - self._burst_s - now)
-
-    def sent(self, destination: str, *, now: float) -> None:
-        self._free_at[destination] = max(now, self._free_at.get(destination, now)) + self._window_s
-
-
-class RateLimiter(Generic[KeyT]):
-    """Token bucket for each of the keys used last; the burst is one minute. `now`: monotonic, in seconds."""
-
-    def __init__(self, *, max_per_minute: float, max_keys: int = MAX_REMEMBERED) -> None:
-        self._max_per_minute = max_per_minute
-        self._buckets = LruDict[KeyT, TokenBucket](max_keys)
-
-    def admits(self, key: KeyT, *, cost: float = 1.0, now: float) -> bool:
-        """Return whether the rate of this key allows one more, and charge it."""
-        bucket = self._buckets[key] = self._buckets.get(key) or minute_bucket(self._max_per_minute)
-        return bucket.take(cost, now=now)
-
 
 class UploadBudget:
     """Token buckets for requests and bytes, with fair sharing between peers. `now` is a monotonic clock in seconds."""
@@ -70,13 +33,13 @@ class UploadBudget:
     def __init__(self, *, max_bytes_per_s: float, max_requests_per_minute: float) -> None:
         """`max_requests_per_minute` is the rate and the burst for each service of each peer."""
         self._line = TokenBucket(rate_per_s=max_bytes_per_s, burst=max_bytes_per_s)
-        self._requests = RateLimiter[tuple[str, str]](max_per_minute=max_requests_per_minute)
+        self._requests = minute_buckets(max_requests_per_minute)
         self._recent: dict[str, float] = {}  # bytes sent to each peer, with exponential decay
         self._decayed_at = 0.0
 
     def takes_request(self, peer_id: str, service: str, *, cost: float = 1.0, now: float) -> bool:
         """Return whether to serve a request, and charge it. `cost` is in units of a usual request."""
-        return self._requests.admits((peer_id, service), cost=cost, now=now)
+        return self._requests.of(f"{peer_id} {service}").take(cost, now=now)
 
     def wait_s(self, peer_id: str, num_bytes: int, *, now: float) -> float | None:
         """Return the seconds to wait before sending `num_bytes`, and charge them; None if the peer must ask another.
@@ -94,7 +57,6 @@ class UploadBudget:
         return debt_s
 
     def _is_above_share(self, peer_id: str) -> bool:
-        """Return whether the peer received clearly more than the mean of all that received something."""
         share = sum(self._recent.values()) / len(self._recent) if self._recent else math.inf
         return self._recent.get(peer_id, 0.0) > SHARE_FACTOR * share
 
@@ -145,9 +107,30 @@ class TokenBucket:
         return max(0.0, (min(amount, self._burst) - self.left(now=now)) / self._rate_per_s)
 
 
-def minute_bucket(per_minute: float) -> TokenBucket:
-    """Return a token bucket with this rate, and a burst of one minute."""
-    return TokenBucket(rate_per_s=per_minute / MINUTE_S, burst=per_minute)
+class TokenBuckets:
+    """A token bucket for each of the `capacity` keys used last; the others count as full."""
+
+    def __init__(self, *, rate_per_s: float, burst: float, capacity: int = MAX_REMEMBERED) -> None:
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._buckets = LruDict[str, TokenBucket](capacity)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def peek(self, key: str) -> TokenBucket:
+        """Return the bucket of a key for a query. It is not remembered, because the key may be unverified."""
+        return self._buckets.get(key) or TokenBucket(rate_per_s=self._rate_per_s, burst=self._burst)
+
+    def of(self, key: str) -> TokenBucket:
+        """Return the bucket of a key, to spend from it."""
+        bucket = self._buckets[key] = self.peek(key)
+        return bucket
+
+
+def minute_buckets(per_minute: float, *, capacity: int = MAX_REMEMBERED) -> TokenBuckets:
+    """Return token buckets with this rate, and a burst of one minute."""
+    return TokenBuckets(rate_per_s=per_minute / MINUTE_S, burst=per_minute, capacity=capacity)
 
 
 # Of one sender: a hundred times what a fast GPU makes. New peers share one limit, because identities cost nothing.
@@ -156,62 +139,41 @@ TOKENS_PER_MINUTE, NEW_PEERS_TOKENS_PER_MINUTE = 20e6, 100e6
 SCORING_S_PER_MINUTE, NEW_PEERS_SCORING_S_PER_MINUTE = 20.0, 40.0  # a separate process scores groups of new peers
 
 
-class _PeerBuckets:
-    """Token buckets for groups, tokens and scoring seconds."""
+class Quota:
+    """Token buckets of one unit: one for each sender, and one that all new peers share."""
 
-    def __init__(self, groups_per_minute: float, tokens_per_minute: float, scoring_s_per_minute: float) -> None:
-        self.scoring_s = minute_bucket(scoring_s_per_minute)
-        self._groups = minute_bucket(groups_per_minute)
-        self._tokens = minute_bucket(tokens_per_minute)
+    def __init__(self, per_minute: float, *, of_new_peers: float, max_peers: int = MAX_REMEMBERED) -> None:
+        self._senders = minute_buckets(per_minute, capacity=max_peers)
+        self._new_peers = TokenBucket(rate_per_s=of_new_peers / MINUTE_S, burst=of_new_peers)
 
-    def is_spent(self, *, now: float) -> bool:
-        return self._groups.left(now=now) < 1.0 or self._tokens.left(now=now) <= 0.0
+    def left(self, peer_id: str, *, is_new_peer: bool, now: float) -> float:
+        """Return the amount available to a peer. Spends nothing, because the sender may not be verified yet."""
+        left = self._senders.peek(peer_id).left(now=now)
+        return min(left, self._new_peers.left(now=now)) if is_new_peer else left
 
-    def spend(self, num_tokens: int, *, now: float) -> None:
-        self._groups.spend(1.0, now=now)
-        self._tokens.spend(num_tokens, now=now)
+    def spend(self, peer_id: str, amount: float, *, is_new_peer: bool, now: float) -> None:
+        if is_new_peer:
+            self._new_peers.spend(amount, now=now)
+        self._senders.of(peer_id).spend(amount, now=now)
 
 
 class Quotas:
-    """Token buckets of the `max_peers` peers seen last. `now` is a monotonic clock in seconds."""
+    """Quotas of groups, tokens and seconds of scoring. `now` is a monotonic clock in seconds."""
 
-    def __init__(self, *, max_peers: int = 4096) -> None:
-        self._senders = LruDict[str, _PeerBuckets](max_peers)
-        self._new_peers = _PeerBuckets(
-            NEW_PEERS_GROUPS_PER_MINUTE, NEW_PEERS_TOKENS_PER_MINUTE, NEW_PEERS_SCORING_S_PER_MINUTE
-        )
+    def __init__(self, *, max_peers: int = MAX_REMEMBERED) -> None:
+        self.scoring_s = Quota(SCORING_S_PER_MINUTE, of_new_peers=NEW_PEERS_SCORING_S_PER_MINUTE, max_peers=max_peers)
+        self._groups = Quota(GROUPS_PER_MINUTE, of_new_peers=NEW_PEERS_GROUPS_PER_MINUTE, max_peers=max_peers)
+        self._tokens = Quota(TOKENS_PER_MINUTE, of_new_peers=NEW_PEERS_TOKENS_PER_MINUTE, max_peers=max_peers)
 
     def allows(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
-        """Return whether to validate a group of this peer. Spends nothing, because the sender is not verified yet."""
-        if is_new_peer and self._new_peers.is_spent(now=now):
-            return False
-        buckets = self._senders.get(peer_id)
-        return buckets is None or not buckets.is_spent(now=now)
-
-    def allows_scoring(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
-        """Return whether to score a group of this peer. Spends nothing."""
-        if is_new_peer and self._new_peers.scoring_s.left(now=now) <= 0.0:
-            return False
-        buckets = self._senders.get(peer_id)
-        return buckets is None or buckets.scoring_s.left(now=now) > 0.0
+        """Return whether to validate a group of this peer. Spends nothing."""
+        has_groups = self._groups.left(peer_id, is_new_peer=is_new_peer, now=now) >= 1.0
+        return has_groups and self._tokens.left(peer_id, is_new_peer=is_new_peer, now=now) > 0.0
 
     def spend(self, peer_id: str, num_tokens: int, *, is_new_peer: bool, now: float) -> None:
         """Charge the peer that is responsible for a group, whatever the result of the validation."""
-        if is_new_peer:
-            self._new_peers.spend(num_tokens, now=now)
-        self._buckets_of(peer_id).spend(num_tokens, now=now)
-
-    def spend_scoring(self, peer_id: str, seconds: float, *, is_new_peer: bool, now: float) -> None:
-        if is_new_peer:
-            self._new_peers.scoring_s.spend(seconds, now=now)
-        self._buckets_of(peer_id).scoring_s.spend(seconds, now=now)
-
-    def _buckets_of(self, peer_id: str) -> _PeerBuckets:
-        buckets = self._senders.get(peer_id)
-        if buckets is None:
-            buckets = _PeerBuckets(GROUPS_PER_MINUTE, TOKENS_PER_MINUTE, SCORING_S_PER_MINUTE)
-        self._senders[peer_id] = buckets
-        return buckets
+        self._groups.spend(peer_id, 1.0, is_new_peer=is_new_peer, now=now)
+        self._tokens.spend(peer_id, num_tokens, is_new_peer=is_new_peer, now=now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Dictionary of reasons: for the rejection of a group and for a peer's loss of reputation.
+"""The reasons for the rejection of a group and for a peer's loss of reputation: meaning, who is charged, what to do.
 
 Status, events, screens, the report and docs/reference/rejections.md use these names and sentences; tests compare them.
 """
@@ -7,105 +7,182 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ftis_node.swarm.reputation import Behaviour
+from ftis_node.swarm.reputation import BY_OPERATOR, Behaviour
+
+READ_MORE = "ftis-node docs reference/rejections"
+SAME_RELEASE = "install the same release of ftis-node on both nodes"
+CLOCKS = "switch on time synchronization (systemd-timesyncd, chrony) on both nodes"
+CHECK_ENGINE = "check the sender's engine: the warning `mismatch` in its log"
+UNBAN = "the refusing node's operator may end it: ftis-node peers unban PEER"
+OWN_HOME = "give each node its own home and seed: two send the same completions"
+SEND_FEWER = "send fewer groups"
+
+
+class Reason(NamedTuple):
+    """A reason as a clause. `conduct` is charged to the peer that signed the group.
+
+    If `is_of_origin`, it is charged to the peer that served it, which could see the fault. If `is_graded`, the reason
+    depends on the releases of the packages that make and grade problems. `advice` holds for both nodes: the one that
+    rejects and the sender.
+    """
+
+    meaning: str
+    conduct: Behaviour = Behaviour.REFUSED
+    is_of_origin: bool = False
+    is_graded: bool = False
+    advice: str = READ_MORE
+
 
 REFUSALS = {
-    "size": "it has more bytes than the run allows",
-    "parse": "it is not a valid envelope or body",
-    "unsolicited": "the node did not request it from this peer",
-    "version": "it has another schema version: one of the two nodes is older",
-    "codec": "its codec is unknown here: one of the two nodes is older",
-    "malformed": "its fields contradict each other",
-    "run": "it belongs to another run",
-    "wrong_encoding": "it is encoded as text, but the exact form is available from this sender or required by the run",
-    "banned": "its sender is banned or not on the allow-list",
-    "quota": "its sender, or all new peers together, exceeded their rate limit",
-    "signature": "the signature is not its sender's",
-    "duplicate": "the node has it already",
-    "sequence_reused": "its sender used the sequence number before, as two nodes with one identity do",
-    "weights_not_offered": "it claims weights of this node that this node has not offered",
-    "clock_skew": "its time is more than a minute ahead: one of the two clocks is wrong",
-    "stale": "it is older than the run's `step.max_age_s`, or than this node's last buffer reset",
-    "tokenizer": "its token ids are those of another tokenizer",
-    "group_size": "its number of completions differs from the run's group size",
-    "sampling": "it was sampled with other settings than the run's",
-    "length": "a completion is longer than the run allows",
-    "reward_range": "a claimed reward is outside [0, 1]",
-    "token_out_of_range": "a token id is outside the tokenizer's vocabulary",
-    "logprobs": (
+    "size": Reason(
+        "it has more bytes than the run allows",
+        is_of_origin=True,
+        advice="raise wire.max_envelope_bytes in the run, or generate shorter completions",
+    ),
+    "parse": Reason("it is not a valid envelope or body", is_of_origin=True, advice=SAME_RELEASE),
+    "unsolicited": Reason("the node did not request it from this peer", is_of_origin=True),
+    "version": Reason(
+        "it has another schema version: one of the two nodes is older", Behaviour.HARMLESS, advice=SAME_RELEASE
+    ),
+    "codec": Reason(
+        "its codec is unknown here: one of the two nodes is older", Behaviour.HARMLESS, advice=SAME_RELEASE
+    ),
+    "malformed": Reason("its fields contradict each other", is_of_origin=True, advice=SAME_RELEASE),
+    "run": Reason("it belongs to another run"),
+    "wrong_encoding": Reason(
+        "it is encoded as text, but the exact form is available from this sender or required by the run",
+        advice=SAME_RELEASE,
+    ),
+    "banned": Reason("its sender is banned or not on the allow-list", Behaviour.HARMLESS, advice=UNBAN),
+    "quota": Reason(
+        "its sender, or all new peers together, exceeded their rate limit", Behaviour.RATE_LIMITED, advice=SEND_FEWER
+    ),
+    "signature": Reason("the signature is not its sender's", Behaviour.FALSE_CLAIM, is_of_origin=True),
+    "duplicate": Reason("the node has it already", Behaviour.HARMLESS),
+    "sequence_reused": Reason(
+        "its sender used the sequence number before, as two nodes with one identity do",
+        Behaviour.HARMLESS,
+        advice="one home per node: two nodes use the same identity.key",
+    ),
+    "weights_not_offered": Reason(
+        "it claims weights of this node that this node has not offered",
+        advice="restart the follower: it names weights that its learner does not offer",
+    ),
+    "clock_skew": Reason(
+        "its time is more than a minute ahead: one of the two clocks is wrong", Behaviour.HARMLESS, advice=CLOCKS
+    ),
+    "stale": Reason(
+        "it is older than the run's `step.max_age_s`, or than this node's last buffer reset",
+        Behaviour.HARMLESS,
+        advice=f"{CLOCKS}; on a slow link raise step.max_age_s in the run",
+    ),
+    "tokenizer": Reason(
+        "its token ids are those of another tokenizer",
+        advice='use models of one family, or a run with step.other_tokenizers = "text"',
+    ),
+    "group_size": Reason("its number of completions differs from the run's group size"),
+    "sampling": Reason("it was sampled with other settings than the run's"),
+    "length": Reason("a completion is longer than the run allows"),
+    "reward_range": Reason("a claimed reward is outside [0, 1]"),
+    "token_out_of_range": Reason(
+        "a token id is outside the tokenizer's vocabulary", advice="compare the tokenizers: the sender's has more ids"
+    ),
+    "logprobs": Reason(
         "a log-prob is not finite or above 0, more than 16 are equal for different or uncertain completions, or "
-        "their mean is below -14 nats"
+        "their mean is below -14 nats",
+        advice=CHECK_ENGINE,
     ),
-    "finish_reason": "a finish reason does not fit the end tokens that its sender names",
-    "scoring_quota": "scoring the groups of its sender, or of all new peers, exceeded their time limit",
-    "prompt_mismatch": "the problem does not exist here, or its text differs",
-    "opening": "the beginning of the answer that its sender's chat template wrote is not a think block",
-    "too_long_here": "its problem is longer in this node's chat template, and leaves no space for its completions",
-    "not_encodable": "the tokenizer or the chat template here cannot encode its problem or one of its texts",
-    "no_embedding": "it has a token of which this node's model has no embedding",
-    "duplicate_completions": (
-        "its completions were in a known peer's group long before, or in an earlier one of its sender"
+    "finish_reason": Reason("a finish reason does not fit the end tokens that its sender names", advice=SAME_RELEASE),
+    "scoring_quota": Reason(
+        "scoring the groups of its sender, or of all new peers, exceeded their time limit",
+        Behaviour.HARMLESS,
+        advice="send shorter completions or fewer groups: scoring them takes too long",
     ),
-    "duplicate_of_own": "its completions were in a group of this node before",
-    "duplicate_undecided": "its completions were in a group of another peer before; either may be the original",
-    "scoring_failed": "scoring it here failed, or this machine was too busy",
-    "scoring_timeout": "making its problem or scoring one of its completions reached the time limit",
-    "reward_mismatch": "a claimed reward differs from the one computed here",
-    "logprob_mismatch": "(after validation) its log-probs differ from those of the weights that it claims",
-    "understated_logprobs": "(after validation) the learner finds a completion far likelier than its log-probs say",
+    "prompt_mismatch": Reason(
+        "the problem does not exist here, or its text differs",
+        is_graded=True,
+        advice="use the same data file, and the same releases of ftis-node and of the task, on both nodes",
+    ),
+    "opening": Reason(
+        "the beginning of the answer that its sender's chat template wrote is not a think block",
+        advice=f"{SAME_RELEASE}, and check the sender's chat template",
+    ),
+    "too_long_here": Reason(
+        "its problem is longer in this node's chat template, and leaves no space for its completions",
+        Behaviour.HARMLESS,
+        advice="raise sampling.max_total_tokens in the run, or use shorter chat templates",
+    ),
+    "not_encodable": Reason(
+        "the tokenizer or the chat template here cannot encode its problem or one of its texts",
+        Behaviour.HARMLESS,
+        advice="use models of one family",
+    ),
+    "no_embedding": Reason(
+        "it has a token of which this node's model has no embedding",
+        Behaviour.HARMLESS,
+        advice="use a model whose embedding has a row for each token of the tokenizer",
+    ),
+    "duplicate_completions": Reason(
+        "its completions were in a known peer's group long before, or in an earlier one of its sender",
+        Behaviour.COPIED,
+        advice=OWN_HOME,
+    ),
+    "duplicate_of_own": Reason(
+        "its completions were in a group of this node before", Behaviour.FALSE_CLAIM, advice=OWN_HOME
+    ),
+    "duplicate_undecided": Reason(
+        "its completions were in a group of another peer before; either may be the original", Behaviour.HARMLESS
+    ),
+    "scoring_failed": Reason(
+        "scoring it here failed, or this machine was too busy",
+        Behaviour.HARMLESS,
+        advice="the refusing node is too busy: fewer groups per step, or more cores",
+    ),
+    "scoring_timeout": Reason(
+        "making its problem or scoring one of its completions reached the time limit",
+        Behaviour.SLOW,
+        advice="shorter problems or completions: scoring one took the whole time limit",
+    ),
+    "reward_mismatch": Reason(
+        "a claimed reward differs from the one computed here",
+        Behaviour.FALSE_CLAIM,
+        is_graded=True,
+        advice="install the same releases of ftis-node and of the graders on both nodes",
+    ),
+    "logprob_mismatch": Reason(
+        "(after validation) its log-probs differ from those of the weights that it claims", advice=CHECK_ENGINE
+    ),
+    "understated_logprobs": Reason(
+        "(after validation) the learner finds a completion far likelier than its log-probs say", advice=CHECK_ENGINE
+    ),
 }
 AFTER_VALIDATION = frozenset({"logprob_mismatch", "understated_logprobs"})
 BEHAVIOUR = {
-    "harmless": "a group was of no use, without fault of the peer",
-    "pull_failed": "it announced a group and did not deliver it",
-    "rate_limited": "it exceeded its rate limit",
-    "slow": "scoring its completions took the whole time limit",
-    "copied": "its completions were in its own earlier group, or in a known peer's",
-    "displaced": "an equal group of another peer was announced before its group",
-    "refused": "it sent what no correct node of this run sends",
-    "fault": "a value that it sent made this node's code fail: please report the line of the log",
-    "poisoned": "the learner failed in three steps that had a group of it",
-    "false_claim": "it made a false claim under its own signature",
-    "by the operator": "an operator of this node decided so",
-    "announcement_flood": "it announced more groups than this node reads",
-    "announcement_clock_skew": "it announced groups with a time more than a minute ahead",
-    "announcement_version": "it announces in another wire version: update the older of the two nodes",
-    "pull_complete": "it announced groups as its own, and its complete answer had none of them",
-    "question_version": "its queries have another wire version: update the older of the two nodes",
-    "record_version": "its record has another wire version: update the older of the two nodes",
+    "harmless": Reason("a group was of no use, without fault of the peer"),
+    "pull_failed": Reason("it announced a group and did not deliver it"),
+    "rate_limited": Reason("it exceeded its rate limit"),
+    "slow": Reason("scoring its completions took the whole time limit"),
+    "copied": Reason("its completions were in its own earlier group, or in a known peer's"),
+    "displaced": Reason("an equal group of another peer was announced before its group"),
+    "refused": Reason("it sent what no correct node of this run sends"),
+    "fault": Reason(
+        "a value that it sent made this node's code fail: please report the line of the log",
+        advice="report the line of the refusing node's log; install the same release on both nodes",
+    ),
+    "poisoned": Reason("the learner failed in three steps that had a group of it"),
+    "false_claim": Reason("it made a false claim under its own signature"),
+    BY_OPERATOR: Reason("an operator of this node decided so", advice=UNBAN),
+    "announcement_flood": Reason("it announced more groups than this node reads", advice=SEND_FEWER),
+    "announcement_clock_skew": Reason("it announced groups with a time more than a minute ahead"),
+    "announcement_version": Reason("it announces in another wire version: update the older of the two nodes"),
+    "pull_complete": Reason("it announced groups as its own, and its complete answer had none of them"),
+    "question_version": Reason("its queries have another wire version: update the older of the two nodes"),
+    "record_version": Reason("its record has another wire version: update the older of the two nodes"),
 }
 PULL = "pull_"  # followed by the outcome of the pull
 ANNOUNCEMENT = "announcement_"  # followed by the reason why it is invalid
 UNKNOWN = "this version does not know the reason"
-ORIGIN_FAULT = {
-    "unsolicited": Behaviour.REFUSED,
-    "size": Behaviour.REFUSED,
-    "parse": Behaviour.REFUSED,
-    "malformed": Behaviour.REFUSED,
-    "signature": Behaviour.FALSE_CLAIM,
-}
-NO_FAULT = frozenset(
-    {
-        *("version", "codec"),  # another software version
-        *("banned", "duplicate", "sequence_reused", "stale", "clock_skew"),
-        *(
-            "scoring_failed",
-            "not_encodable",
-            "scoring_quota",
-            "too_long_here",
-            "no_embedding",
-        ),  # this node scores and tokenizes
-        "duplicate_undecided",
-    }
-)
-GRADED = frozenset({"reward_mismatch", "prompt_mismatch"})
-"""Reasons that depend on the releases of the packages that make and grade problems."""
-SIGNER_FAULT = {
-    "scoring_timeout": Behaviour.SLOW,
-    "reward_mismatch": Behaviour.FALSE_CLAIM,
-    "duplicate_of_own": Behaviour.FALSE_CLAIM,
-    "duplicate_completions": Behaviour.COPIED,
-}
+OTHER = Reason(UNKNOWN)
 
 
 class Attribution(NamedTuple):
@@ -127,21 +204,22 @@ def attribute_refusal(
     `grades_alike`: the sender says that it has this node's releases. Otherwise its rewards and problem texts may differ
     without fault.
     """
-    if conduct := ORIGIN_FAULT.get(reason):
-        return Attribution(origin, conduct)
-    if reason in NO_FAULT or (reason in GRADED and not grades_alike):
+    known = REFUSALS.get(reason, OTHER)
+    if known.is_of_origin:
+        return Attribution(origin, known.conduct)
+    if known.conduct is Behaviour.HARMLESS or (known.is_graded and not grades_alike):
         return Attribution(origin, Behaviour.HARMLESS)
-    if reason == "quota":
+    if known.conduct is Behaviour.RATE_LIMITED:
         return Attribution(origin, Behaviour.RATE_LIMITED if sender == origin else Behaviour.HARMLESS)
     if signed and sender is not None:
-        return Attribution(sender, SIGNER_FAULT.get(reason, Behaviour.REFUSED))
+        return Attribution(sender, known.conduct)
     return Attribution(origin, Behaviour.REFUSED)
 
 
 def sentence(reason: str) -> str:
     """Return the meaning of a reason as a clause."""
     if known := REFUSALS.get(reason) or BEHAVIOUR.get(reason):
-        return known
+        return known.meaning
     if reason.startswith(PULL):
         return f"it announced groups, and fetching them ended as {reason.removeprefix(PULL).replace('_', ' ')!r}"
     if reason.startswith(ANNOUNCEMENT):
@@ -153,3 +231,8 @@ def full_sentence(reason: str) -> str:
     """Return the meaning of a reason as a sentence."""
     clause = sentence(reason)
     return f"{clause[0].upper()}{clause[1:]}."
+
+
+def advice_for(reason: str) -> str:
+    """Return what to do, as a clause."""
+    return (REFUSALS.get(reason) or BEHAVIOUR.get(reason) or OTHER).advice

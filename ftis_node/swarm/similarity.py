@@ -140,7 +140,6 @@ class Similarity:
 
 
 def _slide(pick: np.ufunc, values: Hashes) -> Hashes:
-    """Return `pick` of each `SPAN` successive values."""
     width = 1
     while width < SPAN:
         values = pick(values[:-width], values[width:])
@@ -278,7 +277,6 @@ def _runs(first: SeenCompletion, again: NDArray[np.int32], shifts: Iterable[int]
 
 
 def _price_of_move(distance: int, num_tokens: int) -> float:
-    """Return the price of a change of the shift by `distance`, for its choice."""
     return math.log(min(2 * distance * (distance + 1), 4 * num_tokens))
 
 

@@ -49,7 +49,7 @@ class LightSwarm:
     Small groups wait up to `window_s` for others of the same announcement.
     """
 
-    def __init__(self, folder: Path, manifest: RunManifest, *, window_s: float = 0.0) -> None:
+    def __init__(self, folder: Path, manifest: RunManifest, *, window_s: float = 1e-9) -> None:
         self._folder, self._window_s = folder, window_s
         self.manifest = manifest
         self.loses: Callable[[int, int, str, Any], bool] = lambda *_: False

@@ -1,41 +1,10 @@
-"""The retry queue of announcements, and the bounded sets of ids by peer behind claims and confirmations."""
+"""The bounded sets of ids by peer behind claims and confirmations."""
 
 from __future__ import annotations
 
 from ftis_node.gossip.types import GossipLimits
 from ftis_node.node.loops.confirmations import MAX_IDS
-from ftis_node.swarm.delivery import IdsByPeer, RetryQueue
-
-GROUP, OTHER = b"g" * 32, b"o" * 32
-
-
-def test_waits_double_until_the_last_attempt() -> None:
-    queue, now, waits = RetryQueue[str](first_wait_s=2.0, max_attempts=3), 0.0, []
-    attempt = 1
-    while queue.put("x", attempt=attempt, now=now):
-        began = now
-        while not (due := queue.due(now=now)):
-            now += 1.0
-        waits.append(now - began)
-        assert due == [("x", attempt)]
-        attempt += 1
-    assert waits == [2.0, 4.0, 8.0]
-    assert len(queue) == 0
-
-
-def test_a_discarded_item_is_not_retried() -> None:
-    queue = RetryQueue[bytes](first_wait_s=10.0)
-    assert queue.put(GROUP, now=0.0) and queue.put(OTHER, now=5.0)
-    assert queue.due(now=9.9) == []
-    queue.discard(GROUP)
-    assert queue.due(now=100.0) == [(OTHER, 1)]
-
-
-def test_a_full_queue_drops_the_oldest() -> None:
-    queue = RetryQueue[int](first_wait_s=1.0, capacity=2)
-    for number in range(3):
-        queue.put(number, now=0.0)
-    assert queue.due(now=1.0) == [(1, 1), (2, 1)]
+from ftis_node.swarm.delivery import IdsByPeer
 
 
 def test_a_delivery_is_a_pair_of_peer_and_group() -> None:

@@ -13,37 +13,37 @@ SHARES = st.floats(0, 1)
 
 
 def test_portions_by_hand() -> None:
-    assert portions(0.75, stock=8, need=8, num_near=0, num_far=0) == (
+    assert portions(0.75, stock=8, need=8, num_inside=0, num_outside=0) == (
         DomainPortion(6, True),
         DomainPortion(2, False),
         ANY,
     )
-    assert portions(0.25, stock=8, need=0, num_near=0, num_far=8) == (
+    assert portions(0.25, stock=8, need=0, num_inside=0, num_outside=8) == (
         DomainPortion(0, False),
         DomainPortion(2, True),
         ANY,
     )
-    assert portions(1.0, stock=8, need=0, num_near=8, num_far=0) == (
+    assert portions(1.0, stock=8, need=0, num_inside=8, num_outside=0) == (
         DomainPortion(0, True),
         DomainPortion(0, False),
         ANY,
     )
-    assert portions(0.5, stock=8, need=None, num_near=3, num_far=2) == (DomainPortion(None, False), ANY)
-    assert portions(0.5, stock=8, need=None, num_near=2, num_far=3) == (DomainPortion(None, True), ANY)
+    assert portions(0.5, stock=8, need=None, num_inside=3, num_outside=2) == (DomainPortion(None, False), ANY)
+    assert portions(0.5, stock=8, need=None, num_inside=2, num_outside=3) == (DomainPortion(None, True), ANY)
 
 
-@given(share=SHARES, stock=COUNTS, need=st.none() | COUNTS, near=COUNTS, far=COUNTS)
+@given(share=SHARES, stock=COUNTS, need=st.none() | COUNTS, inside=COUNTS, outside=COUNTS)
 def test_portions_keep_within_the_shares_and_any_group_comes_last(
-    share: float, stock: int, need: int | None, near: int, far: int
+    share: float, stock: int, need: int | None, inside: int, outside: int
 ) -> None:
-    made = portions(share, stock=stock, need=need, num_near=near, num_far=far)
+    made = portions(share, stock=stock, need=need, num_inside=inside, num_outside=outside)
     assert made[-1] == ANY, "any group fills what one domain lacks"
     if need is not None:
-        taken = {portion.near: portion.num or 0 for portion in made[:-1]}
+        taken = {portion.in_domain: portion.num or 0 for portion in made[:-1]}
         assert set(taken) == {True, False}
         assert sum(taken.values()) <= stock
-        assert taken[True] + near <= max(near, round(share * stock))
-        assert taken[False] + far <= max(far, stock - round(share * stock))
+        assert taken[True] + inside <= max(inside, round(share * stock))
+        assert taken[False] + outside <= max(outside, stock - round(share * stock))
 
 
 def test_a_group_is_in_the_domain_only_if_all_its_labels_are() -> None:

@@ -202,7 +202,7 @@ def test_a_forgotten_group_is_no_author() -> None:
     assert detector.find("cat", b"sum/1", texts[1:]) is not None
 
 
-@pytest.mark.parametrize(("num_words", "sharpness"), [(3, 1.0), (40, 1.0), (40, 3.0)])
+@pytest.mark.parametrize(("num_words", "sharpness"), [(3, 1.0), (40, 3.0)])
 def test_independent_samples_have_an_evidence_of_e_nats_in_at_most_e_to_the_minus_e_cases(
     num_words: int, sharpness: float
 ) -> None:
@@ -218,7 +218,7 @@ def test_independent_samples_have_an_evidence_of_e_nats_in_at_most_e_to_the_minu
             ids.append(int(np.argmax(logprobs[ids[-1]] + rng.gumbel(size=num_words))))
         return SeenCompletion(np.array(ids[1:], dtype=np.int32), -logprobs[ids[:-1], ids[1:]].astype(np.float32))
 
-    firsts, seconds = [sample(1.0) for _ in range(80)], [sample(0.7) for _ in range(80)]
+    firsts, seconds = [sample(1.0) for _ in range(50)], [sample(0.7) for _ in range(50)]
     found = [evidence(one, other.ids, (-2, -1, 0, 1, 2)) for one in firsts for other in seconds]
     for nats in (2.0, 4.0, 6.0):
         assert np.mean(np.array(found) >= nats) <= math.exp(-nats)

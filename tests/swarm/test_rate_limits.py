@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftis_node.swarm import rate_limits
-from ftis_node.swarm.rate_limits import Quotas, ShareCap, TokenBucket, subnet_of
+from ftis_node.swarm.rate_limits import Quotas, ShareCap, TokenBucket, TokenBuckets, minute_buckets, subnet_of
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_a_thousand_new_peers_share_one_limit_and_do_not_use_that_of_a_known_pee
     assert sum(spend(quotas, f"new{i}", groups=2, is_new=True) for i in range(1000)) == 120
     assert not quotas.allows("new5000", is_new_peer=True, now=0.0)
     assert spend(quotas, "ann", groups=100) == 60
-    assert len(quotas._senders) <= 50
+    assert len(quotas._groups._senders) <= 50
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,22 @@ def test_a_debt_is_paid_before_more_is_allowed() -> None:
 def test_a_rate_or_burst_of_zero_or_less_is_refused(rate_per_s: float, burst: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         TokenBucket(rate_per_s=rate_per_s, burst=burst)
+
+
+def test_each_key_has_its_own_bucket_and_the_one_used_longest_ago_is_dropped() -> None:
+    buckets = minute_buckets(1, capacity=2)
+    for peer in ("ann", "bob", "ann", "carol"):  # ann again, so bob is dropped
+        buckets.of(peer).take(1.0, now=0.0)
+    assert not buckets.of("ann").take(1.0, now=0.0)
+    assert buckets.peek("bob").left(now=0.0) == 1.0, "a query is not remembered"
+    assert buckets.of("bob").take(1.0, now=0.0)
+
+
+def test_a_burst_of_messages_goes_at_once_and_then_one_in_each_window() -> None:
+    window = TokenBuckets(rate_per_s=1 / 0.5, burst=3.0)
+    for wait_s in (0.0, 0.0, 0.0, 0.5):
+        assert window.peek("a").wait_s(1.0, now=10.0) == wait_s
+        window.of("a").spend(1.0, now=10.0)
+    assert window.peek("b").wait_s(1.0, now=10.0) == 0.0
+    assert window.peek("a").wait_s(1.0, now=10.5) == 0.5
+    assert window.peek("a").wait_s(1.0, now=12.0) == 0.0

@@ -15,7 +15,9 @@ PAGE = Path(__file__).parents[2] / "docs/reference/rejections.md"
 def test_the_page_of_rejections_has_the_same_sentences() -> None:
     text = PAGE.read_text(encoding="utf-8")
     table = text[text.index("| reason | the group is refused") : text.index("## Other names")]
-    assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == REFUSALS
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == {
+        name: reason.meaning for name, reason in REFUSALS.items()
+    }
 
 
 def test_every_reason_in_a_peers_record_has_a_sentence() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS
-from ftis_node.swarm.refusal_advice import ADVICE, READ_MORE, advice_for
 from ftis_node.swarm.refusals import (
     FORGET_S,
     HOUR_S,
@@ -80,8 +78,3 @@ def test_a_claim_of_a_peer_has_the_time_at_which_it_came_first() -> None:
     assert peers.update({"a": ("tokenizer", 9)}, now=50.0) == [RefusedSender("a", "tokenizer", 9, 5.0)]
     assert peers.update({}, now=60.0) == []
     assert peers.update({"a": ("tokenizer", 1)}, now=70.0)[0].since == 70.0
-
-
-def test_each_reason_with_advice_is_a_known_one() -> None:
-    assert set(ADVICE) <= set(REFUSALS) | set(BEHAVIOUR)
-    assert advice_for("a reason of a newer release") == READ_MORE

@@ -26,7 +26,7 @@ def test_the_number_of_peers_with_a_request_count_is_bounded() -> None:
     serving = budget(requests=1)
     for number in range(MAX_REMEMBERED + 10):
         assert serving.takes_request(f"peer{number}", "fetch", now=0)
-    assert len(serving._requests._buckets) == MAX_REMEMBERED
+    assert len(serving._requests) == MAX_REMEMBERED
 
 
 def test_bytes_above_the_rate_wait_and_then_are_refused() -> None:

@@ -122,7 +122,6 @@ class Directory:
         return [clock_s - ours for clock_s in self._skews_s.values()]
 
     def _note_clock(self, peer_id: str, clock_s: float) -> None:
-        """Note a peer's clock minus our monotonic clock. Log once if it differs from this machine's, or from most."""
         self._skews_s[peer_id] = clock_s
         skew_s = clock_s - (time.time() - time.monotonic())
         if abs(skew_s - (self.clock_skew_s or 0.0)) > NAMED_SKEW_S and peer_id not in self._named:
@@ -196,7 +195,6 @@ class Directory:
         return members
 
     async def _look_for_duplicate(self, key: str) -> None:
-        """Look in the bucket with this key for another node under this identity; report one."""
         found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
         raw = dict(entries_in(found[key])).get(self._peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._config.limits.max_record_bytes)
@@ -234,7 +232,6 @@ class Directory:
             raise TimeoutError(f"directory call failed: {error!r}") from error
 
     async def _meet(self, peer_id: str) -> bool:
-        """Ping a peer in the DHT; return whether it answered."""
         protocol, timeout_s = self._node.protocol, self._config.settings.directory_timeout_s
         with self._guard.work_for(peer_id, Place.DIRECTORY, passes=(OSError, EOFError)):
             peer = PeerID(peer_id_from_text(peer_id))
@@ -282,7 +279,6 @@ class Directory:
         return bool(kept)
 
     async def _is_held(self, key: Any, entry: bytes, subkey: str | None) -> bool:
-        """Return whether a responsible node has an entry. Without any other node, return whether this one serves."""
         nearest = (await self._node.find_nearest_nodes([key], exclude_self=True))[key]
         if not nearest:
             return self.is_serving

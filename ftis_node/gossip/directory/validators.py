@@ -154,7 +154,6 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
         return False
 
     def _bound_buckets(self, keys: Iterable[bytes]) -> None:
-        """Evict members above the limit of each bucket, before a store and before a read."""
         for key in set(keys):
             stored = self.storage.get(DHTID.from_bytes(key))
             if stored is None or not isinstance(stored.value, DictionaryDHTValue):

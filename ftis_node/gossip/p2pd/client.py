@@ -157,7 +157,6 @@ class P2pdClient:
         self._idle.clear()
 
     async def _call(self, request: Any, *, extra_s: float = 0.0) -> Any:
-        """Send one request and return its response, on an idle connection if there is one."""
         async with asyncio.timeout(self._timeout_s + extra_s):
             reader, writer = self._idle.pop() if self._idle else await asyncio.open_unix_connection(self._path)
             is_usable = False
@@ -187,7 +186,6 @@ class P2pdClient:
     async def _connection(
         self, request: Any, *, timeout_s: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Open a separate connection for `request`, and yield it after p2pd's response."""
         async with asyncio.timeout(timeout_s):  # a stopped p2pd accepts no connection once its backlog is full
             reader, writer = await asyncio.open_unix_connection(self._path)
         try:
@@ -209,7 +207,6 @@ class P2pdClient:
 
 
 def _raw_id(peer_id: str) -> bytes:
-    """Return the raw form of a peer id. Raises P2pdError if it is not an Ed25519 id."""
     try:
         return peer_id_from_text(peer_id)
     except ValueError as error:
@@ -217,7 +214,6 @@ def _raw_id(peer_id: str) -> bytes:
 
 
 def _usable(addresses: Sequence[str]) -> list[bytes]:
-    """Return the binary forms of the valid addresses. Raises P2pdError if there are addresses and all are invalid."""
     raws, errors = [], []
     for address in addresses:
         try:

@@ -56,7 +56,6 @@ def only_p2p_and_dht() -> Iterator[None]:
 
 
 def _add_empty(name: str, folder: str) -> str:
-    """Add a package without an `__init__` to the imported modules; return its name."""
     spec = ModuleSpec(name, loader=None, is_package=True)
     spec.submodule_search_locations = [folder]
     sys.modules[name] = module_from_spec(spec)

@@ -86,7 +86,6 @@ class P2pdSupervisor:
             await asyncio.sleep(delay_s)
 
     async def _run_session(self) -> str:
-        """Run one session from start to end; return the cause of its end."""
         async with AsyncExitStack() as stack:
             try:
                 session = await stack.enter_async_context(open_session(self._config, listen=self._listen))

@@ -28,7 +28,7 @@ from ftis_node.swarm.demand import eligible_members, is_assigned
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
-from ftis_node.swarm.rate_limits import GROUPS_PER_MINUTE, RateLimiter
+from ftis_node.swarm.rate_limits import GROUPS_PER_MINUTE, minute_buckets
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
@@ -60,7 +60,7 @@ class AnnouncementHandler:
         self._refused = LruDict[bytes, None](MAX_REFUSED)  # not to be pulled again
         self._refused_of = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, group): not to be requested from it
         self._malformed = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, hash of a payload): charged once
-        self._limiter = RateLimiter[str](max_per_minute=GROUPS_PER_MINUTE)
+        self._limiter = minute_buckets(GROUPS_PER_MINUTE)
         self.changed = asyncio.Event()
         self.to_confirm = IdsByPeer(capacity=MAX_TO_CONFIRM)
         self.has_to_confirm = asyncio.Event()
@@ -98,7 +98,7 @@ class AnnouncementHandler:
         if self.peers.is_banned(peer_id):
             self.peers.refuse(peer_id, "announcement_banned", unused="banned")
             return False
-        if self.peers.is_trusted(peer_id) or self._limiter.admits(peer_id, now=time.monotonic()):
+        if self.peers.is_trusted(peer_id) or self._limiter.of(peer_id).take(1.0, now=time.monotonic()):
             return True
         self.peers.refuse(peer_id, "announcement_flood", Behaviour.RATE_LIMITED, unused="announcement_flood")
         return False

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome, Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.announcements import MAX_SENDERS, AnnouncementHandler
@@ -44,7 +45,7 @@ from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.demand import pulls_all
 from ftis_node.swarm.lru import LruDict
-from ftis_node.swarm.peer_guard import PeerBackoff, Place
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.sequence import SequenceGap
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
@@ -83,7 +84,7 @@ class BackfillLoop:
     step_shares: StepShares
 
     def __post_init__(self) -> None:
-        self._pauses = PeerBackoff(first_s=FAILED_REST_S)
+        self._pauses = BackoffTable[str](doubling(FAILED_REST_S))
         self._caught_up = LruDict[str, None](MAX_SENDERS)  # peers with a complete answer
         self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
         self._slots = QuerySlots(MAX_AT_ONCE)
@@ -249,7 +250,7 @@ class BackfillLoop:
                     self.announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:
-            self._pauses.succeeded(peer_id)
+            self._pauses.discard(peer_id)
         elif not self._slots.turned_slow(peer_id):  # also if no announcement is usable: the next answer has the same
             self._pauses.failed(peer_id, now=time.monotonic())
         return newest, len(fetched.bodies), fetched.outcome
@@ -257,7 +258,7 @@ class BackfillLoop:
     def _may_ask(self, peer_id: str) -> bool:
         """Return whether to query a member: not banned, and not in a pause after a failed request."""
         may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
-        return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
+        return may_work and self._pauses.is_due(peer_id, now=time.monotonic())
 
     def _follows(self, peer_id: str) -> bool:
         num_shards = self.context.manifest.wire.announcement_shards

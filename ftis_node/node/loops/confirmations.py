@@ -28,13 +28,14 @@ from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.swarm.rate_limits import SendWindow
+from ftis_node.swarm.rate_limits import TokenBuckets
 from ftis_node.validation import Accepted, ValidationResult
 
 log = logging.getLogger(__name__)
 
 BURST = 4  # to one sender at once: a node that ends after a few groups has its confirmations
 WINDOW_S = 0.5  # no peer waits for a confirmation; a repeated announcement is due after 10 s
+MAX_SENDERS = 256  # with a send window
 MAX_SENDING = 8  # confirmations in flight to senders of one pace
 MAX_IDS = 64  # in one message
 POLL_INTERVAL_S = 0.2
@@ -48,7 +49,7 @@ class ConfirmationLoop:
     gossip: Gossip
 
     def __post_init__(self) -> None:
-        self._window = SendWindow(window_s=WINDOW_S, burst=BURST)
+        self._window = TokenBuckets(rate_per_s=1 / WINDOW_S, burst=BURST, capacity=MAX_SENDERS)
         self._slots = QuerySlots(MAX_SENDING)
         self._queue, self._changed = self.announcements.to_confirm, self.announcements.has_to_confirm
 
@@ -75,7 +76,7 @@ class ConfirmationLoop:
 
     def _may_send(self, sender: str) -> bool:
         """Take a slot for a message to a sender, and return True; return False if it has to wait."""
-        is_open = self.gossip.guard.may_work(sender) and not self._window.wait_s(sender, now=time.monotonic())
+        is_open = self.gossip.guard.may_work(sender) and self._window.peek(sender).left(now=time.monotonic()) >= 1.0
         return is_open and self._slots.take(sender)
 
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
@@ -83,7 +84,7 @@ class ConfirmationLoop:
         began_at, is_answered, limit_s = time.monotonic(), False, self._slots.limit_s(sender)
         try:
             async with asyncio.timeout(limit_s):
-                self._window.sent(sender, now=began_at)
+                self._window.of(sender).spend(1.0, now=began_at)
                 if not await self.gossip.confirm(sender, ids):
                     log.debug("%s rejected the confirmation of %d groups", sender, len(ids))
                 is_answered = True

@@ -36,16 +36,16 @@ from ftis_node.records.envelope import Announcement, announce_group, join_announ
 from ftis_node.records.group import Group
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.rate_limits import SendWindow
+from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.sequence import MAX_COUNTER, counter_of
 from ftis_node.validation import Accepted, ValidationResult
 
 log = logging.getLogger(__name__)
 WINDOW_S = 0.5
 SMALL_BYTES = 1 << 14  # a larger envelope outweighs its announcement and goes at once
-ALL = "all"
 VALIDATION = "validation of own groups"
 REANNOUNCE_PERIOD_S = 1.0
+MAX_ANNOUNCED_AGAIN = 4  # times, if no peer confirms the group
 MAX_CHECKED = 8  # unverified confirmations of different peers, checked concurrently
 REANNOUNCE_CHECK_S = 3.0
 
@@ -63,7 +63,7 @@ class ReannounceLoop:
     async def run(self) -> None:
         self._former.update(self.reader.own_ready())
         for group_id in self._former:
-            self.peers.confirmations.pending.put(group_id, now=-math.inf)
+            self.peers.confirmations.pending.failed(group_id, now=-math.inf)
         while True:
             await pause(REANNOUNCE_PERIOD_S)
             claims = self.peers.confirmations.unverified.take(MAX_CHECKED)
@@ -91,8 +91,12 @@ class ReannounceLoop:
                 continue  # while an earlier one was announced
             held = self.reader.held(group_id)
             if held is None or held.created_at < time.time() - self.context.manifest.step.max_age_s:
-                continue  # too old for every peer
-            pending.put(group_id, attempt=attempt + 1, now=now)
+                pending.discard(group_id)  # too old for every peer
+                continue
+            if attempt < MAX_ANNOUNCED_AGAIN:
+                pending.failed(group_id, now=now)
+            else:
+                pending.discard(group_id)
             announcement = replace(announcement_of(held, self.context.about), attempt=attempt)
             if await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 self.peers.counters.groups_sent += group_id in self._former
@@ -121,7 +125,7 @@ class PublishLoop:
 
     def __post_init__(self) -> None:
         self.last_number = self.store.buffer.last_number()
-        self._window = SendWindow(window_s=WINDOW_S)
+        self._window = TokenBucket(rate_per_s=1 / WINDOW_S, burst=1.0)
         self._gathered: list[Announcement] = []
         self._has_gathered = asyncio.Event()
         self._num_begun = 0  # groups in validation, gathered, or in an announcement under way
@@ -172,7 +176,7 @@ class PublishLoop:
     def _may_wait(self, num_bytes: int) -> bool:
         """Return whether the gathered groups may wait for others: small, not a full message, and one went just now."""
         is_full = num_bytes > SMALL_BYTES or len(self._gathered) > MAX_MORE_GROUPS
-        is_idle = not self._window.wait_s(ALL, now=time.monotonic())
+        is_idle = not self._window.wait_s(1.0, now=time.monotonic())
         return not is_full and not is_idle
 
     async def _announce_gathered(self) -> None:
@@ -180,18 +184,18 @@ class PublishLoop:
             with waiting_for("a gathered announcement"):
                 await self._has_gathered.wait()
             self._has_gathered.clear()
-            await pause(self._window.wait_s(ALL, now=time.monotonic()))
+            await pause(self._window.wait_s(1.0, now=time.monotonic()))
             await self._announce()
 
     async def _announce(self) -> None:
         """Announce the gathered groups in as few messages as possible."""
         gathered, self._gathered = self._gathered, []
-        self._window.sent(ALL, now=time.monotonic())
+        self._window.spend(1.0, now=time.monotonic())
         for announcement in join_announcements(gathered):
             if not await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 continue
             for one in (announcement, *announcement.more):
                 self.peers.counters.groups_sent += 1
-                self.peers.confirmations.pending.put(one.id, now=time.monotonic())
+                self.peers.confirmations.pending.failed(one.id, now=time.monotonic())
                 self.context.events.write("announced", group=one.id, number=one.number)
         self._num_begun -= len(gathered)

@@ -21,18 +21,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome, Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
+from ftis_node.node.loops.pull_slots import PullSlots
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_shares import StepShares
-from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullRequest
@@ -47,11 +47,11 @@ MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5
 RETRY_S = 2.0  # first pause of a group that no peer had
 MAX_RETRIES = 6
-PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
+MAX_LATER = 1024  # groups that wait for a retry
+TRANSIENT = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
 PULLS_IN_FLIGHT = 4  # peers from which the node pulls at the same time
 PULL_BATCH = 16  # groups
-MAX_BODIES_BYTES = 128 << 20  # received groups that are not on disk yet; a pull that may exceed it waits
 PULL_TIMEOUT_S = 30.0  # of one batch
 NUM_OTHERS = 3  # members to request a group from if its sender does not have it
 NUM_SHOWN = 4  # ids of abandoned groups in one event
@@ -73,7 +73,7 @@ class PullLoop:
 
     def __post_init__(self) -> None:
         self._queue = self.announcements.queue
-        self._later: RetryQueue[PullItem] = RetryQueue(first_wait_s=RETRY_S, max_attempts=MAX_RETRIES)
+        self._later = BackoffTable[PullItem](doubling(RETRY_S), capacity=MAX_LATER)
         self._confirmations = ConfirmationLoop(announcements=self.announcements, gossip=self.gossip)
         self._slots = PullSlots(
             num_slots=PULLS_IN_FLIGHT,
@@ -82,7 +82,6 @@ class PullLoop:
         )
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
-        self._in_memory = HeldBytes(MAX_BODIES_BYTES)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -106,6 +105,7 @@ class PullLoop:
         oldest = time.time() - self.context.manifest.step.max_age_s
         self._queue.drop_older(oldest)
         for item, attempt in self._later.due(now=time.monotonic()):
+            self._later.discard(item)
             is_missing = item.created_at > oldest and not self.announcements.has(item)
             if is_missing and self.announcements.can_serve(item.sender, item.id):
                 self._queue.add(replace(item, num_retries=attempt), holder=item.sender)
@@ -122,19 +122,18 @@ class PullLoop:
         """Request up to `need` groups of a portion, and all assigned groups. Return the number not assigned."""
         num_pulled = 0
         while True:
-            await self._slots.acquire()
+            await self._slots.wait()
             batch = self._queue.next_request(
                 most=PULL_BATCH,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._slots.may_ask,
-                is_meant=lambda item: portion.near is None or portion.near is self._is_near(item),
+                is_meant=lambda item: portion.in_domain is None or portion.in_domain is self._is_in_domain(item),
             )
             if batch is None:
-                self._slots.release()
                 return num_pulled
             num_pulled += sum(not item.is_assigned for item in batch.items)
-            self._slots.assign(batch.source.peer_id)
+            self._slots.take(batch.source.peer_id)
             await self._keep_to_budget(batch)
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
 
@@ -144,17 +143,17 @@ class PullLoop:
         if domain is None:
             return (ANY,)
         ready = self.store.reader.ready_foreign_tasks()
-        num_near = sum(num for task, num in ready.items() if task in domain.tasks)
-        near_in_flight = self._queue.num_in_flight_of(self._is_near)
+        num_inside = sum(num for task, num in ready.items() if task in domain.tasks)
+        inside_in_flight = self._queue.num_in_flight_of(self._is_in_domain)
         return portions(
             domain.share,
             stock=STEPS_IN_STOCK * self.step_shares.of_next_step()[1],
             need=need,
-            num_near=num_near + near_in_flight,
-            num_far=sum(ready.values()) - num_near + self._queue.num_in_flight - near_in_flight,
+            num_inside=num_inside + inside_in_flight,
+            num_outside=sum(ready.values()) - num_inside + self._queue.num_in_flight - inside_in_flight,
         )
 
-    def _is_near(self, item: PullItem) -> bool:
+    def _is_in_domain(self, item: PullItem) -> bool:
         """Return whether a group's sender reports that it generates only for this node's domain."""
         domain, record = self.context.own_domain, self.peers.registry.record_of(item.sender)
         return domain is not None and record is not None and domain.is_claimed(part_names(record.domain))
@@ -164,8 +163,7 @@ class PullLoop:
         verdicts: list[ValidationResult] = []
         try:
             with self.gossip.guard.work_for(source, Place.PULL) as work:
-                async with self._in_memory.of(len(batch.items) * self.context.manifest.wire.max_envelope_bytes):
-                    verdicts = await self._pull(batch)
+                verdicts = await self._pull(batch)
             if work.failed:  # do not request the unsettled groups from this peer again
                 self._queue.missed(batch, missing=[item.id for item in batch.items])
         finally:
@@ -218,7 +216,7 @@ class PullLoop:
         if is_partial:  # each such request delivers a group, so this peer gets the rest of it soon
             self._note_failed(batch, fetched.outcome)
         if is_partial or fetched.outcome is FetchOutcome.BUSY:
-            self._slots.backoff.rest(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
+            self._slots.backoff.pause(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
             self._queue.put_back(batch)
         else:
             self._note_outcome(batch, fetched.outcome, is_empty=not fetched.bodies)
@@ -234,7 +232,7 @@ class PullLoop:
         judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
         here = {item.id for item in batch.items if item.id in judged}
         refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
-        self.announcements.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
+        self.announcements.refuse(v.group_id for v in refused if v.refusal.reason not in TRANSIENT)
         self._queue.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
         self.peers.counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
@@ -264,7 +262,7 @@ class PullLoop:
         peer_id = batch.source.peer_id
         is_broken_promise = is_empty and all(item.sender == peer_id for item in batch.items)
         if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
-            self._slots.backoff.succeeded(peer_id)
+            self._slots.backoff.discard(peer_id)
             return
         self._slots.backoff.failed(peer_id, now=time.monotonic())
         self._note_failed(batch, outcome)
@@ -293,7 +291,10 @@ class PullLoop:
 
     def _is_retried(self, item: PullItem) -> bool:
         """Queue a group that no known peer has for a retry; return False after the last one."""
-        return not item.as_text and self._later.put(item, attempt=item.num_retries + 1, now=time.monotonic())
+        if item.as_text or item.num_retries >= MAX_RETRIES:
+            return False
+        self._later.failed(item, now=time.monotonic(), num_failures=item.num_retries + 1)
+        return True
 
 
 def _is_useless(verdict: ValidationResult) -> bool:

@@ -4,98 +4,85 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypedDict
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.lru import LruDict
-from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff, PeerGuard
+from ftis_node.swarm.peer_guard import PeerGuard
+from ftis_node.swarm.peer_slots import PeerSlots
 
 FAILED_REST_S = 5.0
+MAX_PEERS = 4096  # with a known pace
 QUICK_S = 1.0  # time limit of a query to a peer that is not known to be slow
 SLOW_S = 5.0  # to a slow one
 ANSWERED = (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
 
 
-class HeldBytes:
-    """Semaphore of `capacity_bytes`. A larger reservation waits until it is the only one. For one event loop."""
+class SlotLimits(TypedDict):
+    """Arguments of `PeerSlots`."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
-        self.held_bytes = 0
-        self._changed = asyncio.Event()
-
-    @asynccontextmanager
-    async def of(self, num_bytes: int) -> AsyncIterator[None]:
-        """Reserve `num_bytes` while the block runs."""
-        while self.held_bytes and self.held_bytes + num_bytes > self._capacity_bytes:
-            self._changed.clear()
-            await self._changed.wait()
-        self.held_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self.held_bytes -= num_bytes
-            self._changed.set()
+    kind: str
+    most: int
+    per_peer: int
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PullSlots:
-    """Concurrency limiter with `num_slots` slots for all peers. `backoff` pauses peers whose pulls failed."""
+    """Slots of pulls: `num_slots` for all peers. `backoff` pauses peers whose pulls failed. For one event loop."""
 
     num_slots: int
     guard: PeerGuard
     peers: PeerManager
 
     def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.num_slots)
-        self._asking: Counter[str] = Counter()  # pulls in flight, by peer
-        self.backoff = PeerBackoff(first_s=FAILED_REST_S)
+        self._slots = PeerSlots()
+        self._changed = asyncio.Event()
+        self.backoff = BackoffTable[str](doubling(FAILED_REST_S))
 
     @property
     def num_in_use(self) -> int:
-        return self._asking.total()
+        return self._slots.num_held()
 
-    async def acquire(self) -> None:
-        """Wait for a free slot and take it; `assign` or `release` must follow."""
+    async def wait(self) -> None:
+        """Wait until a slot is free."""
         with waiting_for("a pull under way to end"):  # each pull has a time limit
-            await self._free.acquire()
+            while self.num_in_use >= self.num_slots:
+                self._changed.clear()
+                await self._changed.wait()
 
-    def assign(self, peer_id: str) -> None:
-        """Count the acquired slot for a peer."""
-        self._asking[peer_id] += 1
+    def take(self, peer_id: str) -> None:
+        """Take a slot for a peer for which `may_ask` is true."""
+        self._slots.take(peer_id, **self._limits_of(peer_id))
 
-    def release(self, peer_id: str | None = None) -> None:
-        """Free a slot. `peer_id` is the peer to which it was assigned, None if to none."""
-        self._free.release()
-        if peer_id is not None:
-            self._asking -= Counter([peer_id])  # Counter subtraction removes entries of 0
+    def release(self, peer_id: str) -> None:
+        self._slots.release(peer_id)
+        self._changed.set()
 
     def is_able(self, peer_id: str) -> bool:
         """Return whether to pull from a peer now: neither banned nor in a pause after a failure."""
         may_work = self.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
-        return may_work and self.backoff.may_ask(peer_id, now=time.monotonic())
+        return may_work and self.backoff.is_due(peer_id, now=time.monotonic())
 
     def may_ask(self, peer_id: str) -> bool:
-        """Return whether one more pull from a peer may start.
+        """Return whether one more pull from a peer may start."""
+        return self.is_able(peer_id) and self._slots.has_free(peer_id, **self._limits_of(peer_id))
+
+    def _limits_of(self, peer_id: str) -> SlotLimits:
+        """Return the limits of a peer's kind, by which slow or absent peers do not delay others.
 
         All peers whose last pull failed share one slot. Each peer that has sent no group yet has one slot, and all
-        of them together leave one slot free. So slow or absent peers do not delay others.
+        of them together leave one slot free.
         """
-        return self.is_able(peer_id) and self._has_slot_for(peer_id)
-
-    def _has_slot_for(self, peer_id: str) -> bool:
         if self.backoff.has_failed(peer_id):
-            return not any(map(self.backoff.has_failed, self._asking))
+            return {"kind": "failed", "most": 1, "per_peer": 1}
         if self.peers.registry.has_sent_groups(peer_id):
-            return self._asking[peer_id] < max(1, self.num_slots // 2)
-        num_unproven = sum(not self.peers.registry.has_sent_groups(peer) for peer in self._asking)
-        return not self._asking[peer_id] and num_unproven < max(1, self.num_slots - 1)
+            return {"kind": "proven", "most": self.num_slots, "per_peer": max(1, self.num_slots // 2)}
+        return {"kind": "new", "most": max(1, self.num_slots - 1), "per_peer": 1}
 
 
 class Pace(StrEnum):
@@ -116,12 +103,12 @@ class QuerySlots:
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._held: dict[str, Pace] = {}
+        self._slots = PeerSlots()
         self._paces = LruDict[str, Pace](MAX_PEERS)
 
     def __contains__(self, peer_id: str) -> bool:
         """Return whether the peer has a slot."""
-        return peer_id in self._held
+        return peer_id in self._slots
 
     def pace_of(self, peer_id: str) -> Pace:
         """Return the peer's pace at its last query."""
@@ -129,15 +116,11 @@ class QuerySlots:
 
     def take(self, peer_id: str) -> bool:
         """Take a slot of the peer's pace, and return True; return False if none is free or the peer has one."""
-        pace = self.pace_of(peer_id)
-        if peer_id in self._held or sum(one is pace for one in self._held.values()) >= self._num_slots:
-            return False
-        self._held[peer_id] = pace
-        return True
+        return self._slots.take(peer_id, kind=self.pace_of(peer_id), most=self._num_slots)
 
     def limit_s(self, peer_id: str) -> float:
         """Return the time limit in seconds of a query in the peer's slot."""
-        return SLOW_S if self._held[peer_id] is Pace.SLOW else QUICK_S
+        return SLOW_S if self._is_in_slow_slot(peer_id) else QUICK_S
 
     def note(self, peer_id: str, *, took_s: float, is_answered: bool) -> None:
         """Note the duration of a query."""
@@ -147,7 +130,10 @@ class QuerySlots:
 
     def turned_slow(self, peer_id: str) -> bool:
         """Return whether a query in the peer's slot showed that the peer is slow: then repeat it in another slot."""
-        return self._held[peer_id] is not Pace.SLOW and self.pace_of(peer_id) is Pace.SLOW
+        return self.pace_of(peer_id) is Pace.SLOW and not self._is_in_slow_slot(peer_id)
 
     def release(self, peer_id: str) -> None:
-        del self._held[peer_id]
+        self._slots.release(peer_id)
+
+    def _is_in_slow_slot(self, peer_id: str) -> bool:
+        return self._slots.num_held(peer_id, kind=Pace.SLOW) > 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.swarm.delivery import MAX_UNVERIFIED, IdsByPeer, RetryQueue
+from ftis_node.swarm.delivery import MAX_UNVERIFIED, IdsByPeer
 from ftis_node.swarm.lru import LruDict
 
 MAX_CONFIRMED = 1 << 16
+MAX_PENDING = 1024
 MAX_PAIRS = 1 << 14  # peers and groups; a group that is announced again is confirmed again, soon after
 REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after this time
 
@@ -19,7 +21,7 @@ class Confirmations:
         self.confirmed_ids = LruDict[bytes, None](MAX_CONFIRMED)
         self.num_confirmed = 0
         self._pairs = LruDict[tuple[str, bytes], None](MAX_PAIRS)
-        self.pending = RetryQueue[bytes](first_wait_s=REANNOUNCE_S)
+        self.pending = BackoffTable[bytes](doubling(REANNOUNCE_S), capacity=MAX_PENDING)
         self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:

@@ -262,13 +262,14 @@ class PeerManager:
         """Return whether the sender's quota allows scoring of a group now; the query spends no quota."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows_scoring(peer_id, is_new_peer=self.is_new_peer(peer_id), now=time.monotonic())
+        is_new_peer, now = self.is_new_peer(peer_id), time.monotonic()
+        return self._quotas.scoring_s.left(peer_id, is_new_peer=is_new_peer, now=now) > 0.0
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Charge seconds of scoring to the quota of a group's signer."""
         if peer_id != self._own_id and not self.is_trusted(peer_id):
             is_new_peer = self.is_new_peer(peer_id)
-            self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
+            self._quotas.scoring_s.spend(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
 
     def share_cap(self) -> ShareCap:
         """Return the limit on each peer's places in the buffer."""

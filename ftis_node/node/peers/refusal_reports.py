@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.swarm.reasons import sentence
-from ftis_node.swarm.refusal_advice import advice_for
+from ftis_node.swarm.reasons import advice_for, sentence
 from ftis_node.swarm.refusals import RefusalLog, RefusedSender, RefusingPeers
 from ftis_node.swarm.reputation import BY_OPERATOR
 from ftis_node.telemetry.status import RefusalStatus

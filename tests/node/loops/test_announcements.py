@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.stubs.stub_node import StubNode
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.peers.serve import announcement_of
@@ -19,8 +20,7 @@ from ftis_node.node.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
-from ftis_node.swarm.delivery import RetryQueue
-from ftis_node.swarm.rate_limits import RateLimiter
+from ftis_node.swarm.rate_limits import minute_buckets
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.node.loops.test_pull import quick
@@ -188,7 +188,7 @@ async def test_a_malformed_announcement_in_several_replies_is_charged_once(tmp_p
         wiring, _ = pulling(alice, [dated(announced(1), FAR_MS)])
         for _ in range(8):
             await catch_up(wiring)
-            wiring.backfill._pauses.succeeded(PEER)  # ends the pause after useless replies
+            wiring.backfill._pauses.discard(PEER)  # ends the pause after useless replies
         assert alice.parts.peers.counters.refused["announcement_malformed"] == 8
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
         other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
@@ -210,7 +210,7 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) ->
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         handler = alice.wiring.announcements
-        handler._limiter = RateLimiter(max_per_minute=3)
+        handler._limiter = minute_buckets(3)
         (batch,) = join_announcements([announced(number) for number in range(1, 8)])
         handler._take(GossipMessage(PEER, batch.to_bytes()))
         assert len(handler.queue) == 3
@@ -259,7 +259,7 @@ async def test_one_fault_of_a_new_peer_is_charged_once_per_group(
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
-        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
+        alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(0.1))
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.peers.counters.refused[reason])
@@ -279,7 +279,7 @@ async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_g
     swarm.loses = lambda sender, receiver, kind, message: sender == 1 and kind == "announced"
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         await asyncio.sleep(0.3)
-        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=3600)
+        alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(3600))
         await swarm.publish(alice, 1)
         (group_id,) = alice.parts.store.reader.own_ready()
         kept = alice.parts.store.reader.held(group_id)

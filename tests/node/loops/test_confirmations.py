@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import publish
 from ftis_node.records.envelope import open_announcement
-from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.reputation import Behaviour
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
@@ -59,7 +59,7 @@ async def test_a_new_peers_confirmation_stops_no_announcement_and_frees_no_slot(
     swarm.loses = lambda sender, receiver, kind, message: receiver == 2 and kind == "announced" and message.attempt < 2
     async with swarm.node(1) as alice, confirming_peer(swarm, gives=gives):
         counters, confirmations = alice.parts.peers.counters, alice.parts.peers.confirmations
-        confirmations.pending = RetryQueue[bytes](first_wait_s=0.3, max_attempts=8)
+        confirmations.pending = BackoffTable[bytes](doubling(0.3))
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
         await alice.wiring.deliver_loop._release()
@@ -99,9 +99,9 @@ async def test_a_group_that_is_confirmed_during_a_repeated_announcement_is_not_a
         confirmations, announced = alice.parts.peers.confirmations, list[bytes]()
         await swarm.publish(alice, 2)
         first, second = alice.parts.store.reader.own_ready()
-        confirmations.pending = RetryQueue[bytes](first_wait_s=1.0)
+        confirmations.pending = BackoffTable[bytes](doubling(1.0))
         for group_id in (first, second):
-            confirmations.pending.put(group_id, now=-math.inf)
+            confirmations.pending.failed(group_id, now=-math.inf)
 
         async def announce(payload: bytes, *, shard: int) -> bool:
             announced.append(open_announcement(payload).id)

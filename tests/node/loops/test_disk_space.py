@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import subprocess
@@ -19,7 +18,6 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
-from ftis_node.node.loops.pull_slots import HeldBytes
 from ftis_node.node.loops.upkeep import DiskSpaceLoop
 from ftis_node.node.storage import disk_space as home_limit
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
@@ -208,28 +206,3 @@ subprocess.run([sys.executable, "-c", child], check=True)
     with limited(1024, 1024) as run:
         nice = max(7, os.getpriority(os.PRIO_PROCESS, 0))  # a process cannot lower it
         assert run(code).stdout.split() == [str(nice), str(max(2, (os.cpu_count() or 2) // 4)), "3"]
-
-
-async def test_bodies_in_memory_wait_for_space_and_a_large_body_passes_alone() -> None:
-    memory, inside = HeldBytes(100), []
-
-    async def hold(name: str, num_bytes: int, until: asyncio.Event) -> None:
-        async with memory.of(num_bytes):
-            inside.append(name)
-            await until.wait()
-
-    first, others = asyncio.Event(), asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(hold("a", 60, first))
-        cancelled = tasks.create_task(hold("b", 60, others))
-        tasks.create_task(hold("c", 1000, others))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert (inside, memory.held_bytes) == (["a"], 60)
-        cancelled.cancel()
-        first.set()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert inside == ["a", "c"], "a body above the limit did not pass through empty memory"
-        others.set()
-    assert memory.held_bytes == 0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.stubs.stub_node import stub_group
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.home import Home
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackGossip
@@ -19,7 +20,6 @@ from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import backfill, confirmations, publish, pull, pull_slots
 from ftis_node.node.peers.serve import announcement_of
 from ftis_node.records.group import CompletionStatus
-from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.events import read_events
 from tests.node.light_swarm import ANNOUNCED, REQUESTED, RNG, LightSwarm, held, identity_of, manifest_of
@@ -257,7 +257,7 @@ async def test_an_unconfirmed_group_is_announced_again(tmp_path: Path) -> None:
         kind == REQUESTED or (kind == ANNOUNCED and message.attempt == 0)
     )
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
-        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=0.2)
+        alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(0.2))
         await swarm.publish(alice, 2)
         await eventually(lambda: held(bob) == 2)
         await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 2)
@@ -324,7 +324,7 @@ async def test_an_unrequested_body_is_refused(tmp_path: Path) -> None:
 async def test_a_group_that_validation_refused_is_not_pulled_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=0.1)
+        alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(0.1))
         bob.parts.new_peers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.peers.counters.refused["reward_mismatch"])
@@ -343,7 +343,7 @@ async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path
         nodes = [await stack.enter_async_context(swarm.node(number, pull_policy="needed")) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
-            node.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=0.3)
+            node.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(0.3))
             await swarm.publish(node, 2)
         await eventually(lambda: sum(node.parts.peers.confirmations.num_confirmed for node in nodes) == 16)
         await asyncio.sleep(0.5)
@@ -373,17 +373,19 @@ async def test_new_and_failed_peers_leave_slots_to_others(tmp_path: Path) -> Non
     async with swarm.node(1, pulls_in_flight=4) as alice:
         pull = alice.wiring.pull
         alice.parts.peers.registry.seen("proven").accepted = 1
-        pull._slots._asking.update(["new1", "new2"])
+        for peer in ("new1", "new2"):
+            pull._slots.take(peer)
         assert not pull._slots.may_ask("new1"), "a second request to a new peer"
         assert pull._slots.may_ask("new3")
-        pull._slots._asking.update(["new3"])
+        pull._slots.take("new3")
         assert not pull._slots.may_ask("new4"), "the slot for proven peers is taken"
         assert pull._slots.may_ask("proven")
-        pull._slots._asking.clear()
+        for peer in ("new1", "new2", "new3"):
+            pull._slots.release(peer)
         for peer in ("slow1", "slow2"):
             pull._slots.backoff.failed(peer, now=-1e9)
         assert pull._slots.may_ask("slow1")
-        pull._slots._asking.update(["slow1"])
+        pull._slots.take("slow1")
         assert not pull._slots.may_ask("slow2"), "more than one slot for failed peers"
         pull._slots.backoff.failed("proven", now=-1e9)
         assert not pull._slots.may_ask("proven")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from bench.stubs.stub_node import StubNode
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
-from ftis_node.swarm.delivery import RetryQueue
 from ftis_node.swarm.peer_guard import Place
 from tests.node.light_swarm import ANNOUNCED, REQUESTED, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
@@ -154,7 +154,7 @@ async def test_the_groups_of_a_slow_new_member_are_pulled(tmp_path: Path, monkey
     """The node needs no foreign groups, so it queries no silent member. No group is announced again."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1, directory_period_s=150) as alice:
-        alice.parts.peers.confirmations.pending = RetryQueue[bytes](first_wait_s=3600.0)
+        alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(3600.0))
         await swarm.publish(alice, 3)
         request = LoopbackGossip.request_backfill
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.swarm.arrivals import AwaitedSenders
-from ftis_node.swarm.rate_limits import Quotas, RateLimiter
+from ftis_node.swarm.rate_limits import Quotas, minute_buckets
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.validation import ValidationContext
@@ -72,9 +72,9 @@ def test_time_limits_in_ticks_do_not_count_a_sleep() -> None:
 
 
 def test_rates_allow_no_burst_after_a_sleep() -> None:
-    limiter, quotas = RateLimiter[str](max_per_minute=60.0), Quotas()
+    limiter, quotas = minute_buckets(60.0), Quotas()
     for now in (0.0, SLEEP_S):
-        admitted = sum(limiter.admits("peer", now=now) for _ in range(1000))
+        admitted = sum(limiter.of("peer").take(1.0, now=now) for _ in range(1000))
         assert admitted <= 120
         quotas.spend("peer", 0, is_new_peer=False, now=now)
         assert quotas.allows("peer", is_new_peer=False, now=now)
