@@ -14,14 +14,14 @@ from ftis_node.gossip.directory.entries import EntryKind, sign_entry
 from ftis_node.gossip.directory.validators import MAX_KEYS_PER_FIND
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID, dht_pb2
-from ftis_node.gossip.wire_format import RpcService, protocol, record_key, topic
+from ftis_node.gossip.wire_format import RpcService, protocol, record_key
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import BodyStore, announce_until_received, settings
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LIMITS = GossipLimits(idle_timeout_s=1.0, max_streams=4, max_streams_per_peer=2)
+LIMITS = GossipLimits(idle_timeout_s=0.5, max_streams=4, max_streams_per_peer=2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -84,15 +84,6 @@ async def test_excess_streams_are_closed_and_later_requests_served(pair: tuple[L
     assert fetched.bodies == (b"body",)
 
 
-async def test_an_oversize_announcement_is_counted_and_not_delivered(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
-    victim, attacker = pair
-    num_received = victim.counters.announcements_received
-    assert attacker._supervisor.session is not None
-    await attacker._supervisor.session.client.publish(topic("r", 0), bytes(1025))
-    await eventually(lambda: victim.counters.announcements_refused == 1)
-    assert victim.counters.announcements_received == num_received
-
-
 async def test_a_record_cannot_be_overwritten_by_another_peer(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
     assert await victim.publish_record(b"authentic", ttl_s=60)
@@ -127,9 +118,9 @@ async def test_neighbors_in_the_directory_stay_in_the_routing_table(pair: tuple[
         num_updates += 1
 
     table.add_or_update_node, original = count_update, table.add_or_update_node
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)
     table.add_or_update_node = original
-    assert num_updates < 20  # each loss of a neighbor would cause more updates
+    assert num_updates < 10  # each loss of a neighbor would cause more updates
 
 
 async def test_a_stale_copy_does_not_hide_a_newer_record(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.gossip import PeerConnection, SwarmPhase
+from ftis_node.gossip import PeerConnection, SwarmPhase, dialer
 from ftis_node.gossip.membership import MAX_KNOWN, Membership
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import RpcService
@@ -206,3 +208,24 @@ async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_p
         await eventually(lambda: directory.is_serving is False)
     async with running_membership(tmp_path, FakeControl([GIVEN]), directory := FakeDirectory(), is_unreachable=True):
         await eventually(lambda: directory.is_serving is False)
+
+
+async def test_a_member_that_stays_lost_is_dialed_a_limited_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialer, "MAX_REDIALS", 3)
+    control, directory = FakeControl([GIVEN, *PEERS[:2]]), FakeDirectory(PEERS[:2])
+    redial = ExponentialBackoff(first_s=0.02, ceiling_s=0.02)
+    async with running_membership(tmp_path, control, directory, check_s=999, redial=redial) as membership:
+        await eventually(lambda: len(membership.members) == 2)
+        control.alive.remove(PEERS[1])
+        control.connected.remove(PEERS[1])
+        dials = lambda: [peer_id for peer_id, _ in control.dialed].count(PEERS[1])  # noqa: E731
+        await eventually(lambda: dials() == 4)
+        await asyncio.sleep(0.2)
+        assert dials() == 4
+        control.alive.add(PEERS[1])
+        control.connected.append(PEERS[1])
+        await eventually(lambda: len(membership.members) == 2)
+        control.connected.remove(PEERS[1])  # met again, so dialed again
+        await eventually(lambda: dials() == 5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
@@ -11,9 +9,7 @@ from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, Networ
 from ftis_node.gossip.directory.entries import is_of_another
 from ftis_node.gossip.multiaddr import usable_addresses
 from ftis_node.gossip.pubsub import AnnouncementQueue
-from ftis_node.gossip.services import AdmissionControl, OverBudget
 from ftis_node.gossip.types import ConnectionFacts
-from ftis_node.gossip.wire_format import RpcService
 from ftis_node.swarm.lru import LruDict
 from tests.gossip.test_multiaddr import PEER, RELAY
 
@@ -40,23 +36,6 @@ def test_claimed_addresses_must_name_the_claimant() -> None:
     assert usable_addresses(PEER, claimed) == ["/ip4/1.2.3.4/tcp/1"]
     assert usable_addresses(PEER, claimed[1:]) == ["/ip4/1.2.3.4/tcp/1"], "the peer id may be omitted"
     assert usable_addresses(PEER, claimed[1:2]) == []
-
-
-async def test_streams_are_bounded_per_peer_and_in_total() -> None:
-    admission = AdmissionControl(GossipLimits(max_streams=3, max_streams_per_peer=2))
-    streams = {"a": ExitStack(), "b": ExitStack()}
-
-    def is_admitted(peer: str) -> bool:
-        try:
-            streams[peer].enter_context(admission.admitted(peer, RpcService.FETCH))
-        except OverBudget as error:
-            assert error.reason == "busy"
-            return False
-        return True
-
-    assert [is_admitted(peer) for peer in ("a", "a", "a", "b", "b")] == [True, True, False, True, False]
-    streams["a"].close()
-    assert [is_admitted("b"), is_admitted("b")] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Connecting, without a network: reachability, binary addresses, relay limits, reconnecting, Sybil limits."""
+"""Connecting, without a network: reachability, binary addresses, relay limits, Sybil limits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-from ftis_node.backoff import ExponentialBackoff
-from ftis_node.gossip.dialer import ReconnectSchedule
 from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.multiaddr import Reachability, reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
@@ -57,41 +55,6 @@ def test_the_limits_of_a_relay_are_read() -> None:
 def test_an_invalid_answer_of_a_relay_is_a_value_error(answer: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_reservation(answer)
-
-
-def _schedule(capacity: int = 10) -> ReconnectSchedule:
-    return ReconnectSchedule(
-        ExponentialBackoff(first_s=2, ceiling_s=8, jitter=0), forget_after_s=60, capacity=capacity, rng=random.Random(1)
-    )
-
-
-def test_a_lost_member_is_dialed_with_back_off_until_it_is_dropped() -> None:
-    schedule = _schedule()
-    schedule.update(members=["a", "b"], connected=["a", "b"], now=0)
-    assert schedule.due(0) == []
-    dialed_at = []
-    for now in range(1, 100):
-        schedule.update(members=["b"], connected=["b"], now=now)
-        dialed_at += [now for peer_id in schedule.due(now) if peer_id == "a"]
-    assert dialed_at == [3, 7, 15, 23, 31, 39, 47, 55]  # lost at 1: after 2 s, 4 s, then every 8 s, until 61
-
-
-def test_the_back_off_of_a_reconnected_member_starts_again() -> None:
-    schedule = _schedule()
-    schedule.update(members=["a"], connected=["a"], now=0)
-    schedule.update(members=[], connected=[], now=10)
-    assert schedule.due(12) == ["a"]
-    schedule.update(members=[], connected=["a"], now=13)
-    assert schedule.due(30) == []
-    schedule.update(members=[], connected=[], now=40)
-    assert schedule.due(41) == []
-    assert schedule.due(42) == ["a"]
-
-
-def test_the_number_of_lost_members_is_bounded() -> None:
-    schedule = _schedule(capacity=3)
-    schedule.update(members=[str(number) for number in range(10)], connected=[], now=0)
-    assert schedule.due(5) == ["7", "8", "9"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
+from ftis_node.gossip import GossipLimits, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
@@ -125,54 +125,31 @@ async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair:
     await announce_until_received(member, [victim], os.urandom(512))
 
 
-async def test_more_backfill_answers_than_the_limit_are_not_accepted(pair: list[Libp2pGossip]) -> None:
-    victim, member = pair
-    num_answers = 256
-
-    async def answer(peer_id: str, request: bytes) -> Sequence[bytes]:
-        return [b"x"] * num_answers
-
-    member.serve(BodyStore().lookup, answer=answer)
-    answered = await victim.request_backfill(member.peer_id, b"?")
-    assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.COMPLETE)
-    num_answers = 257
-    answered = await victim.request_backfill(member.peer_id, b"?")
-    assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.TOO_LARGE)
-
-
 async def test_two_nodes_with_one_identity_both_report_it(
     pair: list[Libp2pGossip], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     identity, peers = Identity.generate(), tuple(pair[0].addresses)
-    copies = [
-        Libp2pGossip(settings(tmp_path / name, peers=peers, check_s=0.3), identity=identity, run_id=RUN)
-        for name in ("original", "copy")
+    before, *copies = [
+        Libp2pGossip(settings(tmp_path / name, peers=peers, check_s=0.1), identity=identity, run_id=RUN)
+        for name in ("before", "original", "copy")
     ]
-    await copies[0].start()
-    await eventually(lambda: copies[0].state.state is SwarmPhase.CONNECTED)
-    await asyncio.sleep(1.0)  # several rounds alone
-    assert DUPLICATE_IDENTITY not in copies[0].state.reason
+    for node in (before, copies[0]):  # a node that is restarted is no second node
+        await node.start()
+        await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
+        await asyncio.sleep(0.5)  # several rounds alone
+        assert DUPLICATE_IDENTITY not in node.state.reason
+        if node is before:
+            await node.close()
     with caplog.at_level(logging.WARNING):
         await copies[1].start()
         for node in copies:
             await eventually(lambda node=node: DUPLICATE_IDENTITY in node.state.reason)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.3)
     warnings = [record for record in caplog.records if DUPLICATE_IDENTITY in record.getMessage()]
     assert len(warnings) == 2, "one warning of each node"
     assert identity.peer_id in warnings[0].getMessage()
     assert DUPLICATE_IDENTITY not in pair[0].state.reason
     await asyncio.gather(*(node.close() for node in copies))
-
-
-async def test_a_restarted_node_does_not_report_a_second_identity(pair: list[Libp2pGossip], tmp_path: Path) -> None:
-    identity, peers = Identity.generate(), tuple(pair[0].addresses)
-    for start in ("first", "second"):
-        node = Libp2pGossip(settings(tmp_path / start, peers=peers, check_s=0.3), identity=identity, run_id=RUN)
-        await node.start()
-        await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
-        await asyncio.sleep(1.0)
-        assert DUPLICATE_IDENTITY not in node.state.reason
-        await node.close()
 
 
 async def test_two_loopback_nodes_with_one_identity_report_it() -> None:
@@ -211,41 +188,8 @@ async def test_an_unexpected_error_of_a_hello_ends_no_loop() -> None:
     assert isinstance(raised.value.exceptions[0], EOFError)
 
 
-async def test_an_unexpected_error_of_a_message_is_charged_to_its_author(
-    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    victim, member = pair
-
-    def failing(message: Any, name: str) -> bytes:
-        raise IndexError("an unexpected error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(victim, "_decrypted", failing)
-        await member.announce(b"failing")
-        await eventually(lambda: victim.guard.num_faults[Place.MESSAGE])
-    (received,) = await announce_until_received(member, [victim], b"valid")
-    assert received.sender == member.peer_id
-
-
-async def test_an_unexpected_error_of_a_pull_has_an_outcome(
-    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    victim, member = pair
-
-    async def failing(*_: Any, **__: Any) -> Any:
-        raise KeyError("an unexpected error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(victim, "_pull", failing)
-        assert (await victim.fetch(member.peer_id, [bytes(32)])).outcome is FetchOutcome.BROKEN
-        assert (await victim.request_backfill(member.peer_id, b"?")).outcome is FetchOutcome.BROKEN
-        assert not await victim.confirm(member.peer_id, [bytes(32)])
-    assert {Place.PULL, Place.CATCH_UP, Place.CONFIRM} <= set(victim.guard.num_faults)
-
-
-@pytest.mark.parametrize("error", [ValueError, OverflowError, RecursionError, MemoryError, TimeoutError])
 async def test_an_address_that_raises_omits_only_its_peer(
-    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, member = pair
     assert victim._session is not None
@@ -254,7 +198,7 @@ async def test_an_address_that_raises_omits_only_its_peer(
 
     def read_or_fail(raws: Any) -> tuple[str, ...]:
         if asyncio.current_task() is this_task:  # not for the loops of the node
-            raise error("invalid")
+            raise RecursionError("invalid")
         return read(raws)
 
     with monkeypatch.context() as patch:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,8 @@ from aiohttp import ClientSession
 
 from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import lookup as survey_module
-from ftis_node.gossip.directory.dht import Directory
-from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.lookup import RunSurvey, survey_remotely
+from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.node.startup.bootstrap import BootstrapApi
@@ -107,85 +108,62 @@ async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_
         assert "1 without a readable record" in text and "mallory" not in text and "\x1b" not in text
 
 
+class FakeDirectory:
+    """A directory with two members in each run; the record of `silent` and everything of `unreadable` has no answer."""
+
+    def __init__(self, *runs: str, silent: str = "", unreadable: str = "") -> None:
+        self.runs, self.silent, self.unreadable = runs, silent, unreadable
+        self.people = [Identity.from_seed(bytes([number]) * 32) for number in (1, 2)]
+
+    def stored_runs(self) -> dict[str, StoredRun]:
+        return {run: StoredRun(num_shards=1, num_members=2) for run in self.runs}
+
+    async def get_manifest(self, run_id: str) -> bytes | None:
+        if run_id == self.unreadable:
+            raise TimeoutError("no answer")
+        return None
+
+    async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
+        return {identity.peer_id: [] for identity in self.people}
+
+    async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
+        if peer_id == self.silent:
+            await asyncio.Future()
+        (owner,) = (identity for identity in self.people if identity.peer_id == peer_id)
+        return seal_peer_record(_record(owner, peer_id[-4:], None), owner)
+
+
+def _bootstrap(folder: Path, directory: FakeDirectory, *pinned: str) -> BootstrapNode:
+    """Return a bootstrap node that is not started, with this directory."""
+    node = BootstrapNode(settings(folder), identity=Identity.generate(), pinned_runs=pinned)
+    session: Any = SimpleNamespace(directory=directory)
+    node._supervisor.session = session
+    return node
+
+
 async def test_a_record_that_is_not_read_in_time_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ann, bob = (Identity.generate() for _ in range(2))
-    get_record = Directory.get_record
-
-    async def never_of_bob(self: Directory, run_id: str, peer_id: str) -> bytes | None:
-        return await (asyncio.Future() if peer_id == bob.peer_id else get_record(self, run_id, peer_id))
-
-    async with AsyncExitStack() as stack:
-        bootstrap = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
-        stack.push_async_callback(bootstrap.close)
-        await bootstrap.start()
-        for identity, name in ((ann, "ann"), (bob, "bob")):
-            peers = tuple(bootstrap.addresses)
-            node = Libp2pGossip(settings(tmp_path / name, peers=peers), identity=identity, run_id=RUN)
-            stack.push_async_callback(node.close)
-            await node.start()
-            await node.publish_record(seal_peer_record(_record(identity, name, None), identity), ttl_s=600)
-
-        async def both_seen() -> list[RunSurvey]:
-            surveys = await bootstrap.survey()
-            return surveys if surveys and len(surveys[0].records) == 2 else []
-
-        await eventually(both_seen, within_s=120)
-        monkeypatch.setattr(survey_module, "MAX_READING_S", 1.0)
-        monkeypatch.setattr(Directory, "get_record", never_of_bob)
-        (survey,) = await asyncio.wait_for(bootstrap.survey(), timeout=30)
-    assert [record.name for record in survey.records] == ["ann"]
+    monkeypatch.setattr(survey_module, "MAX_READING_S", 0.1)
+    directory = FakeDirectory(RUN)
+    directory.silent = directory.people[1].peer_id
+    (survey,) = await asyncio.wait_for(_bootstrap(tmp_path, directory).survey(), timeout=30)
+    assert [record.peer_id for record in survey.records] == [directory.people[0].peer_id]
     assert survey.num_unreadable == 1
 
 
-async def test_many_small_runs_with_low_ids_hide_no_larger_and_no_pinned_run(tmp_path: Path) -> None:
-    larger, pinned = "ff" * 16, "fe" * 16
-    low = [f"{number:032x}" for number in range(MAX_RUNS_SURVEYED + 1)]
-    async with AsyncExitStack() as stack:
-
-        async def started(**options: Any) -> BootstrapNode:
-            node = BootstrapNode(identity=Identity.generate(), **options)
-            stack.push_async_callback(node.close)
-            await node.start()
-            return node
-
-        bootstrap = await started(settings=settings(tmp_path / "b"), pinned_runs=(pinned,))
-        peers = tuple(bootstrap.addresses)
-        flooder, member = [await started(settings=settings(tmp_path / name, peers=peers)) for name in "fm"]
-
-        async def registered() -> bool:
-            for node, runs in ((flooder, [*low, larger, pinned]), (member, [larger])):
-                session = node._supervisor.session
-                if session is None or not await session.directory.join([bootstrap.peer_id]):
-                    return False
-                for run in runs:
-                    await session.directory.register(run, pack_member([], num_shards=1), ttl_s=600)
-            session = bootstrap._supervisor.session
-            return session is not None and len(session.directory.stored_runs()) == len(low) + 2
-
-        await eventually(registered, within_s=120)
-        seen = [survey.run_id for survey in await bootstrap.survey()]
-    assert seen == [pinned, larger, *low[: MAX_RUNS_SURVEYED - 2]]
-    assert bootstrap.num_runs_omitted == len(low) + 2 - MAX_RUNS_SURVEYED
+async def test_many_small_runs_hide_no_pinned_run(tmp_path: Path) -> None:
+    """The runs come in the order of their sizes (`test_stored_runs.py`)."""
+    runs = [f"{number:032x}" for number in range(MAX_RUNS_SURVEYED + 1)]
+    bootstrap = _bootstrap(tmp_path, FakeDirectory(*runs), "fe" * 16)
+    assert [survey.run_id for survey in await bootstrap.survey()] == ["fe" * 16, *runs[: MAX_RUNS_SURVEYED - 1]]
+    assert bootstrap.num_runs_omitted == len(runs) + 1 - MAX_RUNS_SURVEYED
 
 
-async def test_an_unreadable_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_run_hides_no_other(tmp_path: Path) -> None:
     """Any peer may register a run that the directory cannot return."""
-    unreadable, get_manifest = "cd" * 16, Directory.get_manifest
-
-    async def get_or_time_out(directory: Directory, run_id: str) -> bytes | None:
-        if run_id == unreadable:
-            raise TimeoutError("no answer")
-        return await get_manifest(directory, run_id)
-
-    monkeypatch.setattr(Directory, "get_manifest", get_or_time_out)
-    bootstrap = BootstrapNode(settings(tmp_path), identity=Identity.generate(), pinned_runs=(unreadable, RUN))
-    await bootstrap.start()
-    try:
-        assert [survey.run_id for survey in await bootstrap.survey()] == [RUN]
-        bootstrap._pinned_runs = (unreadable,)
-        with pytest.raises(TimeoutError, match="no run in the directory could be read"):
-            await bootstrap.survey()
-    finally:
-        await bootstrap.close()
+    unreadable = "cd" * 16
+    bootstrap = _bootstrap(tmp_path, FakeDirectory(unreadable, RUN, unreadable=unreadable))
+    assert [survey.run_id for survey in await bootstrap.survey()] == [RUN]
+    with pytest.raises(TimeoutError, match="no run in the directory could be read"):
+        await _bootstrap(tmp_path, FakeDirectory(unreadable, unreadable=unreadable)).survey()
