@@ -160,7 +160,6 @@ def shown(text: str) -> str:
 
 
 def _in_order(address: Address) -> Address:
-    """Return the address. Raises AddressError if the order of its protocols is not a form that nodes dial."""
     names = list(address.without_peer.names)
     if names[-1:] == ["p2p-circuit"]:
         if names[-2:-1] != ["p2p"]:
@@ -172,7 +171,6 @@ def _in_order(address: Address) -> Address:
 
 
 def _checked(name: str, value: str) -> str:
-    """Return a protocol's value in canonical form. Raises AddressError if it is invalid."""
     if name in IPS:
         good = _ip(value, version=IPS[name])
     elif name in NAMES:

@@ -205,7 +205,6 @@ def read_group(body: pb.Body) -> Group:
 
 
 def _read_compact(body: pb.Body) -> TokenBatch:
-    """Return the tokens of a compact form. Their number is bounded before a plane is decompressed."""
     lengths = body.lengths[:]
     num_tokens = sum(lengths)
     if num_tokens > MAX_TOKENS:
@@ -231,7 +230,6 @@ def _version_lists(group: Group) -> dict[str, list[int]]:
 
 
 def _read_versions(body: pb.Body) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the versions of each completion's first token and of its last. Raises RecordError: `malformed`."""
     oldest, span, num_completions = body.policy_version, body.policy_version_span, len(body.lengths)
     offsets, spans = body.version_offsets, body.version_spans
     if not offsets and not spans:

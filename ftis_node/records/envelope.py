@@ -134,7 +134,6 @@ class Announcement:
         ).SerializeToString()
 
     def _continues(self, earlier: Announcement) -> bool:
-        """Return whether this group may follow `earlier` in one message."""
         return self == replace(
             earlier,
             id=self.id,

@@ -90,7 +90,6 @@ def _first_refusal(
 async def _judge_content(
     data: bytes, envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext, made: Group | None
 ) -> Accepted | Refusal:
-    """Run the expensive checks: rebuild the prompt, tokenize texts, score the rewards."""
     if not context.may_score(unpacked.sender):
         return Refusal("scoring_quota", "scoring its sender's groups exceeded the time limit")
     cost = ScoringCost()
