@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
 from ftis_node.records.codec import hash_messages, hash_prompt
@@ -31,7 +30,7 @@ from ftis_node.records.group import (
 )
 from ftis_node.records.identity import Identity
 from ftis_node.tasks.arithmetic import ArithmeticTask
-from tests import scheduling, summary, tiers
+from tests import scheduling, tiers
 from tests.small_swarm import pytest_runtest_teardown as pytest_runtest_teardown  # a hook
 from tests.small_swarm import small_swarm as small_swarm  # a fixture
 from tests.trained_models import copy_trained_models
@@ -75,13 +74,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.B
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    summary.make_sendable(report)
+    scheduling.make_sendable(report)
     return report
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    summary.write_summary(terminalreporter)
 
 
 @pytest.fixture

@@ -25,3 +25,14 @@ def longest_first(items: list[pytest.Item]) -> None:
     """Sort groups that take minutes to the front, so that no worker waits for another at the end."""
     order = {group: position for position, group in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+def make_sendable(report: pytest.TestReport) -> None:
+    """Escape lone surrogates in the log and failure of a test: pytest-xdist cannot send them."""
+    report.sections = [(title, _escaped(text)) for title, text in report.sections]
+    if report.longrepr is not None and (text := str(report.longrepr)) != _escaped(text):
+        report.longrepr = _escaped(text)
+
+
+def _escaped(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

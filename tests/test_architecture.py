@@ -183,43 +183,6 @@ def _is_generated(files: list[str]) -> bool:
     return any(file.endswith("_pb2.py") for file in files)
 
 
-SHARED_FILE_NAMES = {
-    "plugins": "objects of other packages: how they are found, and those of one package",
-    "app": "the program: commands; screens",
-    "base": "the protocols that the folder implements",
-    "batch": "completions as tensors",
-    "bootstrap": "the bootstrap node, layer by layer",
-    "client": "the client's side of a process",
-    "context": "what the folder's code shares",
-    "demo": "the demo, and its command",
-    "doctor": "the checks, and their command",
-    "ensemble": "ensembles, and their command",
-    "evaluate": "evaluation, layer by layer",
-    "events": "the event log, and its screens",
-    "export": "the trained model in the hub's format, layer by layer",
-    "groups": "several groups: rows, tensors, screens",
-    "identity": "the node's key, and its command",
-    "messages": "messages between two parts",
-    "peers": "peers: the command, the screen",
-    "process": "one child process",
-    "registry": "entries by name",
-    "report": "a report: of a step, a trial, a run",
-    "settings": "the settings of one package",
-    "status": "the status: record, loop, command",
-    "supervisor": "restarts one child process",
-    "tiny": "tiny models, and their command",
-    "worker": "the worker's side of a process",
-}
-"""File names that occur several times, each with its one purpose."""
-
-
-def test_a_file_name_is_repeated_only_for_the_same_purpose() -> None:
-    counts = Counter(path.stem for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
-    assert {name for name, count in counts.items() if count > 1} == SHARED_FILE_NAMES.keys(), (
-        "give a new file a unique name, or add the purpose that it shares; remove names that occur once"
-    )
-
-
 HEAVY = (
     *("torch", "vllm", "hivemind", "transformers", "datasets", "matplotlib", "tensorboard", "wandb", "trackio"),
     *("textual", "rich", "aiohttp", "numpy", "pyarrow", "cryptography", "zmq", "psutil", "prometheus_client"),

@@ -9,8 +9,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 PACKAGES = (
     *("doctor", "evaluation", "gossip", "generation", "learner", "memory", "node", "records", "replay"),
@@ -40,7 +38,6 @@ def _bound(call: ast.Call, keyword: str, position: int) -> ast.expr | None:
 
 
 def unbounded_queues(source: str) -> list[int]:
-    """Return the lines with queues without a bound."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     return [
         call.lineno
@@ -79,17 +76,17 @@ def test_every_connection_is_opened_within_a_time_limit() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["asyncio.Queue()", "asyncio.Queue[int](0)", "Queue(maxsize=0)", "queue.SimpleQueue()", "deque()", "deque(rows)"],
-)
-def test_an_unbounded_queue_is_found(source: str) -> None:
-    assert unbounded_queues(source) == [1]
-
-
-@pytest.mark.parametrize("source", ["asyncio.Queue(64)", "Queue(maxsize=capacity)", "deque(maxlen=8)", "deque([], 4)"])
-def test_a_bounded_queue_is_not_found(source: str) -> None:
-    assert unbounded_queues(source) == []
+def test_an_unbounded_queue_is_found_and_a_bounded_one_is_not() -> None:
+    for source in (
+        "asyncio.Queue()",
+        "asyncio.Queue[int](0)",
+        "Queue(maxsize=0)",
+        "queue.SimpleQueue()",
+        "deque(rows)",
+    ):
+        assert unbounded_queues(source) == [1]
+    for source in ("asyncio.Queue(64)", "Queue(maxsize=capacity)", "deque(maxlen=8)", "deque([], 4)"):
+        assert unbounded_queues(source) == []
 
 
 def test_a_connection_without_a_time_limit_is_found() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests import trained_models
-from tests.scheduling import group_of, longest_first
-from tests.summary import make_sendable, package_of
+from tests.scheduling import group_of, longest_first, make_sendable
 from tests.tiers import ALL_SCENARIOS, LONG, LONGEST_FIRST, MISSING, NEEDS, SHARED, SMOKE, mark
 
 ROOT = Path(__file__).parents[1]
@@ -56,17 +55,13 @@ def test_scenarios_and_tests_that_need_vllm_are_marked(monkeypatch: pytest.Monke
     monkeypatch.setitem(MISSING, "vllm", lambda: "")
     engine = "tests/generation/test_generation_vllm_engine.py::test_x"
     attack, long = "tests/attacks/test_http.py::test_x", f"{LONG[0]}::test_x"
-    markers = marked(attack, "tests/replay/test_buffer.py::test_x", engine, *SMOKE, long)
+    markers = marked(attack, "tests/attacks_of_others/test_buffer.py::test_x", engine, *SMOKE, long)
     assert list(markers.values()) == [["scenario"], [], ["scenario", "vllm"], ["vllm"], ["long"]]
 
 
 def test_a_test_whose_need_is_missing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MISSING, "vllm", lambda: "vLLM is not installed")
     assert marked(*SMOKE) == {SMOKE[0]: ["vllm", "skip"]}
-
-
-def test_a_path_does_not_match_a_longer_folder_name() -> None:
-    assert marked("tests/attacks_of_others/test_x.py::test_x") == {"tests/attacks_of_others/test_x.py::test_x": []}
 
 
 def test_files_that_share_nodes_are_one_group_and_others_are_separate() -> None:
@@ -79,14 +74,6 @@ def test_long_groups_come_first_and_the_others_keep_their_order() -> None:
     items: list[Any] = [Item(nodeid) for nodeid in nodeids]
     longest_first(items)
     assert [item.nodeid for item in items] == [nodeids[2], nodeids[0], nodeids[1], nodeids[3]]
-
-
-@pytest.mark.parametrize(
-    ("nodeid", "package"),
-    [("tests/replay/test_buffer.py::test_x[a/b]", "replay"), ("tests/test_bounds.py::test_x", "."), ("", ".")],
-)
-def test_the_package_of_a_test(nodeid: str, package: str) -> None:
-    assert package_of(nodeid) == package
 
 
 def test_a_report_with_lone_surrogates_can_be_sent() -> None:

@@ -1,13 +1,12 @@
 """Tests that only `make test-all` or `make test-long` runs, and tests that need more than a machine with Python.
 
-Paths are folders, files or test functions. A path marks all tests below it. `python -m tests.tiers` prints the table.
+Paths are folders, files or test functions. A path marks all tests below it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -19,9 +18,13 @@ import pytest
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 LONG: Final = (
     "tests/chaos/test_chaos.py",
+    "tests/deploy/test_packages.py::test_two_builds_of_the_same_files_give_the_same_bytes",
+    "tests/documented/test_site.py",
     "tests/lab/experiment/test_order_of_methods.py",
     "tests/lab/experiment/test_compare_command.py::test_tables_are_made_in_parallel_and_their_processor_time_is_counted",
     "tests/lab/test_hdee.py::test_the_command_writes_its_tables_and_keeps_finished_trials",
+    "tests/network/test_nat.py::test_a_real_node_behind_a_nat_exchanges_groups_and_trains",
+    "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
     "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
 )
 """Tests of many minutes, which `.ci/run` leaves out: `make test-long` runs them, each week and before a release."""
@@ -29,6 +32,7 @@ SCENARIOS: Final = (
     "tests/attacks",
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
+    "tests/documented/test_running.py::test_the_node_of_the_example_trains_a_step",
     "tests/injection/test_full_node.py",
     "tests/integrations/test_trl_swarm.py",
     "tests/lab/experiment/test_compare_command.py",
@@ -155,17 +159,3 @@ def _no_gpu() -> str:
 
 MISSING: Final[dict[str, Callable[[], str]]] = {"vllm": _no_vllm, "root": _no_root, "node": _no_node, "gpu": _no_gpu}
 """By need: why this machine cannot run a test that has it; empty if it can."""
-
-
-def main() -> int:
-    """Print the table."""
-    lines = ["left to `make test-long`:", *(f"    {path}" for path in LONG)]
-    lines += ["left to `make test-all`:", *(f"    {path}" for path in SCENARIOS)]
-    for name, paths in NEEDS.items():
-        lines += [f"need {name}:", *(f"    {path}" for path in paths)]
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -29,7 +29,6 @@ FAILED = re.compile(rf"^(?:FAILED|ERROR) ({TEST})(?: - .*)?$", re.MULTILINE)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.breaks", description="Name the test that finds each fault.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a fault, or security, exactly_once or mathematics")
     parser.add_argument("--list", action="store_true", help="list the faults and exit")

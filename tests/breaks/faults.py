@@ -37,7 +37,6 @@ class Fault:
 
 
 def all_faults() -> list[Fault]:
-    """Return all faults in the order of their files."""
     return [
         Fault(path.stem, tests=tuple(entry.pop("tests")), **entry)
         for path in sorted(FOLDER.glob("*.toml"))

@@ -9,19 +9,19 @@ import pytest
 
 from ftis_node.errors import UsageError
 from tests.breaks.__main__ import FAILED
-from tests.breaks.faults import ROOT, Fault, all_faults, chosen
+from tests.breaks.faults import ROOT, all_faults, chosen
 
 FAULTS = all_faults()
 TOPICS = {"security", "exactly_once", "mathematics"}
 MAX_FAULTS = 60
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_applies_to_this_tree_and_names_existing_tests(fault: Fault) -> None:
-    ast.parse(fault.applied_to((ROOT / fault.file).read_text()))
-    assert fault.tests
-    for path, _, function in (test.partition("::") for test in fault.tests):
-        assert f"def {function}" in (ROOT / path).read_text()
+def test_each_fault_applies_to_this_tree_and_names_existing_tests() -> None:
+    for fault in FAULTS:
+        ast.parse(fault.applied_to((ROOT / fault.file).read_text()))
+        assert fault.tests
+        for path, _, function in (test.partition("::") for test in fault.tests):
+            assert f"def {function}" in (ROOT / path).read_text(), fault.name
 
 
 def test_there_are_few_faults_of_three_topics() -> None:
@@ -30,20 +30,12 @@ def test_there_are_few_faults_of_three_topics() -> None:
     assert [name for name, number in Counter(one.name for one in FAULTS).items() if number > 1] == []
 
 
-def test_faults_are_chosen_by_name_and_by_topic() -> None:
-    assert chosen(FAULTS, []) == FAULTS
-    assert {one.name for one in chosen(FAULTS, ["loss-sign", "exactly_once"])} == {
-        "loss-sign",
-        *(one.name for one in FAULTS if one.topic == "exactly_once"),
-    }
+def test_a_text_that_does_not_occur_exactly_once_and_an_unknown_name_are_errors() -> None:
+    for times in (0, 2):
+        with pytest.raises(ValueError, match=f"occurs {times} times in {FAULTS[0].file}"):
+            FAULTS[0].applied_to(FAULTS[0].old * times)
     with pytest.raises(UsageError, match="no fault 'loss'"):
         chosen(FAULTS, ["loss"])
-
-
-@pytest.mark.parametrize("times", [0, 2])
-def test_a_text_that_does_not_occur_exactly_once_is_an_error(times: int) -> None:
-    with pytest.raises(ValueError, match=f"occurs {times} times in {FAULTS[0].file}"):
-        FAULTS[0].applied_to(FAULTS[0].old * times)
 
 
 def test_only_a_failed_test_finds_a_fault() -> None:

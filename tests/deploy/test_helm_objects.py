@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from ftis_node.config.workers import SAVE_LIMIT_S
 from tests.deploy.files import ROOT, check_command, check_variable, shell_commands
-from tests.deploy.kubernetes_objects import containers, of_kind, pods
-from tests.deploy.test_helm import EVERYTHING, pytestmark, template
+from tests.deploy.test_helm import EVERYTHING, VERSION, of_kind, pods, pytestmark, template
 
 __all__ = ["pytestmark"]
 CASES = {"gpu": ({}, ()), "cpu": ({}, ("values-cpu.yaml",)), "everything": (EVERYTHING, ())}
 
 
-@pytest.fixture(params=CASES)
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> list[dict[str, Any]]:
+@pytest.fixture(params=CASES, scope="module")
+def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The objects of the chart with its own values, with those for CPUs, and with all values given."""
     values, files = CASES[request.param]
-    return template(tmp_path, values, files=files)
+    return template(tmp_path_factory.mktemp("chart"), values, files=files)
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the containers of a pod, those of its initialization first."""
+    return [*pod.get("initContainers", []), *pod["containers"]]
 
 
 def test_every_reference_between_objects_exists(objects: list[dict[str, Any]]) -> None:
@@ -60,7 +64,10 @@ def test_a_pod_has_minimal_rights(objects: list[dict[str, Any]]) -> None:
             assert {"/var/lib/ftis-node", "/var/cache/ftis-node", "/tmp"} <= places
 
 
-def test_commands_and_variables_are_valid(objects: list[dict[str, Any]]) -> None:
+def test_objects_commands_and_variables_are_valid(objects: list[dict[str, Any]]) -> None:
+    for one in objects:
+        if not one["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(one, VERSION, strict=True)
     for pod in pods(objects).values():
         for container in containers(pod):
             if "args" in container:

@@ -121,11 +121,9 @@ class Image:
         return shutil.which(program, path=self.environment()["PATH"]) or program
 
     def run(self, *arguments: str) -> str:
-        """Run the entry point until it ends with exit code 0. Returns its output."""
         return self.start(*arguments).wait_for_success(timeout_s=150)
 
     def is_healthy(self) -> bool:
-        """Run the HEALTHCHECK of the image."""
         (check,) = [one for one in self.steps if one.name == "HEALTHCHECK"]
         command = [self.at(word) for word in Instruction("CMD", {}, check.rest.removeprefix("CMD ")).words]
         done = subprocess.run(
@@ -200,6 +198,7 @@ def test_the_installed_package_is_complete(image: Image) -> None:
     assert package.is_relative_to(image.path("/opt/venv"))
     assert (package / "config" / "presets" / "gsm8k-ftis.toml").exists()
     assert "bootstrap" in image.run("--help")
+    assert "ftis-node" in image.run("docs", "quickstart")
 
 
 def test_a_node_trains_passes_the_health_check_and_ends_on_sigterm(image: Image, bootstrap_address: str) -> None:

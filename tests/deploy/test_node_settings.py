@@ -18,7 +18,7 @@ from tests.deploy.files import DEPLOY
 
 GIB = 1 << 30
 # The memory that CUDA reports for the smallest cards of this size, or slightly less.
-SMALLEST_GIB = {8: 7.6, 16: 14.5, 24: 22.0, 48: 44.0, 80: 79.0}
+SMALLEST_GIB = {8: 7.6, 16: 14.5, 24: 22.0, 48: 44.0, 80: 79.0}  # by the names of the files
 FILES = sorted((DEPLOY / "node").glob("*.toml"))
 
 
@@ -31,12 +31,8 @@ def planned(path: Path, gib: float, **changes: Any) -> Any:
     return plan(shape_of(settings.model), Machine((int(gib * GIB),), 64 * GIB), settings, load_manifest("gsm8k-ftis"))
 
 
-def test_there_is_an_example_for_each_card() -> None:
-    assert [path.name for path in FILES] == sorted(f"gpu-{size}gb.toml" for size in SMALLEST_GIB)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_model_fits_the_card_as_its_header_states(path: Path) -> None:
+def test_the_model_fits_the_card_and_the_disk_as_its_header_states(path: Path) -> None:
     size = int(re.findall(r"\d+", path.name)[0])
     made = planned(path, SMALLEST_GIB[size])
     header = path.read_text().split("\nmodel =")[0]
@@ -44,15 +40,11 @@ def test_the_model_fits_the_card_as_its_header_states(path: Path) -> None:
     assert made.fits, made.advice
     assert f"{summary}, host memory {made.host_bytes / GIB:.1f} GiB" in header
     assert f"--model {load_node_settings(path).model} --gpu-memory {SMALLEST_GIB[size]:g}`" in header
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_home_takes_as_much_disk_as_the_header_states(path: Path) -> None:
     settings = load_node_settings(path)
     shape = shape_of(settings.model)
     trained = shape.adapter_parameters(settings.lora_adapter.rank) if settings.lora else shape.num_parameters
     most = usual_home_bytes(settings, checkpoint_bytes=12 * trained, weights_bytes=VERSIONS_AT_ONCE * 2 * trained)
-    assert f"disk: at most {most / 1e9:.0f} GB" in path.read_text()
+    assert f"disk: at most {most / 1e9:.0f} GB" in header
 
 
 def test_the_alternatives_in_the_headers_fit() -> None:

@@ -64,17 +64,3 @@ def test_wheel_and_sdist_contain_the_pages_and_the_license_and_no_tests(packages
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "docs/index.md", "setup.py"} <= in_sdist
     assert not [name for name in in_wheel | in_sdist if name.startswith("tests/")]
-
-
-def test_the_installed_wheel_runs_outside_of_the_repository(packages: Path, tmp_path: Path) -> None:
-    target = tmp_path / "installed"
-    run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, packages / WHEEL], tmp_path
-    )
-    program = [sys.executable, "-m", "ftis_node"]
-    assert run([*program, "--version"], tmp_path, PYTHONPATH=str(target)).strip() == __version__
-    where = run([sys.executable, "-c", "import ftis_node; print(ftis_node.__file__)"], tmp_path, PYTHONPATH=str(target))
-    assert where.startswith(str(target))
-    run([*program, "tiny", "--help"], tmp_path, PYTHONPATH=str(target))
-    page = run([*program, "docs", "quickstart"], tmp_path, PYTHONPATH=str(target), FTIS_HOME=str(tmp_path / "home"))
-    assert "ftis-node" in page

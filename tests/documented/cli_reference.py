@@ -33,7 +33,6 @@ Common forms:
 
 
 def render() -> str:
-    """Return the page."""
     program: Any = typer.main.get_command(app)
     return as_links(HEADER + "".join(_sections(program, "ftis-node")))
 

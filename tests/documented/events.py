@@ -47,7 +47,6 @@ def _names(argument: ast.expr) -> list[str]:
 
 
 def fields_of(name: str) -> str:
-    """Return an event's fields as the page shows them."""
     fields = sorted(written()[name] - {"..."}) + (["..."] if "..." in written()[name] else [])
     return ", ".join(f"`{field}`" if field != "..." else field for field in fields) or "-"
 

@@ -24,7 +24,6 @@ VLLM = {
 
 
 def families_table() -> str:
-    """Return one row per family."""
     return HEAD + "".join(map(_row, FAMILIES))
 
 

@@ -34,7 +34,6 @@ def methods_table() -> str:
 
 
 def parameters_table() -> str:
-    """Return one row per parameter: its default, and the methods that take it."""
     rows = ["| parameter | default | methods |", "|---|---|---|"]
     for field in fields(Settings):
         takes = [f"`{name}`" for name in METHODS if field.name in METHODS[name].takes]

@@ -16,7 +16,6 @@ HEAD = """| metric | kind | labels | meaning | what is normal | what to do when 
 
 
 def metrics_table() -> str:
-    """Return one row per metric."""
     rows: dict[str, list[Metric]] = {}
     for metric in all_metrics():
         rows.setdefault(metric.name, []).append(metric)

@@ -80,7 +80,6 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def commands(path: Path) -> Iterator[Command]:
-    """Yield the commands of a page."""
     for block in blocks(path):
         for line in "\n".join(block.lines).replace("\\\n", "").splitlines():
             if block.language in {"", *SHELL} and (_begins_with_a_program(line) or block.language in SHELL):

@@ -12,7 +12,8 @@ import pytest
 import typer
 
 from ftis_node.cli.app import app
-from ftis_node.config.node import NodeSettings
+from ftis_node.config.manifest import parse_manifest
+from tests.deploy.files import check_command, check_variable
 from tests.documented.pages import PAGES, ROOT, Command, blocks, commands
 
 ALL = list(chain.from_iterable(commands(page) for page in PAGES))
@@ -22,28 +23,6 @@ ACT_AT_PARSING = {"--install-completion", "--show-completion"}  # typer executes
 CUT_SHORT = ("...", "…", "|")  # inline code may show only the beginning of a command
 
 
-def parse(words: list[str]) -> None:
-    """Parse a command line with the real program, down to its last subcommand, without running it."""
-    command, name, parent = PROGRAM, "ftis-node", None
-    while True:
-        is_group = hasattr(command, "resolve_command")
-        try:
-            parent = command.make_context(name, words, parent=parent)
-        except typer.Exit:  # --help, --version
-            return
-        words = [*getattr(parent, "_protected_args", []), *parent.args] if is_group else []
-        if not words:
-            return
-        found, command, words = command.resolve_command(parent, words)  # type: ignore[attr-defined]
-        assert command is not None
-        name = found or ""
-
-
-def test_commands_are_found_on_the_pages() -> None:
-    assert len(ALL) > 80
-    assert {command.page for command in ALL} >= {"README.md", "quickstart.md", "troubleshooting.md"}
-
-
 def _error_of(command: Command) -> str:
     """Return the program's error for a command; "" if it is accepted, or if inline code shows only its beginning."""
     if ACT_AT_PARSING & set(command.words):
@@ -51,7 +30,7 @@ def _error_of(command: Command) -> str:
     if command.words[0] != "ftis-node" or (command.is_inline and any(cut in command.text for cut in CUT_SHORT)):
         return ""
     try:
-        parse(list(command.words[1:]))
+        check_command(list(command.words[1:]))
     except typer.TyperException as error:
         message = error.format_message()
         return "" if command.is_inline and "Missing" in message else message
@@ -59,26 +38,22 @@ def _error_of(command: Command) -> str:
 
 
 def test_the_program_accepts_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(ALL) > 80
     errors = [f"{command.page}: {command.line.strip()}: {error}" for command in ALL if (error := _error_of(command))]
     assert not errors, "\n".join(errors)
 
 
-@pytest.mark.parametrize("line", ["fly --high", "join --model DIR --no-such-option"])
-def test_an_unknown_command_is_an_error(line: str) -> None:
-    with pytest.raises(typer.TyperException):
-        parse(line.split())
+def test_an_unknown_command_is_an_error() -> None:
+    for line in ("fly --high", "join --model DIR --no-such-option"):
+        with pytest.raises(typer.TyperException):
+            check_command(line.split())
 
 
 def test_settings_in_the_environment_exist() -> None:
     names = {setting.split("=")[0] for command in ALL for setting in command.settings}
     for name in sorted(names - _variables(PROGRAM)):
-        if not name.startswith("FTIS_") or name.startswith("FTIS_TEST"):
-            continue
-        fields = NodeSettings.model_fields
-        for key in name.removeprefix("FTIS_").lower().split("__"):
-            assert key in fields, name
-            annotation = fields[key].annotation
-            fields = getattr(annotation, "model_fields", {})
+        if name.startswith("FTIS_") and not name.startswith("FTIS_TEST"):
+            check_variable(name)
 
 
 def _variables(command: Any) -> set[str]:
@@ -98,7 +73,7 @@ def test_make_has_every_target() -> None:
     dry_run = ["make", "--no-print-directory", "-n", "demo"]
     demo = subprocess.run(dry_run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     _, arguments = demo.strip().splitlines()[-1].split("/ftis-node ", 1)
-    parse(arguments.split())
+    check_command(arguments.split())
     assert arguments.startswith("demo --out ")
 
 
@@ -114,8 +89,6 @@ def test_every_extra_that_is_installed_is_declared() -> None:
 
 
 def test_manifests_on_the_pages_are_valid() -> None:
-    from ftis_node.config.manifest import parse_manifest
-
     shown = [block for page in PAGES for block in blocks(page) if block.lines[:1] == ("# run.toml",)]
     assert shown
     for block in shown:

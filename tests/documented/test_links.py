@@ -9,7 +9,6 @@ from ftis_node import errors
 from tests.documented.pages import PAGES, ROOT
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FILE_NAME = re.compile(r"(?<![\w/.*-])([a-z_][a-z_0-9]*\.py)\b")
 SOURCE_PATH = re.compile(r"`((?:ftis_node|tests|bench|proto|deploy|examples)/[\w./-]*)`")
 TROUBLESHOOTING = ROOT / "docs/operate/troubleshooting.md"
 HEADING = re.compile(r"^#{1,6} (.+)$", flags=re.MULTILINE)
@@ -23,16 +22,6 @@ def _code() -> str:
     """Return the sources of the package, with string literals of several lines joined."""
     sources = "\n".join(path.read_text() for path in (ROOT / "ftis_node").rglob("*.py"))
     return re.sub(r"[\"']\s*\n\s*f?[\"']", "", sources)
-
-
-def test_every_heading_begins_its_line() -> None:
-    inside = [
-        f"{page.name}: {line}"
-        for page in PAGES
-        for line in _prose(page).splitlines()
-        if not line.startswith("    ") and re.search(r"\S\s+#{2,6} ", line)
-    ]
-    assert not inside, inside
 
 
 def _anchors(page: Path) -> set[str]:
@@ -59,6 +48,7 @@ def test_links_and_anchors_exist() -> None:
     links = [(page, link) for page in PAGES for link in LINK.findall(_prose(page))]
     broken = [f"{page.name}: {link}" for page, link in links if not _has_target(page, link)]
     assert not broken, "\n".join(broken)
+    assert not _has_target(ROOT / "docs/train/tasks.md", "#no-such-heading")
 
 
 def test_the_index_links_every_page() -> None:
@@ -66,11 +56,6 @@ def test_the_index_links_every_page() -> None:
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
     assert {*PAGES[1:]} - {index} <= linked
     assert "docs/index.md#get-started" in LINK.findall(PAGES[0].read_text())
-
-
-def test_a_missing_anchor_is_found() -> None:
-    assert "a-reward-of-your-own" in _anchors(ROOT / "docs/train/tasks.md")
-    assert "no-such-heading" not in _anchors(ROOT / "docs/train/tasks.md")
 
 
 def test_shown_code_equals_the_file() -> None:
@@ -85,14 +70,6 @@ def test_every_path_on_a_page_exists() -> None:
     named = [(page, path) for page in PAGES for path in SOURCE_PATH.findall(page.read_text())]
     assert len(named) > 100
     assert not [(page.name, path) for page, path in named if not (ROOT / path).exists()]
-
-
-def test_every_python_file_that_the_code_names_exists() -> None:
-    names = {path.name for folder in ("ftis_node", "tests", "bench") for path in (ROOT / folder).rglob("*.py")}
-    sources = [*(ROOT / "ftis_node").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *PAGES]
-    named = [f"{path.name}: {name}" for path in sources for name in FILE_NAME.findall(path.read_text())]
-    assert len(named) > 100
-    assert not [line for line in named if line.rpartition(" ")[2] not in names]
 
 
 def test_pages_have_no_path_of_a_machine() -> None:
@@ -113,19 +90,6 @@ def test_troubleshooting_has_every_error_and_exit_code() -> None:
     assert set(shown) == {one.exit_code for one in classes} | {0, 130}
     for code, names in shown.items():
         assert names == {one.__name__ for one in classes if one.exit_code == code}
-
-
-def test_troubleshooting_has_the_exit_code_of_each_message() -> None:
-    rows = re.findall(r"^\| `([^`]+)`.* \| (\d) \|", TROUBLESHOOTING.read_text(), flags=re.MULTILINE)
-    code, found = _code(), 0
-    for message, exit_code in rows:
-        part = max(re.split(r"\.\.\.|:PATH", message), key=len).strip(" ;:,()")
-        at = code.index(part)
-        raised = re.findall(r"\b(\w+Error)\(", code[max(0, at - 250) : at])
-        if raised and hasattr(errors, raised[-1]):
-            found += 1
-            assert exit_code == str(getattr(errors, raised[-1]).exit_code), message
-    assert found > 20
 
 
 def test_the_messages_of_troubleshooting_are_in_the_code() -> None:

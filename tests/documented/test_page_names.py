@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 from ftis_node.documentation import NAMED, as_links, find_pages, sections
@@ -26,7 +25,9 @@ def _files(*folders: str) -> list[Path]:
 
 def _strings(path: Path) -> Iterator[str]:
     """Yield the strings of a Python file except docstrings."""
-    tree = ast.parse(path.read_text())
+    if not REPOSITORY_PATH.search(source := path.read_text()):
+        return
+    tree = ast.parse(source)
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
@@ -47,25 +48,20 @@ def test_every_named_page_and_section_exists() -> None:
 
 def test_messages_name_no_path_of_the_repository() -> None:
     """A user of the package has no `docs/`. Comments and docstrings may name it."""
-    python = [path for path in _files("ftis_node") if path.suffix == ".py"]
-    named = [f"{path.name}: {text}" for path in python for text in _strings(path) if REPOSITORY_PATH.search(text)]
-    others = [path for path in _files("ftis_node", "deploy") if path.suffix != ".py"]
-    named += [
-        f"{path.name}: {line}"
-        for path in others
-        for line in path.read_text().splitlines()
-        if REPOSITORY_PATH.search(line) and "python -m" not in line
+    named = [
+        f"{path.name}: {text}"
+        for path in _files("ftis_node", "deploy")
+        for text in (_strings(path) if path.suffix == ".py" else path.read_text().splitlines())
+        if REPOSITORY_PATH.search(text) and "python -m" not in text
     ]
     assert not named, "\n".join(named)
 
 
-@pytest.mark.parametrize(
-    "page", [configuration(), metrics_table(), cli_reference.render()], ids=["keys", "metrics", "help"]
-)
-def test_generated_pages_link_the_named_pages(page: str) -> None:
-    assert not REPOSITORY_PATH.search(page) and not NAMED.search(page)
-    for target in re.findall(r"\]\(\.\./([^)#]+)", page):
-        assert (ROOT / "docs" / target).is_file(), target
+def test_generated_pages_link_the_named_pages() -> None:
+    for page in (configuration(), metrics_table(), cli_reference.render()):
+        assert not REPOSITORY_PATH.search(page) and not NAMED.search(page)
+        for target in re.findall(r"\]\(\.\./([^)#]+)", page):
+            assert (ROOT / "docs" / target).is_file(), target
 
 
 def test_every_alert_names_its_page() -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import chain, pairwise
 from pathlib import Path
@@ -22,7 +21,7 @@ from ftis_node.cli.app import app, run
 from ftis_node.records.identity import Identity
 from tests.documented.pages import PAGES, ROOT, Command, blocks, commands
 from tests.models.tiny_models import save_tiny
-from tests.node.support import ANY_PORT, RunningNode, started
+from tests.node.support import ANY_PORT, started
 from tests.small_swarm import SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
@@ -33,7 +32,6 @@ PATTERNS = (  # words in capitals are replaced
     "ftis-node join --model models/s --task arithmetic --peers ADDRESS --home homes/s --engine torch --steps 10",
     "ftis-node join --model DIR --run examples/ftis-node-task-sorting/run.toml --steps 1",
     "ftis-node bootstrap --home homes/bootstrap",
-    "ftis-node doctor --model DIR --peers ADDRESS",
     "ftis-node status*",
     "ftis-node peers*",
     "ftis-node replay list*",
@@ -53,22 +51,8 @@ RUN = list({command.words: command for found in FOUND.values() for command in fo
 QUERIES = [command for command in RUN if command.words[:2] not in (JOIN, BOOTSTRAP)]
 
 
+OUTSIDER = Identity.generate().peer_id  # a peer outside the swarm, to ban and to trust
 PLACEHOLDERS = {"--model", "--peers", "--home", "--steps"}  # readers choose these values
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The small swarm, whose `node` gets the commands, and one node on the example's task."""
-
-    swarm: SmallSwarm
-    sorting: RunningNode
-    folder: Path
-    peer: str = field(default_factory=lambda: Identity.generate().peer_id)
-    """The id of a peer outside the swarm, to ban and to trust."""
-
-    @property
-    def node(self) -> RunningNode:
-        return self.swarm.bob
 
 
 def _command(start: tuple[str, ...], *words: str) -> Command:
@@ -77,55 +61,33 @@ def _command(start: tuple[str, ...], *words: str) -> Command:
     return found
 
 
-def _filled(words: tuple[str, ...], nodes: Nodes) -> list[str]:
+def _filled(words: tuple[str, ...], swarm: SmallSwarm, folder: Path) -> list[str]:
     """Return a command line with values of this swarm for the placeholders of the page."""
-    models = [str(nodes.swarm.models[size]) for size in ("s", "m")]
+    models = [str(swarm.models[size]) for size in ("s", "m")]
     values = {
         "--model": models[0],
         "--models": ",".join(models),
-        "--peers": nodes.swarm.address,
-        "--out": str(nodes.folder / "out"),
+        "--peers": swarm.address,
+        "--out": str(folder / "out"),
         "--limit": "4",
     }
-    named = {"PEER": nodes.peer, "PEER_ID": nodes.peer}
-    filled = [named.get(word, word) for word in words]
+    filled = [OUTSIDER if word in ("PEER", "PEER_ID") else word for word in words]
     if "ID" in filled:
-        filled[filled.index("ID")] = str(nodes.node.events("admitted")[0]["group"])
+        filled[filled.index("ID")] = str(swarm.bob.events("admitted")[0]["group"])
     for at, word in enumerate(filled[:-1]):
         filled[at + 1] = values.get(word, filled[at + 1])
-    if filled[1] == "export":
-        nodes.sorting.wait(timeout_s=STEP_S)
-        return _at_home(filled, nodes.sorting.home)
-    return _at_home(filled, nodes.node.home)
-
-
-def _at_home(words: list[str], home: Path) -> list[str]:
-    """Return the command line with this home, if the command has the option."""
-    if "--home" in words:
-        words[words.index("--home") + 1] = str(home)
-        return words
+    if "--home" in filled:
+        filled[filled.index("--home") + 1] = str(swarm.bob.home)
+        return filled
     command: Any = typer.main.get_command(app)
-    for word in words[1:]:
+    for word in filled[1:]:
         command = getattr(command, "commands", {}).get(word, command)
     has_home = any("--home" in option.opts for option in command.params)
-    return [*words, "--home", str(home)] if has_home else words
+    return [*filled, "--home", str(swarm.bob.home)] if has_home else filled
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Return the options of a command line with their values."""
     return {word: value for word, value in pairwise(words) if word.startswith("--")}
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm, example_plugin: Path) -> Iterator[Nodes]:
-    folder = tmp_path_factory.mktemp("documented")
-    example = _command(JOIN, "examples/ftis-node-task-sorting/run.toml")
-    own_run = str(ROOT / _options(example.words)["--run"])
-    given = _options(example.words[2:]) | {"--model": str(save_tiny(folder / "model", seed=5)), "--run": own_run}
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", os.pathsep.join([str(example_plugin), str(ROOT)]))
-        with started(folder / "sorting", "join", *chain.from_iterable(given.items()), "--listen", ANY_PORT) as sorting:
-            yield Nodes(small_swarm, sorting, folder)
 
 
 def test_every_pattern_matches_a_command_of_a_page() -> None:
@@ -146,33 +108,46 @@ def test_the_swarm_is_started_with_the_documented_commands(small_swarm: SmallSwa
 @pytest.mark.parametrize("command", QUERIES, ids=lambda command: command.text)
 def test_a_documented_command_succeeds_and_prints_something(
     command: Command,
-    nodes: Nodes,
+    small_swarm: SmallSwarm,
     example_plugin: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(nodes.folder)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(example_plugin)
     if command.words[0] != "ftis-node":
+        Path("swarm.secret").touch()
         subprocess.run(["bash", "-ec", command.line.strip()], check=True)
         return
     if command.words[1:3] == ("peers", "show"):  # the node must know the peer
-        assert run(["peers", "trust", nodes.peer, "--home", str(nodes.node.home)]) == 0
-    code = run(_filled(command.words, nodes)[1:])
+        assert run(["peers", "trust", OUTSIDER, "--home", str(small_swarm.bob.home)]) == 0
+    code = run(_filled(command.words, small_swarm, tmp_path)[1:])
     captured = capfd.readouterr()
     assert (code, captured.err.count("Traceback")) == (0, 0), captured.err
     assert captured.out.strip()
 
 
-def test_the_node_of_the_example_trains_a_step(nodes: Nodes) -> None:
-    assert nodes.sorting.wait(timeout_s=STEP_S) == 0, nodes.sorting.log.read_text()[-2000:]
-    status = nodes.sorting.status()
+def test_the_node_of_the_example_trains_a_step(
+    tmp_path: Path, example_plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = _command(JOIN, "examples/ftis-node-task-sorting/run.toml")
+    own_run = str(ROOT / _options(example.words)["--run"])
+    given = _options(example.words[2:]) | {"--model": str(save_tiny(tmp_path / "model", seed=5)), "--run": own_run}
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(example_plugin), str(ROOT)]))
+    with started(tmp_path / "sorting", "join", *chain.from_iterable(given.items()), "--listen", ANY_PORT) as sorting:
+        assert sorting.wait(timeout_s=STEP_S) == 0, sorting.log.read_text()[-2000:]
+        status = sorting.status()
     assert (status["run"]["task"], status["learner"]["step"]) == ("sorting", 1)
 
 
-def test_python_code_on_the_pages_runs(example_plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(example_plugin), str(ROOT)]))
-    shown = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+def test_python_code_on_the_pages_runs(example_plugin: Path) -> None:
+    """All blocks run in one process, each with its own names."""
+    shown = ["\n".join(one.lines) for page in PAGES for one in blocks(page) if one.language == "python"]
     assert shown
-    for block in shown:
-        subprocess.run([sys.executable, "-c", "\n".join(block.lines)], check=True)
+    path = os.pathsep.join([str(example_plugin), str(ROOT)])
+    program = f"for block in {shown!r}: exec(block, {{'__name__': '__main__'}})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()

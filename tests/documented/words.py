@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
 import subprocess
-import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = tuple("ftis_node tests bench examples proto deploy docs README.md CONTRIBUTING.md CHANGELOG.md".split())
@@ -88,30 +87,26 @@ class Finding:
 
 
 def of_python(source: str) -> Iterator[Text]:
-    """Yield docstrings, comments and texts of several words."""
     tree = ast.parse(source)
-    docstrings = set()
-    for node in ast.walk(tree):
+    seen: set[int] = set()  # docstrings, and the parts of f-strings
+    strings: dict[int, list[ast.expr]] = {}  # by line
+    for node in ast.walk(tree):  # an outer node comes before its inner ones
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                docstrings.add(id(first.value))
+            if ast.get_docstring(node) is not None:
+                first: Any = node.body[0]
+                seen.add(id(first.value))
                 yield Text(first.lineno, _without_blocks(first.value.value))
                 yield from _cells(first.lineno, first.value.value)
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
+        elif isinstance(node, ast.JoinedStr):
+            seen |= {id(part) for part in node.values}
             words = "".join(part.value if isinstance(part, ast.Constant) else "N" for part in node.values)  # type: ignore[misc]
-            if words.count(" ") > 1:
-                yield _message(node.lineno, words)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings | inside:
-            if node.value.count(" ") > 1:
-                yield _message(node.lineno, node.value)
-    yield from _comments(source)
+            yield from [_message(node.lineno, words)] if words.count(" ") > 1 else []
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in seen:
+            yield from [_message(node.lineno, node.value)] if node.value.count(" ") > 1 else []
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                strings.setdefault(line, []).append(node)
+    yield from _comments(source, strings)
 
 
 def _message(line: int, content: str) -> Text:
@@ -119,29 +114,39 @@ def _message(line: int, content: str) -> Text:
     return Text(line, content, is_short="\n" in content.strip())
 
 
-def _comments(source: str) -> Iterator[Text]:
-    """Yield comments; those of consecutive whole lines are one text."""
+def _comments(source: str, strings: Mapping[int, Sequence[ast.expr]]) -> Iterator[Text]:
+    """Yield comments outside strings; those of consecutive whole lines are one text."""
     held: list[str] = []
     start = last = 0
     is_whole = False
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
+    for line, text in enumerate(source.split("\n"), 1):
+        column = _comment_column(text, line, strings.get(line, ())) if "#" in text else -1
+        if column < 0:
             continue
-        line, words = token.start[0], token.string.lstrip("#: ")
-        was_whole, is_whole = is_whole, token.line.lstrip().startswith("#")
+        was_whole, is_whole = is_whole, not text[:column].strip()
         if held and (line != last + 1 or not (was_whole and is_whole)):
             yield Text(start, "\n".join(held))
             held = []
         if not held:
             start = line
-        held.append(words)
+        held.append(text[column:].lstrip("#: "))
         last = line
     if held:
         yield Text(start, "\n".join(held))
 
 
+def _comment_column(text: str, line: int, strings: Sequence[ast.expr]) -> int:
+    """Return where the comment of a line begins, or -1."""
+    inside = [
+        (one.col_offset if one.lineno == line else 0, one.end_col_offset if one.end_lineno == line else 1 << 20)
+        for one in strings
+    ]
+    columns = (match.start() for match in re.finditer("#", text))
+    places = ((column, len(text[:column].encode())) for column in columns)  # offsets are in bytes
+    return next((column for column, at in places if not any(begin <= at < (end or 0) for begin, end in inside)), -1)
+
+
 def _cells(start: int, content: str) -> Iterator[Text]:
-    """Yield the cells of a table in a docstring."""
     for number, line in enumerate(content.splitlines(), start):
         if line.lstrip().startswith("|"):
             for cell in line.strip().strip("|").split("|"):
@@ -162,7 +167,6 @@ def _without_blocks(content: str) -> str:
 
 
 def of_markdown(source: str) -> Iterator[Text]:
-    """Yield paragraphs, headings, list items and table cells."""
     held: list[str] = []
     start = 1
     fenced = False
@@ -188,7 +192,6 @@ def of_markdown(source: str) -> Iterator[Text]:
 
 
 def of_lines(source: str, comment: str) -> Iterator[Text]:
-    """Yield comments and quoted texts of a configuration file."""
     held: list[str] = []
     start = 1
     for number, line in enumerate([*source.splitlines(), ""], 1):
@@ -209,7 +212,6 @@ def of_lines(source: str, comment: str) -> Iterator[Text]:
 
 
 def texts(path: Path) -> Iterator[Text]:
-    """Yield the prose of a file; nothing for a kind of file that has none."""
     if path.suffix not in SUFFIXES or "_pb2." in path.name:
         return
     source = path.read_text(encoding="utf-8")
@@ -242,7 +244,6 @@ def sentences(text: Text) -> Iterator[tuple[int, str]]:
 
 
 def findings(path: Path) -> Iterator[Finding]:
-    """Yield what the linter finds in a file."""
     name = str(path.resolve().relative_to(ROOT)) if path.resolve().is_relative_to(ROOT) else str(path)
     for text in texts(path):
         for line, sentence in sentences(text):
@@ -263,7 +264,6 @@ def files(paths: list[str]) -> list[Path]:
 
 
 def main() -> None:
-    """Print the findings of the paths that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("paths", nargs="*", default=list(DEFAULT))
     parser.add_argument("--long", action="store_true", help="print long sentences too")

@@ -73,7 +73,6 @@ def quiet() -> Iterator[None]:
 
 
 def sign_body(body: bytes, identity: Identity) -> bytes:
-    """Return the envelope of any body."""
     return pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
 
 
@@ -143,7 +142,6 @@ class FuzzedNode:
         use_patched_clock(self.intake)
 
     async def start(self) -> None:
-        """Start the node's services and all members."""
         self.wiring.serve_peers()
         await self.gossip.start()
         for member in self.members:
@@ -218,7 +216,6 @@ def frozen_time(at: float = MADE_AT) -> Iterator[None]:
 
 @asynccontextmanager
 async def fuzzed_node(manifest: RunManifest = RUN, *, domain: str = "") -> AsyncIterator[FuzzedNode]:
-    """Run a fuzzed node, check it at the end, and delete it."""
     folder = Path(tempfile.mkdtemp(prefix="ftis-fuzz-", dir=MEMORY))
     try:
         with frozen_time():

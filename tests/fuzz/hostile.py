@@ -107,6 +107,5 @@ class Hostile(LoopbackGossip):
             return 1
 
     def sign_info(self, info: pb.PeerInfo) -> bytes:
-        """Return a signed directory record with any content."""
         info.peer = self.identity.peer
         return sign_peer_info(info.SerializeToString(), self.identity)

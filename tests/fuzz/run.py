@@ -61,8 +61,7 @@ def recording(name: str, run: Callable[[bytes], None]) -> Callable[[bytes], None
                 smallest[origin] = len(case)
                 path = FOUND / f"crash-{name}-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
                 path.write_bytes(case)
-                text = f"{origin}\n\n{''.join(traceback.format_exception(error))}"
-                path.with_suffix(".txt").write_text(text, errors="backslashreplace")
+                path.with_suffix(".txt").write_text("".join(traceback.format_exception(error)), errors="replace")
 
     return recorded
 

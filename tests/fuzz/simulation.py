@@ -193,7 +193,6 @@ class Simulation:
         parts.store.buffer.prune(max_disk_bytes=1 << 20, saved_step=number)
 
     def _check(self) -> None:
-        """Check the invariants that hold after each step."""
         if self.faults:
             raise self.faults[0]
         for node in (self.victim, self.honest):

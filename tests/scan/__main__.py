@@ -31,7 +31,6 @@ class Outcome(NamedTuple):
 
 
 def bandit() -> Outcome:
-    """Run bandit on ftis_node with its section of pyproject.toml."""
     command = [sys.executable, "-m", "bandit", "--quiet", "--recursive", "ftis_node", "--configfile", "pyproject.toml"]
     done = _run([*command, "--format", "custom", "--msg-template", "{relpath}:{line}: {test_id} {msg}"])
     if done.returncode not in (0, 1):
@@ -78,14 +77,12 @@ def _run(command: list[str], *, given: str = "") -> subprocess.CompletedProcess[
 
 
 def timed(scanner: Callable[[], Outcome]) -> tuple[str, Outcome, float]:
-    """Return a scanner's name, its outcome and its seconds."""
     began = time.monotonic()
     outcome = scanner()
     return scanner.__name__, outcome, time.monotonic() - began
 
 
 def main(arguments: list[str]) -> int:
-    """Run all scanners and print their findings; return 0 if there are none."""
     with ThreadPoolExecutor() as executor:
         results = list(executor.map(timed, (bandit, secrets, audit)))
     num_faults = 0

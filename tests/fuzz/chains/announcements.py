@@ -21,7 +21,6 @@ IS_LARGE_SWARM = 0x80  # the node is in a large swarm, which assigns groups to m
 
 
 def kinds(tag: int) -> type | None:
-    """Return the message type of an item."""
     return pb.Announcement
 
 

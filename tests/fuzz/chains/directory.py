@@ -23,11 +23,10 @@ LIMITS = GossipLimits()
 
 
 def kinds(tag: int) -> None:
-    """Return the message type of an item: none is a protobuf message."""
+    """No item is a protobuf message."""
 
 
 async def chain(items: Sequence[Item]) -> None:
-    """Read entries, choose peers, and encode the requests to dial."""
     known: dict[str, list[str]] = {}
     for item in items:
         if item.tag & BINARY:

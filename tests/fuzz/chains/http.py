@@ -18,7 +18,7 @@ HOST, TOKEN = 3, 4  # tags; the others are indices of an action whose body is th
 
 
 def kinds(tag: int) -> None:
-    """Return the message type of an item: none is a protobuf message."""
+    """No item is a protobuf message."""
 
 
 async def chain(items: Sequence[Item]) -> None:
@@ -57,7 +57,6 @@ def _change(control: PeerControl, action: str, body: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """Return requests for each action, and headers of clients."""
     peer = HOSTILE[0].peer_id
     bodies = [{"peer": peer, "for_s": 7200}, {"peer": peer}, {"peer": peer[-8:], "trusted": False}]
     changes = [Item(tag, json.dumps(body).encode()) for tag, body in enumerate(bodies)]

@@ -21,12 +21,10 @@ AS_IS = 0x80  # raw bytes instead of a body to sign
 
 
 def kinds(tag: int) -> type | None:
-    """Return the message type of an item."""
     return pb.PeerRecord if tag & AS_IS else pb.PeerInfo
 
 
 async def chain(items: Sequence[Item]) -> None:
-    """Read each record like the directory loop, then fill gaps, and render."""
     async with fuzzed_node(MIXED_RUN, domain=NEAR) as fuzzed:
         loop = fuzzed.wiring.directory_loop
         for item in items:
@@ -50,7 +48,6 @@ async def chain(items: Sequence[Item]) -> None:
 
 
 def seeds() -> list[bytes]:
-    """Return records of a full node, a generator, and a node of a domain."""
     records = [
         PeerRecord(MIXED_RUN.run_id, one.peer_id, "n", "m", 1, TOKENIZER, role, 9, 1, 1.0, MADE_AT, "1", domain=domain)
         for one, role, domain in zip(HOSTILE, ("full", "generator", "full"), ("", NEAR, FAR), strict=True)

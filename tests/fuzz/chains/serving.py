@@ -27,7 +27,6 @@ ENVELOPES = tuple(seal_group(group, OWN) for group in GROUPS)
 
 
 def kinds(tag: int) -> type | None:
-    """Return the message type of an item."""
     return {RpcService.ASK: pb.Question, RpcService.WEIGHTS: pb.WeightsQuestion}.get(_service(tag))
 
 
@@ -67,12 +66,10 @@ def _fill(fuzzed: FuzzedNode) -> None:
 
 
 def chunks_of(file: bytes) -> list[bytes]:
-    """Return the chunks of a file."""
     return [file[at : at + CHUNK_BYTES] for at in range(0, len(file), CHUNK_BYTES)]
 
 
 def offer_of(file: bytes) -> WeightsOffer:
-    """Return a valid offer of a file."""
     hashes = hash_chunks(chunks_of(file))
     return WeightsOffer(
         run_id=RUN.run_id,
@@ -92,7 +89,6 @@ def offer_of(file: bytes) -> WeightsOffer:
 
 
 def seeds() -> list[bytes]:
-    """Return requests to each service."""
     ids = b"".join(envelope.id for envelope in ENVELOPES)
     questions = [
         BackfillRequest(),

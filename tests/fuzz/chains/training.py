@@ -37,7 +37,6 @@ METHOD_NAMES = sorted(METHODS)
 
 
 def kinds(tag: int) -> type | None:
-    """Return the message type of an item."""
     return pb.Envelope if tag & AS_IS else pb.Body
 
 
@@ -127,7 +126,6 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
 
 
 def seeds() -> list[bytes]:
-    """Return bodies of each codec, several groups in a step, and text groups."""
     group = make_group(HOSTILE[0], run_id=RUN.run_id, created_at=MADE_AT)
     text_group = make_text_group(HOSTILE[0], run_id=RUN.run_id, created_at=MADE_AT)
     parsable = replace(

@@ -41,7 +41,6 @@ class Engine(NullGeneration):
 
 
 def kinds(tag: int) -> type | None:
-    """Return the message type of an item."""
     if tag & TYPE_BITS:
         return None
     return pb.WeightsOffer if tag & AS_IS else pb.WeightsInfo
@@ -105,7 +104,6 @@ def _offer(item: Item, chunks: Sequence[bytes]) -> bytes:
 
 
 def seeds() -> list[bytes]:
-    """Return a complete file, wrong chunks, and an adapter."""
     offer = replace(offer_of(FILE), peer_id=LEARNER.peer_id)
     body = pb.WeightsOffer.FromString(seal_offer(offer, LEARNER)).body
     later = replace(offer, version=2, adapter_config=b"{}")
